@@ -1,0 +1,49 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else; both set up .venv on first use.
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.installed
+STEPS ?= 200
+
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all lint clean
+
+help:
+	@echo 'make demo   lint plans/tiny.plan, lower it, and train it on 4 local processes'
+	@echo 'make test   run the tests, without those marked slow (make test-all: with them)'
+	@echo 'make lint   check style, types and the floors'
+	@echo 'make clean  remove .venv, runs and caches'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'make: no Python 3.11 or newer on PATH; set PYTHON=/path/to/python' >&2; exit 1; }
+	@echo 'setting up $(VENV) with $(PYTHON) (some minutes the first time)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --disable-pip-version-check -qq install -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/legoai lint plans/tiny.plan
+	$(BIN)/legoai lower plans/tiny.plan -o runs/tiny/tiny.py
+	$(BIN)/legoai run plans/tiny.plan -- --steps $(STEPS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+
+clean:
+	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+	rm -rf src/legoai.egg-info

@@ -1,0 +1,232 @@
+"""How much memory does CUDA's caching allocator take from the device for the storages of a trace?
+
+The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes are rounded to 512 bytes;
+blocks of at most 1 MiB come from segments of 2 MiB, larger ones below 10 MiB from segments of 20 MiB, and others from
+segments of their own, rounded to 2 MiB; the smallest free block of the same stream that fits is taken, and is split if
+what remains is of use; neighbours that are free are joined; segments are kept until memory runs out.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import Final
+
+from legoai.cost.trace import Allocate, Free, Resize, Trace
+
+MIB: Final = 2**20
+BLOCK: Final = 512
+"""Bytes to a multiple of which every block is rounded."""
+SMALL: Final = MIB
+SMALL_SEGMENT: Final = 2 * MIB
+LARGE_FROM: Final = 10 * MIB
+LARGE_SEGMENT: Final = 20 * MIB
+SEGMENT_STEP: Final = 2 * MIB
+
+
+def round_block(size: int) -> int:
+    """Return the bytes of the block that serves a request; 0 for 0.
+
+    >>> round_block(1), round_block(513)
+    (512, 1024)
+    """
+    return -(-size // BLOCK) * BLOCK
+
+
+def segment_size(block: int) -> int:
+    """Return the bytes that are taken from the device when no free block fits.
+
+    >>> [segment_size(n) // MIB for n in (MIB, 2 * MIB, 10 * MIB, 11 * MIB)]
+    [2, 20, 10, 12]
+    """
+    if block <= SMALL:
+        return SMALL_SEGMENT
+    if block < LARGE_FROM:
+        return LARGE_SEGMENT
+    return -(-block // SEGMENT_STEP) * SEGMENT_STEP
+
+
+class OutOfMemoryError(RuntimeError):
+    """The device has no memory for a request, even when all cached segments are given back."""
+
+
+class _Block:
+    """A piece of a segment, with its neighbours."""
+
+    __slots__ = ("address", "after", "before", "free", "size")
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address = address
+        self.size = size
+        self.free = True
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+
+class _Pool:
+    """The free blocks of one stream, small or large, ordered by size and then address."""
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[int, int]] = []
+        self.blocks: dict[int, _Block] = {}
+
+    def add(self, block: _Block) -> None:
+        bisect.insort(self.keys, (block.size, block.address))
+        self.blocks[block.address] = block
+
+    def remove(self, block: _Block) -> None:
+        del self.keys[bisect.bisect_left(self.keys, (block.size, block.address))]
+        del self.blocks[block.address]
+
+    def best_fit(self, size: int) -> _Block | None:
+        place = bisect.bisect_left(self.keys, (size, -1))
+        return self.blocks[self.keys[place][1]] if place < len(self.keys) else None
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    Attributes:
+        reserved: bytes taken from the device.
+        allocated: bytes of the blocks that are in use.
+        peak_reserved: the most that `reserved` was.
+        peak_allocated: the most that `allocated` was.
+        retries: how often cached segments were given back because memory had run out.
+    """
+
+    def __init__(self, *, capacity: int | None = None) -> None:
+        """Make the allocator of a device with `capacity` bytes for segments; None for no limit."""
+        self.capacity = capacity
+        self.reserved = self.allocated = self.peak_reserved = self.peak_allocated = self.retries = 0
+        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._used: dict[int, tuple[_Block, _Pool, bool]] = {}
+        self._next_address = 0
+
+    def allocate(self, handle: int, size: int, stream: int) -> None:
+        """Serve a request of some bytes on a stream, to be known by a handle.
+
+        Raises:
+            OutOfMemoryError: it does not fit.
+        """
+        assert handle not in self._used
+        wanted = round_block(size)
+        if not wanted:
+            return
+        small = wanted <= SMALL
+        pool = self._pools.setdefault((stream, small), _Pool())
+        block = pool.best_fit(wanted)
+        if block is None:
+            block = self._new_segment(wanted)
+        else:
+            pool.remove(block)
+        rest = block.size - wanted
+        if rest >= BLOCK if small else rest > SMALL:
+            self._split(block, wanted, pool)
+        block.free = False
+        self._used[handle] = block, pool, small
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+
+    def free(self, handle: int) -> None:
+        """Take back what a handle stands for; nothing if it was of no bytes."""
+        if handle not in self._used:
+            return
+        block, pool, _ = self._used.pop(handle)
+        self.allocated -= block.size
+        block.free = True
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                pool.remove(neighbour)
+                block = _join(neighbour, block) if neighbour is block.before else _join(block, neighbour)
+        pool.add(block)
+
+    def reset_peaks(self) -> None:
+        """Start new measurements of the peaks."""
+        self.peak_reserved, self.peak_allocated = self.reserved, self.allocated
+
+    def release_cached(self) -> None:
+        """Give back the segments of which nothing is in use, as `torch.cuda.empty_cache` does."""
+        for pool in self._pools.values():
+            for block in list(pool.blocks.values()):
+                if block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def _new_segment(self, wanted: int) -> _Block:
+        size = segment_size(wanted)
+        if self.capacity is not None and self.reserved + size > self.capacity:
+            self.retries += 1
+            self.release_cached()
+            if self.reserved + size > self.capacity:
+                raise OutOfMemoryError(
+                    f"{wanted} bytes do not fit: {self.reserved} of {self.capacity} are reserved, and {self.allocated} "
+                    "of these are in use"
+                )
+        block = _Block(self._next_address, size)
+        self._next_address += size
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return block
+
+    def _split(self, block: _Block, wanted: int, pool: _Pool) -> None:
+        rest = _Block(block.address + wanted, block.size - wanted)
+        rest.before, rest.after = block, block.after
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, wanted
+        pool.add(rest)
+
+
+def _join(first: _Block, second: _Block) -> _Block:
+    """Return two neighbours as one free block."""
+    first.size += second.size
+    first.after = second.after
+    if second.after is not None:
+        second.after.before = first
+    first.free = True
+    return first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """What the allocator took for a whole trace, in bytes.
+
+    Attributes:
+        peak_reserved: as `torch.cuda.max_memory_reserved()` would say.
+        peak_allocated: as `torch.cuda.max_memory_allocated()` would say.
+        retries: how often memory ran out and cached segments were given back.
+        fits: whether all requests were served.
+    """
+
+    peak_reserved: int
+    peak_allocated: int
+    retries: int
+    fits: bool
+
+
+def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
+    """Run the storages of a trace through the allocator.
+
+    Args:
+        trace: of one rank, from the setup on.
+        capacity: bytes of the device that are left for segments; None for no limit.
+    """
+    allocator = CachingAllocator(capacity=capacity)
+    fits = True
+    try:
+        for record in trace.records:
+            if isinstance(record, Allocate):
+                allocator.allocate(record.storage, record.bytes, record.stream)
+            elif isinstance(record, Free):
+                allocator.free(record.storage)
+            elif isinstance(record, Resize):
+                allocator.free(record.storage)
+                allocator.allocate(record.storage, record.bytes, record.stream)
+    except OutOfMemoryError:
+        fits = False
+    return Reserved(
+        peak_reserved=allocator.peak_reserved,
+        peak_allocated=allocator.peak_allocated,
+        retries=allocator.retries,
+        fits=fits,
+    )

@@ -1,0 +1,111 @@
+"""How fast are the collectives among processes on this machine?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from legoai.cost.network.algorithms import wire_bytes
+from legoai.cost.trace import CollectiveKind
+
+
+def collectives(
+    group: dist.ProcessGroup, device: str, seconds: float, progress: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """The collectives among the ranks of ``group``, by kind and number of ranks; all ranks measure together.
+
+    A time is that of the slowest rank, and of several repetitions the least.
+    """
+    ranks = dist.get_world_size(group)
+    largest = 2**24 if device == "cpu" else 2**30
+    sizes = [2**power for power in range(10, int(math.log2(largest)) + 1, 2)]
+    kinds: tuple[CollectiveKind, ...] = (
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "send",
+    )
+    share = seconds / (len(kinds) * len(sizes))
+    links: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        progress(f"{kind} among {ranks} ranks")
+        points = []
+        for size in sizes:
+            run = _collective(kind, size, group, device)
+            if run is None:
+                break
+            points.append([float(size), _together(run, share, group, device)])
+        if points:
+            members = 2 if kind == "send" else ranks
+            rates = [wire_bytes(kind, size, members) / time for size, time in points]
+            links[kind] = {
+                str(members): {
+                    "sigmoid": [max(rates), 1.0, math.log(2**18)],
+                    "latency": min(time for _, time in points),
+                    "points": points,
+                    "derived": "",
+                }
+            }
+    return links
+
+
+def _together(run: Callable[[], object], seconds: float, group: dist.ProcessGroup, device: str) -> float:
+    """The least, over repetitions, of the slowest rank's time; the number of repetitions is the same on all."""
+    run()
+    begin = time.perf_counter()
+    run()
+    once = torch.tensor([time.perf_counter() - begin], device=device)
+    dist.all_reduce(once, op=dist.ReduceOp.MAX, group=group)
+    repetitions = max(3, min(100, int(seconds / max(float(once), 1e-6))))
+    best = math.inf
+    for _ in range(repetitions):
+        dist.barrier(group)
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        slowest = torch.tensor([time.perf_counter() - start], device=device)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
+        best = min(best, float(slowest))
+    return best
+
+
+def _collective(kind: CollectiveKind, size: int, group: dist.ProcessGroup, device: str) -> Callable[[], object] | None:
+    """A run of one collective on a buffer of ``size`` bytes in fp32; None where the backend has none."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    count = size // 4 // ranks * ranks
+    whole, part = torch.zeros(count, device=device), torch.zeros(count // ranks, device=device)
+    other = torch.zeros(count, device=device)
+    # Torch 2.13 renamed both, and warns of the names that 2.11 has.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    match kind:
+        case "all_reduce":
+            return lambda: dist.all_reduce(whole, group=group)
+        case "all_gather":
+            return lambda: gather(whole, part, group=group)
+        case "reduce_scatter":
+            return lambda: scatter(part, whole, group=group)
+        case "all_to_all":
+            return lambda: dist.all_to_all_single(other, whole, group=group)
+        case "broadcast":
+            return lambda: dist.broadcast(whole, src=dist.get_global_rank(group, 0), group=group)
+        case "send":
+            return lambda: _exchange(whole, rank, group)
+        case _:
+            return None
+
+
+def _exchange(buffer: torch.Tensor, rank: int, group: dist.ProcessGroup) -> None:
+    """Send from the group's first rank to its second."""
+    if rank == 0:
+        dist.send(buffer, dst=dist.get_global_rank(group, 1), group=group)
+    elif rank == 1:
+        dist.recv(buffer, src=dist.get_global_rank(group, 0), group=group)

@@ -1,0 +1,186 @@
+"""How long does a kernel take on a device, and which model says so?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from legoai.cost.kernels.work import Attention, Movement, Product, Work, kind_of, work_of
+from legoai.cost.trace import Kernel
+
+if TYPE_CHECKING:
+    from legoai.cost.profiles import AttentionModel, ProductModel, Profile
+
+__all__ = ["Attention", "Movement", "Product", "estimate", "kind_of", "seconds_of", "work_of"]
+
+MEASURED: Final = "measured table"
+LEARNED: Final = "learned"
+ROOFLINE: Final = "roofline"
+
+Answer: TypeAlias = tuple[float, str]
+"""Seconds, and the name of the model that gave them."""
+
+
+class NoModelError(ValueError):
+    """A profile has no rate for what a kernel does."""
+
+
+def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
+    """Seconds that ``kernel`` takes on the device of ``profile``, and which model said so.
+
+    The first of a chain that has an answer gives it: `measured table`, `learned`, `roofline`. A model that was measured
+    on another device and scaled says so: `learned, derived`.
+
+    Args:
+        kernel: what runs.
+        profile: of the device.
+        tf32: whether single-precision products use the tensor cores.
+
+    Raises:
+        NoModelError: the device has no rate for the kernel's dtype.
+    """
+    return seconds_of(work_of(kernel, tf32=tf32), profile)
+
+
+def seconds_of(work: Work, profile: Profile) -> Answer:
+    """As :func:`estimate`, for what a kernel does; answers are kept in the profile."""
+    known = profile.answers.get(work)
+    if known is None:
+        match work:
+            case Product():
+                known = _product(work, profile)
+            case Attention():
+                known = _attention(work, profile)
+            case Movement():
+                known = _movement(work, profile)
+        profile.answers[work] = known
+    return known
+
+
+def product_features(product: Product, processors: int) -> tuple[float, ...]:
+    """What the forest of products looks at; the names are `PRODUCT_FEATURES`."""
+    b, m, n, k = product.batch, product.m, product.n, product.k
+    waves = []
+    for rows, columns in ((64, 64), (128, 128), (128, 256)):
+        tiles = b * math.ceil(m / rows) * math.ceil(n / columns)
+        waves += [math.ceil(tiles / processors) * processors / tiles, math.log2(tiles / processors)]
+    sizes = [math.log2(value) for value in (b, m, n, k, b * m * n * k, b * m * n, b * (m * k + k * n + m * n))]
+    return (*sizes, *waves, float(product.grouped), product.bytes / (b * (m * k + k * n + m * n)))
+
+
+PRODUCT_FEATURES: Final = (
+    "batch", "m", "n", "k", "volume", "output", "elements",
+    "waves 64x64", "tiles 64x64", "waves 128x128", "tiles 128x128", "waves 128x256", "tiles 128x256", "grouped",
+    "bytes per element",
+)  # fmt: skip
+_SIZES: Final = 4
+
+
+def attention_features(attention: Attention, processors: int) -> tuple[float, ...]:
+    """What the forest of attention looks at; the names are `ATTENTION_FEATURES`."""
+    blocks = attention.batch * attention.heads * math.ceil(attention.queries / 128) / processors
+    return (
+        math.log2(attention.queries),
+        math.log2(attention.keys),
+        math.log2(attention.batch * attention.heads),
+        float(attention.head_dim),
+        float(attention.value_dim),
+        float(attention.causal),
+        math.log2(attention.heads / attention.key_heads),
+        math.log2(blocks),
+        math.ceil(blocks) / blocks,
+    )
+
+
+ATTENTION_FEATURES: Final = (
+    "queries", "keys", "heads", "head dim", "value dim", "causal", "queries per key head", "blocks", "waves",
+)  # fmt: skip
+
+
+def _product(product: Product, profile: Profile) -> Answer:
+    model = profile.products.get(product.rate)
+    if model is None:
+        raise NoModelError(
+            f"the profile of {profile.name} has no rate for matrix products of {product.rate} "
+            f"(it has {', '.join(sorted(profile.products))})"
+        )
+    return _chain(
+        model,
+        model.curve.seconds(product),
+        [math.log2(value) for value in (product.batch, product.m, product.n, product.k)],
+        lambda: product_features(product, model.curve.processors),
+        lambda seconds: max(seconds * model.scale, model.curve.limit(product)),
+    )
+
+
+def _attention(attention: Attention, profile: Profile) -> Answer:
+    direction = "backward" if attention.backward else "forward"
+    names = [] if attention.implementation == "math" else [attention.implementation, "flash2"]
+    models = [profile.attention.get((name, direction, attention.rate)) for name in names]
+    found = next((model for model in models if model is not None), None)
+    if found is None:
+        return _unfused(attention, profile)
+    point = [math.log2(v) for v in (attention.batch * attention.heads, attention.queries, attention.keys)]
+    point += [math.log2(attention.head_dim + attention.value_dim), 4.0 * attention.causal]
+    return _chain(
+        found,
+        found.curve.seconds(attention),
+        point,
+        lambda: attention_features(attention, found.curve.processors),
+        lambda seconds: seconds * found.scale,
+        carried=found is not models[0],
+    )
+
+
+def _chain(
+    model: ProductModel | AttentionModel,
+    formula: float,
+    point: Sequence[float],
+    features: Callable[[], tuple[float, ...]],
+    finish: Callable[[float], float],
+    *,
+    carried: bool = False,
+) -> Answer:
+    """Table, then forest, each a ratio to ``formula``, then the formula.
+
+    The forest answers inside its range, and where a measurement is near: between far ones it would give any of them.
+    """
+    suffix = ", derived" if model.derived or carried else ""
+    if model.table is not None:
+        ratio = model.table.lookup(point)
+        if ratio is not None:
+            return finish(formula * math.exp(ratio)), MEASURED + suffix
+    if model.forest is not None:
+        seen = features()
+        near = model.table is None or model.table.distance(point) <= model.margin
+        if near and model.forest.covers(seen, margin=model.margin):
+            return finish(formula * math.exp(model.forest.predict(seen))), LEARNED + suffix
+    return finish(formula), ROOFLINE + suffix
+
+
+def _unfused(attention: Attention, profile: Profile) -> Answer:
+    """Attention that writes its scores: two products forward or four backward, and passes over the scores."""
+    passes = 2 if attention.backward else 1
+    batch = attention.batch * attention.heads
+    scores = 4 * batch * attention.queries * attention.keys
+    seconds = 0.0
+    for width in (attention.head_dim, attention.value_dim):
+        product = Product(
+            batch=batch, m=attention.queries, n=attention.keys, k=width, rate=attention.rate,
+            bytes=attention.bytes + scores,
+        )  # fmt: skip
+        seconds += passes * seconds_of(product, profile)[0]
+    softmax = seconds_of(Movement(kind="softmax", bytes=2 * scores), profile)[0]
+    return seconds + passes * softmax, ROOFLINE
+
+
+def _movement(movement: Movement, profile: Profile) -> Answer:
+    curve, derived = profile.movement[movement.kind]
+    seconds = curve.seconds(movement.bytes)
+    arithmetic = profile.arithmetic.get(movement.rate)
+    if arithmetic is not None:
+        seconds = max(seconds, movement.flops / arithmetic)
+    measured = curve.measured is not None and curve.measured.at(movement.bytes) is not None
+    model = MEASURED if measured else LEARNED if curve.second else ROOFLINE
+    return seconds, model + (", derived" if derived else "")

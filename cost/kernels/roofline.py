@@ -1,0 +1,198 @@
+"""How long does a kernel take by its peak rates and the efficiency of its class?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.measured import Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProductCurve:
+    """Efficiency of matrix products of one rate on one device.
+
+    ``seconds = floor + quantised operations / (peak · efficiency)``, bounded below by the bytes over the memory's
+    bandwidth and by the rate that the device sustains.
+
+    A product is cut into tiles of the output; a multiprocessor works on one at a time, so that the last wave may leave
+    some idle. For each size of tile the operations are multiplied by ``⌈tiles/processors⌉ · processors / tiles`` and
+    by the padding of the edges, and divided by the tile's own rate; the best size counts, as in a library that
+    chooses. Where there are fewer tiles than processors, the sum over `k` is split in pieces of no less than
+    ``split`` elements.
+
+    Attributes:
+        peak: floating-point operations per second of the datasheet.
+        bandwidth: bytes per second of the memory.
+        efficiency: share of the peak that large products reach for a short time.
+        sustained: share of the peak that they reach for long, under the power limit; None where it is not known.
+        floor: seconds of the smallest product.
+        processors: multiprocessors, or the cores of a cpu.
+        tiles: rows, columns and relative rate of each size of tile.
+        split: elements of `k` below which a sum is not split.
+    """
+
+    peak: float
+    bandwidth: float
+    efficiency: float
+    sustained: float | None
+    floor: float
+    processors: int
+    tiles: tuple[tuple[int, int, float], ...]
+    split: int
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> ProductCurve:
+        """The curve that a profile's JSON holds.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: a rate is not positive.
+        """
+        fields = {name: document[name] for name in cls.__slots__}
+        fields["tiles"] = tuple((int(rows), int(columns), float(rate)) for rows, columns, rate in fields["tiles"])
+        curve = cls(**fields)
+        if min(curve.peak, curve.bandwidth, curve.efficiency, curve.processors) <= 0 or not curve.tiles:
+            raise ValueError("a product's rates are positive")
+        return curve
+
+    def seconds(self, product: Product) -> float:
+        """Time of ``product``."""
+        compute = product.flops * self.waste(product) / (self.peak * self.efficiency)
+        return self.floor + max(compute, product.bytes / self.bandwidth, self.limit(product) - self.floor)
+
+    def limit(self, product: Product) -> float:
+        """The time below which a product cannot stay when others precede and follow it; 0 where it is not known."""
+        return 0.0 if self.sustained is None else product.flops / (self.peak * self.sustained)
+
+    def waste(self, product: Product) -> float:
+        """Operations of the best tile, padding and idle processors included, over those of the product."""
+        return min(self._waste(product, *tile) for tile in self.tiles)
+
+    def _waste(self, product: Product, rows: int, columns: int, rate: float) -> float:
+        down, across = math.ceil(product.m / rows), math.ceil(product.n / columns)
+        tiles = product.batch * down * across
+        padding = (down * rows / product.m) * (across * columns / product.n)
+        if tiles < self.processors:
+            pieces = min(self.processors // tiles, max(1, product.k // self.split))
+            tiles *= pieces
+        waves = math.ceil(tiles / self.processors)
+        return padding * waves * self.processors / (tiles * rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionCurve:
+    """Efficiency of one implementation of attention in one direction.
+
+    ``1/efficiency = (1 + sequence/keys + units/blocks) / limit``: a short sequence pays for its first and last
+    blocks, and few blocks for idle multiprocessors, ``blocks`` being 128 rows of queries of one head for each
+    multiprocessor.
+
+    ``limits`` holds, for a width of the heads and whether the mask is causal, limit, sequence and units.
+    """
+
+    peak: float
+    bandwidth: float
+    floor: float
+    processors: int
+    limits: Mapping[tuple[int, bool], tuple[float, float, float]]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> AttentionCurve:
+        """The curve that a profile's JSON holds, its keys being such as `128 causal` and `64 full`.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: a key or a rate that makes no sense.
+        """
+        limits = {}
+        for key, (limit, sequence, units) in document["limits"].items():
+            width, mask = key.split()
+            if mask not in ("causal", "full") or limit <= 0:
+                raise ValueError(f"an attention curve for `{key}` makes no sense")
+            limits[int(width), mask == "causal"] = (float(limit), float(sequence), float(units))
+        if not limits:
+            raise ValueError("an attention curve without widths")
+        return cls(
+            peak=document["peak"],
+            bandwidth=document["bandwidth"],
+            floor=document["floor"],
+            processors=document["processors"],
+            limits=limits,
+        )
+
+    def seconds(self, attention: Attention) -> float:
+        """Time of ``attention``."""
+        compute = attention.flops / (self.peak * self.efficiency(attention))
+        return self.floor + max(compute, attention.bytes / self.bandwidth)
+
+    def efficiency(self, attention: Attention) -> float:
+        """Share of the peak, of the operations that a mask leaves."""
+        limit, sequence, units = self._limits((attention.head_dim + attention.value_dim) / 2, attention.causal)
+        blocks = attention.batch * attention.heads * math.ceil(attention.queries / 128) / self.processors
+        return limit / (1 + sequence / max(1, attention.keys) + units / blocks)
+
+    def _limits(self, width: float, causal: bool) -> tuple[float, float, float]:
+        """Between two measured widths in proportion to the logarithm, beyond them as at the last."""
+        known = sorted(w for w, mask in self.limits if mask == causal)
+        if not known:
+            return self._limits(width, not causal)
+        below = max((w for w in known if w <= width), default=known[0])
+        above = min((w for w in known if w >= width), default=known[-1])
+        first, second = self.limits[below, causal], self.limits[above, causal]
+        share = 0.0 if below == above else math.log(width / below) / math.log(above / below)
+        a, b, c = (one + share * (two - one) for one, two in zip(first, second, strict=True))
+        return a, b, c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MovementCurve:
+    """Time over bytes of the kernels that only move them: three segments, straight on a log-log scale.
+
+    The dissertation's section 4.4: `exp(a₁ + b₁ log x)` below ``first``, `exp(a₂ + b₂ log x)` below ``second``, and
+    `exp(a₃ + log x)` above, continuous. What decides is ``start`` (seconds at ``first``) and the two slopes.
+
+    Where only the bandwidth is known, ``first`` and ``second`` are 0 and seconds are ``floor + bytes / rate``. Where a
+    device was measured itself, ``measured`` is interpolated between its sizes, and the line is for what is beyond them.
+    """
+
+    rate: float
+    floor: float
+    first: float = 0.0
+    second: float = 0.0
+    slope_first: float = 0.0
+    slope_second: float = 1.0
+    measured: Measured | None = None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> MovementCurve:
+        """The curve that a profile's JSON holds.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: no positive rate, or segments out of order.
+        """
+        numbers = [name for name in cls.__slots__ if name != "measured" and name in document]
+        fields: dict[str, Any] = {name: float(document[name]) for name in numbers}
+        curve = cls(**fields, measured=Measured.read(document.get("points", ())))
+        if curve.rate <= 0 or not 0 <= curve.first <= curve.second:
+            raise ValueError("a movement's rate is positive and its segments are in order")
+        return curve
+
+    def seconds(self, bytes: float) -> float:
+        """Time to move ``bytes`` bytes."""
+        exact = self.measured.at(bytes) if self.measured is not None else None
+        if exact is not None:
+            return exact
+        if self.second == 0.0:
+            return self.floor + bytes / self.rate
+        if bytes >= self.second:
+            return bytes / self.rate
+        at_second = self.second / self.rate
+        if bytes >= self.first:
+            return at_second * float((bytes / self.second) ** self.slope_second)
+        at_first = at_second * float((self.first / self.second) ** self.slope_second)
+        return at_first * float((max(bytes, 1.0) / self.first) ** self.slope_first)

@@ -1,0 +1,249 @@
+"""What does a kernel ask of the device: a matrix product, an attention, or bytes to be moved?"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from legoai.cost.trace import Kernel, TensorType
+
+MovementKind = Literal[
+    "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
+]
+
+ITEM_BYTES: Final = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1, "complex64": 8, "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1,
+    "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "uint16": 2, "uint32": 4, "uint64": 8, "float4_e2m1fn_x2": 1,
+}  # fmt: skip
+"""Bytes of one element, by torch's name of the dtype."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """``batch`` products of an ``m`` by ``k`` with a ``k`` by ``n`` matrix.
+
+    ``rate`` names the peak rate of the catalogue that applies (``bf16``, ``tf32``, ``fp8``, …); ``grouped`` marks a
+    product whose batch is a group of experts, ``m`` being the mean of its rows.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    rate: str
+    bytes: int
+    grouped: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, two for a multiply-add."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Scaled dot-product attention of ``heads`` query heads over ``key_heads`` key and value heads.
+
+    ``flops`` counts two products forward and five backward, halved where a causal mask lets half be skipped.
+    ``implementation`` is `flash2`, `flash3`, `cudnn` or `math`.
+    """
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    causal: bool
+    backward: bool
+    rate: str
+    implementation: str
+    bytes: int
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations that are not skipped.
+
+        Forward: `QKᵀ` (2·q·k·d) and `PV` (2·q·k·v) for each head. Backward: recomputed `QKᵀ`, `dP = dO Vᵀ`,
+        `dV = Pᵀ dO`, `dQ = dS K`, `dK = dSᵀ Q`, that is three products of width d and two of width v: 2.5 times the
+        forward where d = v, which is the convention of the FlashAttention papers.
+        """
+        widths = 3 * self.head_dim + 2 * self.value_dim if self.backward else self.head_dim + self.value_dim
+        whole = 2.0 * self.batch * self.heads * self.queries * self.keys * widths
+        return whole * _causal_share(self.queries, self.keys) if self.causal else whole
+
+
+def _causal_share(queries: int, keys: int) -> float:
+    """The share of the scores that a causal mask, aligned to the last key, leaves; 1/2 for long square ones."""
+    if queries > keys:
+        return 0.5
+    return 1 - queries / (2 * keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """Bytes read and written once, with little arithmetic; ``tensors`` counts those of a foreach operator."""
+
+    kind: MovementKind
+    bytes: int
+    tensors: int = 1
+    rate: str = "fp32"
+    flops: float = 0.0
+
+
+Work: TypeAlias = Product | Attention | Movement
+
+_RATES: Final = {
+    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8", "complex64": "fp32", "complex128": "fp64",
+}  # fmt: skip
+
+_PRODUCTS: Final = {
+    "mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_scaled_mm": (0, 1), "_int_mm": (0, 1),
+    "_grouped_mm": (0, 1), "_scaled_grouped_mm": (0, 1), "linear": (0, 1), "matmul": (0, 1), "mv": (0, 1),
+    "addmv": (1, 2), "dot": (0, 1),
+}  # fmt: skip
+"""Where the two factors stand among the tensor inputs."""
+
+_KINDS: Final[tuple[tuple[MovementKind, str], ...]] = (
+    ("optimizer", r"_fused_(adam|adamw|sgd|adagrad)|_foreach_"),
+    ("loss", r"nll_loss|cross_entropy|mse_loss"),
+    ("softmax", r"softmax"),
+    ("normalisation", r"layer_norm|rms_norm|batch_norm|group_norm"),
+    ("embedding", r"embedding|index_select|gather|scatter|index_put|index_add|\bindex\b"),
+    ("fill", r"zeros|ones|full|fill_|zero_|empty|arange|\beye\b|rand|normal_|uniform_|bernoulli"),
+    ("copy", r"copy|clone|_to_copy|\bcat\b|split_with_sizes|chunk_cat|slice_scatter|slice_backward|stack|constant_pad"),
+    ("reduction", r"sum|mean|amax|amin|\bmax\b|\bmin\b|norm|argm|var|\ball\b|\bany\b|topk|sort|hist|bincount|prod"),
+)  # fmt: skip
+_PATTERNS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+
+
+def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
+    """What ``kernel`` asks of the device; with ``tf32`` single-precision products use the tensor cores.
+
+    An operator that is none of the known ones moves its bytes, and has the floating-point operations that it states.
+    """
+    name = _short(kernel.op)
+    if name in _PRODUCTS:
+        product = _product(kernel, name, tf32=tf32)
+        if product is not None:
+            return product
+    if "convolution" in name:
+        return _convolution(kernel, tf32=tf32)
+    if "attention" in name and not name.startswith("fused("):
+        attention = _attention(kernel, name)
+        if attention is not None:
+            return attention
+    return Movement(
+        kind=kind_of(kernel.op),
+        bytes=kernel.bytes_read + kernel.bytes_written,
+        tensors=max(1, int(kernel.attributes.get("tensors", len(kernel.inputs) if "_foreach_" in name else 1))),
+        rate=_rate(kernel.inputs or kernel.outputs, tf32=False),
+        flops=float(kernel.flops),
+    )
+
+
+def _short(op: str) -> str:
+    """`aten.mm.default`, `aten::mm` and `aten.mm` are `mm`; a fused group stays as it is."""
+    if op.startswith("fused("):
+        return op
+    parts = re.split(r"::|\.", op)
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def kind_of(op: str) -> MovementKind:
+    """The class of an operator that is bound by memory; a fused group is what its costliest member is."""
+    for kind, pattern in _PATTERNS:
+        if pattern.search(op) and not (kind in ("fill", "copy") and op.startswith("fused(")):
+            return kind
+    return "elementwise"
+
+
+def _rate(tensors: tuple[TensorType, ...], *, tf32: bool) -> str:
+    rates = [_RATES[tensor.dtype] for tensor in tensors if tensor.dtype in _RATES]
+    rate = rates[0] if rates else "fp32"
+    return "tf32" if rate == "fp32" and tf32 else rate
+
+
+def _product(kernel: Kernel, name: str, *, tf32: bool) -> Product | None:
+    first, second = _PRODUCTS[name]
+    if len(kernel.inputs) <= second:
+        return None
+    left, right = kernel.inputs[first], kernel.inputs[second]
+    scales = kernel.inputs[2:] if name.startswith("_scaled") else ()
+    rate = _rate((left, right), tf32=tf32)
+    if any(scale.dtype == "float8_e8m0fnu" for scale in scales):
+        rate = "mxfp8"
+    total = kernel.bytes_read + kernel.bytes_written
+    out = kernel.outputs[0].shape if kernel.outputs else ()
+    if name in ("_grouped_mm", "_scaled_grouped_mm"):
+        return _grouped(left.shape, right.shape, rate, total)
+    if name == "linear":
+        n, k = right.shape[0], left.shape[-1]
+        return Product(batch=1, m=math.prod(left.shape[:-1]), n=n, k=k, rate=rate, bytes=total)
+    if len(left.shape) < 1 or len(right.shape) < 1:
+        return None
+    k = left.shape[-1]
+    m = left.shape[-2] if len(left.shape) > 1 else 1
+    n = right.shape[-1] if len(right.shape) > 1 else 1
+    batch = math.prod(out[:-2]) if len(out) > 2 else 1
+    return Product(batch=max(1, batch), m=m, n=n, k=k, rate=rate, bytes=total)
+
+
+def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: int) -> Product:
+    """Of `torch._grouped_mm`: two or three dims on each side; the groups are the third, or a ragged one's pieces."""
+    if len(left) == 3 and len(right) == 3:
+        return Product(batch=left[0], m=left[1], n=right[2], k=left[2], rate=rate, bytes=total, grouped=True)
+    if len(left) == 2 and len(right) == 3:
+        groups = right[0]
+        return Product(
+            batch=groups, m=max(1, left[0] // groups), n=right[2], k=left[1], rate=rate, bytes=total, grouped=True
+        )
+    if len(left) == 3:
+        groups = left[0]
+        return Product(
+            batch=groups, m=left[1], n=max(1, right[1] // groups), k=left[2], rate=rate, bytes=total, grouped=True
+        )
+    # Both ragged along k: the gradients of the experts' weights, one product of all rows for each.
+    return Product(batch=1, m=left[0], n=right[1], k=left[1], rate=rate, bytes=total, grouped=True)
+
+
+def _convolution(kernel: Kernel, *, tf32: bool) -> Product:
+    """A convolution as the product that its implicit form computes: rows are positions, `k` is what each sees."""
+    rate = _rate(kernel.inputs, tf32=tf32)
+    out = kernel.outputs[0].shape if kernel.outputs else (1, 1)
+    channels = out[1] if len(out) > 1 else 1
+    rows = max(1, math.prod(out) // max(1, channels))
+    k = max(1, round(kernel.flops / (2 * rows * max(1, channels))))
+    return Product(batch=1, m=rows, n=channels, k=k, rate=rate, bytes=kernel.bytes_read + kernel.bytes_written)
+
+
+def _attention(kernel: Kernel, name: str) -> Attention | None:
+    """The attention of a kernel whose inputs begin with query, key and value, or in a backward with the gradient."""
+    backward = "backward" in name
+    fours = [tensor for tensor in kernel.inputs if len(tensor.shape) == 4]
+    if len(fours) < (4 if backward else 3):
+        return None
+    query, key, value = fours[1:4] if backward else fours[:3]
+    # torch's own `_efficient_attention_forward` and flash-attn hold (batch, sequence, heads, width).
+    sequence_first = "_efficient_attention" in name or ("_flash_attention" in name and "scaled_dot_product" not in name)
+    heads, length = (2, 1) if sequence_first else (1, 2)
+    attributes: dict[str, Any] = dict(kernel.attributes)
+    return Attention(
+        batch=query.shape[0],
+        heads=query.shape[heads],
+        key_heads=key.shape[heads],
+        queries=query.shape[length],
+        keys=key.shape[length],
+        head_dim=query.shape[3],
+        value_dim=value.shape[3],
+        causal=bool(attributes.get("causal", attributes.get("is_causal", False))),
+        backward=backward,
+        rate=_rate((query,), tf32=False),
+        implementation=str(attributes.get("implementation", "cudnn" if "cudnn" in name else "flash2")),
+        bytes=kernel.bytes_read + kernel.bytes_written,
+    )

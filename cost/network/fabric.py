@@ -1,0 +1,85 @@
+"""What is known of the networks between hosts?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.measured import Measured
+from legoai.cost.network.bandwidth import Sigmoid
+from legoai.cost.network.statistics import Regression, Straggler
+from legoai.cost.profiles.file import ProfileError, read_document
+
+FILE: Final = Path(__file__).parent.parent / "profiles" / "fabrics.json.gz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricModel:
+    """What a fabric was measured, or derived, to do.
+
+    Attributes:
+        name: in the catalogue.
+        share: of the adapter's bandwidth, over the bytes through the adapter.
+        base: seconds of a collective over hosts, however small.
+        hop: seconds of a step from host to host.
+        measured: by collective, hosts and ranks on a host.
+        regression: by collective.
+        straggler: None where no spread was measured.
+        derived: how, where it was not measured.
+        held_out: error on measurements that were not fitted.
+    """
+
+    name: str
+    share: Sigmoid
+    base: float
+    hop: float
+    measured: Mapping[tuple[str, int, int], Measured]
+    regression: Mapping[str, Regression]
+    straggler: Straggler | None
+    derived: str
+    held_out: Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def fabric_model(name: str) -> FabricModel:
+    """The shipped model of the catalogue's fabric ``name``.
+
+    Raises:
+        ProfileError: there is none.
+    """
+    document, _ = read_document(FILE)
+    if name not in document["fabrics"]:
+        known = ", ".join(sorted(document["fabrics"]))
+        raise ProfileError(f"nothing is known of the speed of {name}; there are {known}")
+    return read_fabric(name, document["fabrics"][name])
+
+
+def read_fabric(name: str, document: Mapping[str, Any]) -> FabricModel:
+    """The model that a JSON object holds.
+
+    Raises:
+        KeyError: a field is missing.
+        ValueError: a field makes no sense.
+    """
+    limit, steepness, middle = document["share"]
+    measured = {}
+    for key, points in document.get("measured", {}).items():
+        kind, hosts, per_host = key.split()
+        table = Measured.read(points)
+        if table is not None:
+            measured[kind, int(hosts), int(per_host)] = table
+    straggler = document.get("straggler")
+    return FabricModel(
+        name=name,
+        share=Sigmoid(limit=limit, steepness=steepness, middle=middle),
+        base=float(document["base"]),
+        hop=float(document["hop"]),
+        measured=measured,
+        regression={kind: Regression.read(item) for kind, item in document.get("regression", {}).items()},
+        straggler=Straggler.read(straggler) if straggler else None,
+        derived=str(document.get("derived", "")),
+        held_out=document.get("held_out", {}),
+    )

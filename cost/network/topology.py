@@ -1,0 +1,26 @@
+"""How do the ranks of a group lie on the hosts of a cluster?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A group of ``ranks`` on ``hosts`` hosts, at most ``per_host`` of them on one.
+
+    The groups of one mesh axis communicate at the same time, so that a group of one rank on each host has one device's
+    share of its host's network, and a group of all ranks of its hosts has all of it: ``per_host`` shares.
+    """
+
+    ranks: int
+    hosts: int
+    per_host: int
+
+
+def placement(ranks: Sequence[int], devices_per_host: int) -> Placement:
+    """Where global ``ranks`` are, ranks counting through one host's devices before the next host's."""
+    counts = Counter(rank // devices_per_host for rank in ranks)
+    return Placement(ranks=len(ranks), hosts=len(counts), per_host=max(counts.values()))

@@ -1,0 +1,196 @@
+"""What was measured on a device, and what is known of it otherwise: the profile that a cost rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from legoai.cost.kernels.forest import Forest
+from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
+from legoai.cost.kernels.table import Table
+from legoai.cost.kernels.work import MovementKind, Work
+from legoai.cost.network.bandwidth import LinkCurve
+from legoai.cost.profiles.file import FORMAT, ProfileError, read_document, write_document
+
+__all__ = [
+    "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",
+    "profile", "profile_names", "read_document", "write_document",
+]  # fmt: skip
+
+SUFFIX: Final = ".json.gz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A number and where it is from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ProductModel:
+    """The models of matrix products of one rate, the best first.
+
+    ``scale`` multiplies what was measured on another device; ``derived`` says how, and is empty for measurements of
+    this one. ``margin`` is how many octaves from its nearest measurement the forest may be asked.
+    """
+
+    curve: ProductCurve
+    table: Table | None
+    forest: Forest | None
+    scale: float
+    margin: float
+    derived: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionModel:
+    """As :class:`ProductModel`, for one implementation of attention in one direction."""
+
+    curve: AttentionCurve
+    table: Table | None
+    forest: Forest | None
+    scale: float
+    margin: float
+    derived: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Profile:
+    """What a device costs.
+
+    Attributes:
+        name: of the profile, and of the catalogue's device that its datasheet figures are from.
+        hash: the first 12 hexadecimal digits of the SHA-256 of its content.
+        made: the date on which it was fitted or measured.
+        constants: launch gap, dispatch time, buffers and the like, each with its source; what has none is absent.
+        products: by the name of the rate (`bf16`, `fp8`, …).
+        attention: by implementation, direction and rate.
+        movement: by kind, with a note on its derivation that is empty for a measurement.
+        arithmetic: floating-point operations per second outside of the tensor cores, by rate.
+        links: collectives on one host, by kind and number of ranks.
+        sources: of the measurements.
+        held_out: error on measurements that were not fitted, by class.
+        answers: estimates that were given, for speed.
+    """
+
+    name: str
+    hash: str
+    made: str
+    constants: Mapping[str, Constant]
+    products: Mapping[str, ProductModel]
+    attention: Mapping[tuple[str, str, str], AttentionModel]
+    movement: Mapping[MovementKind, tuple[MovementCurve, str]]
+    arithmetic: Mapping[str, float]
+    links: Mapping[str, Mapping[int, LinkCurve]]
+    sources: tuple[Mapping[str, Any], ...]
+    held_out: Mapping[str, Mapping[str, Any]]
+    answers: dict[Work, tuple[float, str]] = field(default_factory=dict)
+
+    def constant(self, name: str) -> float:
+        """The constant ``name``.
+
+        Raises:
+            ProfileError: the profile does not state it.
+        """
+        if name not in self.constants:
+            raise ProfileError(f"the profile of {self.name} does not state {name}")
+        return self.constants[name].value
+
+
+def profile_names() -> tuple[str, ...]:
+    """The profiles that are shipped, sorted; fabrics are no device's."""
+    names = (path.name.removesuffix(SUFFIX) for path in Path(__file__).parent.glob(f"*{SUFFIX}"))
+    return tuple(sorted(name for name in names if name != "fabrics"))
+
+
+@cache
+def profile(name: str) -> Profile:
+    """The shipped profile of the catalogue's device ``name``.
+
+    Raises:
+        ProfileError: there is none.
+    """
+    if name not in profile_names():
+        raise ProfileError(f"there is no profile for {name}; there are {', '.join(profile_names())}")
+    return load(Path(__file__).parent / f"{name}{SUFFIX}")
+
+
+def load(path: Path) -> Profile:
+    """Read a profile, such as one that `legoai calibrate` wrote.
+
+    Raises:
+        ProfileError: the file cannot be read, or is no profile; the message names what is wrong.
+    """
+    document, digest = read_document(path)
+    try:
+        return from_document(document, digest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ProfileError(f"{path} is no complete profile: {reason}") from error
+
+
+def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:
+    """The profile that a JSON object holds.
+
+    Raises:
+        KeyError: a field is missing.
+        TypeError: a field is of the wrong kind.
+        ValueError: a field makes no sense.
+    """
+    kinds: tuple[MovementKind, ...] = get_args(MovementKind)
+    products = {
+        rate: ProductModel(curve=ProductCurve.read(model["curve"]), **_parts(model))
+        for rate, model in document["products"].items()
+        if "like" not in model
+    }
+    attention = {
+        _key(name): AttentionModel(curve=AttentionCurve.read(model["curve"]), **_parts(model))
+        for name, model in document["attention"].items()
+        if "like" not in model
+    }
+    for rate, model in document["products"].items():
+        if "like" in model:
+            products[rate] = replace(products[model["like"]], derived=model["derived"])
+    for name, model in document["attention"].items():
+        if "like" in model:
+            attention[_key(name)] = replace(attention[_key(model["like"])], derived=model["derived"])
+    return Profile(
+        name=document["device"],
+        hash=digest,
+        made=document["made"],
+        constants={name: Constant(**item) for name, item in document["constants"].items()},
+        products=products,
+        attention=attention,
+        movement={
+            kind: (MovementCurve.read(document["movement"][kind]), document["movement"][kind].get("derived", ""))
+            for kind in kinds
+        },
+        arithmetic=document["arithmetic"],
+        links={
+            kind: {int(ranks): LinkCurve.read(curve) for ranks, curve in curves.items()}
+            for kind, curves in document["links"].items()
+        },
+        sources=tuple(document["sources"]),
+        held_out=document["held_out"],
+    )
+
+
+def _key(name: str) -> tuple[str, str, str]:
+    implementation, direction, rate = name.split()
+    return implementation, direction, rate
+
+
+def _parts(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What models of products and of attention have in common."""
+    return {
+        "table": Table.read(model["table"]) if model.get("table") else None,
+        "forest": Forest.read(model["forest"]) if model.get("forest") else None,
+        "scale": float(model.get("scale", 1.0)),
+        "margin": float(model.get("margin", 1.0)),
+        "derived": str(model.get("derived", "")),
+    }

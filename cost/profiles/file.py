@@ -1,0 +1,49 @@
+"""How is a profile read from a file, and written to one?"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+FORMAT: Final = 1
+
+
+class ProfileError(ValueError):
+    """A profile that is not there, not readable, or not complete."""
+
+
+def read_document(path: Path) -> tuple[dict[str, Any], str]:
+    """The JSON object of a file, compressed or not, and the beginning of its content's SHA-256.
+
+    Raises:
+        ProfileError: the file cannot be read, or holds no JSON object of this format.
+    """
+    try:
+        raw = path.read_bytes()
+        text = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        document = json.loads(text)
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise ProfileError(f"{path} is no profile: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise ProfileError(f"{path} is no profile of format {FORMAT}, but {found}")
+    return document, hashlib.sha256(text).hexdigest()[:12]
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a profile as a whole or not at all, compressed where the name ends in `.gz`, and the same every time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = json.dumps({"format": FORMAT, **document}, sort_keys=True, separators=(",", ":")).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    temporary.replace(path)

@@ -1,0 +1,330 @@
+"""When does each operation of a rank run: streams as queues, the host before them, and resources that they share.
+
+The semantics are those of section 4.6 of the LegoAI dissertation (Algorithms 1 to 6, Table 4.6): a stream runs its
+operations in order, waits release when what they name is complete, and an operation needs its resource. Here they are
+driven by events: time jumps from one completion to the next, and only what a completion releases is looked at, where
+the paper's loop scans all queues.
+
+Three things are added. The host dispatches operations one after another and each takes it time, so that a stream of
+small kernels runs at the host's pace. A collective runs on its communicator's own queue and not on the stream that
+asked for it, as NCCL's do. And while a collective runs, computation beside it is slower, because the collective takes
+some of the multiprocessors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from legoai.cost.trace import (
+    Collective,
+    Copy,
+    HostWaitDevice,
+    HostWaitEvent,
+    HostWaitStream,
+    Kernel,
+    Mark,
+    RecordEvent,
+    Trace,
+    WaitEvent,
+    WaitStream,
+    WaitWork,
+)
+
+Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host"]
+Timed: TypeAlias = Kernel | Collective | Copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one operation takes when nothing runs beside it.
+
+    Attributes:
+        seconds: its time on the device.
+        resource: what it occupies.
+        model: the model that gave the time.
+    """
+
+    seconds: float
+    resource: Resource
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """How fast operations are put on streams, and how much communication slows computation.
+
+    Attributes:
+        dispatch_seconds: host time of one operation; 0 where the host is never the bottleneck, as in a replayed graph.
+        compute_slowdown: the time of a kernel beside a collective over its time alone, at least 1.
+    """
+
+    dispatch_seconds: float = 0.0
+    compute_slowdown: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """One operation's time on the device, in seconds from the beginning of the trace."""
+
+    record: Timed
+    cost: Cost
+    queue: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """When everything ran.
+
+    Attributes:
+        intervals: by start.
+        marks: (name, host time) of each mark.
+        end: when the last operation or the host was done.
+        host_blocked: seconds for which the host waited for the device.
+    """
+
+    intervals: tuple[Interval, ...]
+    marks: tuple[tuple[str, float], ...]
+    end: float
+    host_blocked: float
+
+
+@dataclass(slots=True)
+class _Node:
+    """An operation on its way through the simulation."""
+
+    order: int
+    record: Timed | None
+    cost: Cost
+    queue: str
+    waiting: int = 1
+    """Predecessors that are not complete; one of them is the host's dispatch."""
+    followers: list[_Node] = field(default_factory=list)
+    done: bool = False
+    start: float = 0.0
+    remaining: float = 0.0
+
+
+_INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
+
+
+def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host) -> Timeline:
+    """Run the trace's operations.
+
+    Raises:
+        ValueError: the trace waits for work that it never started.
+    """
+    return _Simulation(cost, host).run(trace)
+
+
+class _Simulation:
+    def __init__(self, cost: Callable[[Timed], Cost], host: Host) -> None:
+        self.cost = cost
+        self.host = host
+        self.now = 0.0
+        self.last: dict[str, _Node] = {}
+        """The latest node of each queue."""
+        self.waits: dict[str, list[_Node]] = defaultdict(list)
+        """What the next operation of a stream must wait for, beyond the stream's own order."""
+        self.events: dict[int, _Node | None] = {}
+        self.works: dict[int, _Node] = {}
+        self.ready: dict[Resource, list[tuple[int, _Node]]] = defaultdict(list)
+        self.running: dict[Resource, _Node] = {}
+        self.intervals: list[Interval] = []
+        self.blocked = 0.0
+        self.order = 0
+
+    def run(self, trace: Trace) -> Timeline:
+        marks: list[tuple[str, float]] = []
+        host_time = 0.0
+        for record in trace.records:
+            if isinstance(record, Mark):
+                marks.append((record.name, host_time))
+            elif isinstance(record, Kernel | Collective | Copy):
+                host_time += self.host.dispatch_seconds
+                self._advance(host_time)
+                node = self._put(record)
+                if isinstance(record, Copy) and record.blocking:
+                    host_time = self._block([node], host_time)
+            elif isinstance(record, HostWaitDevice):
+                host_time = self._block(list(self.last.values()), host_time)
+            elif isinstance(record, HostWaitStream):
+                host_time = self._block(self._pending(_stream(record.stream)), host_time)
+            elif isinstance(record, HostWaitEvent):
+                found = self.events.get(record.event)
+                host_time = self._block([found] if found is not None else [], host_time)
+            else:
+                self._synchronise(record)
+        self._advance(float("inf"))
+        end = max((interval.end for interval in self.intervals), default=0.0)
+        return Timeline(
+            intervals=tuple(sorted(self.intervals, key=lambda item: (item.start, item.end))),
+            marks=tuple(marks),
+            end=max(end, host_time),
+            host_blocked=self.blocked,
+        )
+
+    def _synchronise(self, record: object) -> None:
+        """Note what the next operation of a stream waits for; the host goes on at once."""
+        if isinstance(record, WaitStream):
+            self.waits[_stream(record.stream)] += self._pending(_stream(record.other))
+        elif isinstance(record, RecordEvent):
+            # The event stands for the stream's latest work and all that the stream still waits for.
+            pending = self._pending(_stream(record.stream))
+            self.events[record.event] = self._join(pending) if pending else None
+        elif isinstance(record, WaitEvent):
+            # An event that was never recorded is complete, as in CUDA.
+            found = self.events.get(record.event)
+            if found is not None:
+                self.waits[_stream(record.stream)].append(found)
+        elif isinstance(record, WaitWork):
+            if record.work not in self.works:
+                raise ValueError(f"the trace waits for collective {record.work}, which was never started")
+            self.waits[_stream(record.stream)].append(self.works[record.work])
+
+    def _pending(self, queue: str) -> list[_Node]:
+        """What must be complete for all work of the queue so far to be complete."""
+        last = self.last.get(queue)
+        return [*([last] if last is not None else []), *self.waits[queue]]
+
+    def _join(self, nodes: Sequence[_Node]) -> _Node:
+        """A node that is complete when all of ``nodes`` are."""
+        if len(nodes) == 1:
+            return nodes[0]
+        node = _Node(self._next(), None, _INSTANT, "")
+        self._follow(node, nodes)
+        self._release(node)
+        return node
+
+    def _put(self, record: Timed) -> _Node:
+        stream = _stream(record.stream)
+        queue = stream
+        if isinstance(record, Collective):
+            queue = f"communicator {record.axis or ','.join(map(str, record.ranks))}"
+        node = _Node(self._next(), record, self.cost(record), queue)
+        node.remaining = node.cost.seconds
+        before = self._pending(stream)
+        if queue != stream and queue in self.last:
+            before.append(self.last[queue])
+        self._follow(node, before)
+        if queue == stream:
+            self.waits[stream].clear()
+        self.last[queue] = node
+        if isinstance(record, Collective):
+            self.works[record.work] = node
+        self._release(node)
+        return node
+
+    def _follow(self, node: _Node, before: Sequence[_Node]) -> None:
+        for other in {id(item): item for item in before if not item.done}.values():
+            other.followers.append(node)
+            node.waiting += 1
+
+    def _next(self) -> int:
+        self.order += 1
+        return self.order
+
+    def _release(self, node: _Node) -> None:
+        """One thing that the node waited for has happened."""
+        node.waiting -= 1
+        if node.waiting:
+            return
+        if node.record is None:
+            self._complete(node)
+        else:
+            heapq.heappush(self.ready[node.cost.resource], (node.order, node))
+            self._start(node.cost.resource)
+
+    def _start(self, resource: Resource) -> None:
+        if resource in self.running or not self.ready[resource]:
+            return
+        _, node = heapq.heappop(self.ready[resource])
+        node.start = self.now
+        self.running[resource] = node
+
+    def _complete(self, node: _Node) -> None:
+        node.done = True
+        if node.record is not None:
+            self.intervals.append(Interval(node.record, node.cost, node.queue, node.start, self.now))
+        for follower in node.followers:
+            self._release(follower)
+        node.followers.clear()
+
+    def _slowdown(self, resource: Resource) -> float:
+        communicating = "intra_host" in self.running or "inter_host" in self.running
+        return self.host.compute_slowdown if resource == "compute" and communicating else 1.0
+
+    def _step(self, limit: float) -> bool:
+        """Go to the next completion, or to ``limit`` if that comes first; whether something was completed."""
+        finish, first = float("inf"), None
+        for resource, node in self.running.items():
+            at = self.now + node.remaining * self._slowdown(resource)
+            if at < finish:
+                finish, first = at, resource
+        until = min(finish, limit)
+        if until > self.now and until != float("inf"):
+            for resource, node in self.running.items():
+                node.remaining = max(0.0, node.remaining - (until - self.now) / self._slowdown(resource))
+            self.now = until
+        if first is None or finish > limit:
+            return False
+        node = self.running.pop(first)
+        self._complete(node)
+        self._start(first)
+        return True
+
+    def _advance(self, until: float) -> None:
+        while self._step(until):
+            pass
+
+    def _block(self, nodes: Sequence[_Node], host_time: float) -> float:
+        """Let the host wait for ``nodes``; the time at which it goes on."""
+        self._advance(host_time)
+        while not all(node.done for node in nodes):
+            completed = self._step(float("inf"))
+            assert completed, "the device stands still while the host waits: a cycle of waits"
+        self.blocked += max(0.0, self.now - host_time)
+        return max(host_time, self.now)
+
+
+def _stream(number: int) -> str:
+    return f"stream {number}"
+
+
+def busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -> list[tuple[float, float]]:
+    """The times during which any of the resources is occupied, without overlap, in order."""
+    spans = sorted((item.start, item.end) for item in intervals if item.cost.resource in resources)
+    merged: list[tuple[float, float]] = []
+    for start, end in spans:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def exposed(intervals: Sequence[Interval]) -> Iterator[tuple[Interval, float]]:
+    """Each collective, and for how many of its seconds no computation ran beside it.
+
+    Where two collectives run at once and nothing computes, the time belongs to the one that began first.
+    """
+    computing = busy(intervals, ("compute",))
+    covered = 0.0
+    first = 0
+    for item in sorted((i for i in intervals if isinstance(i.record, Collective)), key=lambda i: (i.start, i.end)):
+        start = max(item.start, covered)
+        covered = max(covered, item.end)
+        while first < len(computing) and computing[first][1] <= start:
+            first += 1
+        hidden = 0.0
+        place = first
+        while place < len(computing) and computing[place][0] < item.end:
+            begin, end = computing[place]
+            hidden += max(0.0, min(end, item.end) - max(begin, start))
+            place += 1
+        yield item, max(0.0, item.end - start - hidden)

@@ -1,0 +1,283 @@
+"""What did one rank do in a step: the records from which memory and time are told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+Phase = Literal["setup", "forward", "backward", "recompute", "optimizer", "other"]
+"""`recompute` is a forward that runs again inside of a backward; `setup` is all before the first step."""
+
+CollectiveKind = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "receive", "barrier"
+]
+
+Category = Literal[
+    "parameter",
+    "sharded_parameter",
+    "unsharded_parameter",
+    "gradient",
+    "sharded_gradient",
+    "unsharded_gradient",
+    "activation",
+    "temporary",
+    "optimizer_state",
+    "input",
+    "communication",
+    "other",
+]
+"""What a storage holds. `temporary` is the gradient of an activation and all else that a backward makes and drops."""
+
+CopyDirection = Literal["host_to_device", "device_to_host", "device_to_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and dtype of a local tensor; ``dtype`` as torch names it without its module (`bfloat16`)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel of one stream.
+
+    Attributes:
+        stream: the stream that it was put on; 0 is the default stream.
+        op: the operator, `aten.mm`, or for a fused group `fused(aten.mul, aten.add)`.
+        inputs: its tensor arguments, in order.
+        outputs: its results that are new tensors.
+        flops: floating-point operations, two for a multiply-add.
+        bytes_read: bytes of inputs that it must read once.
+        bytes_written: bytes of outputs that it must write once.
+        attributes: what else decides its time, such as `causal`.
+        module: path of the innermost module, as `named_modules()` prints it.
+        phase: when.
+    """
+
+    stream: int
+    op: str
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    attributes: Mapping[str, Any]
+    module: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective or point-to-point transfer.
+
+    Attributes:
+        work: its number, which a :class:`WaitWork` names.
+        stream: the stream whose earlier work it follows; it runs on the communicator's own queue.
+        kind: which.
+        ranks: global ranks of its group, in the group's order; for `send` and `receive` the two ends, sender first.
+        axis: the mesh axes of the group as the program names them, joined by `+`; empty where they are unknown.
+        bytes: the size of the *whole* buffer: the gathered output of an all-gather, the input of a reduce-scatter, the
+            buffer of an
+            all-reduce, broadcast, send or receive, the local input of an all-to-all.
+        dtype: of the elements.
+        module: path of the module on whose behalf it runs.
+        phase: when.
+    """
+
+    work: int
+    stream: int
+    kind: CollectiveKind
+    ranks: tuple[int, ...]
+    axis: str
+    bytes: int
+    dtype: str
+    module: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy between host and device, or within the device by the copy engine."""
+
+    stream: int
+    direction: CopyDirection
+    bytes: int
+    blocking: bool
+    module: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """`event.record(stream)`: the event is complete when all earlier work of the stream is."""
+
+    event: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEvent:
+    """`stream.wait_event(event)`: later work of the stream waits for the event's latest record before this."""
+
+    stream: int
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStream:
+    """`stream.wait_stream(other)`: later work of the stream waits for all earlier work of the other."""
+
+    stream: int
+    other: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitWork:
+    """`work.wait()` and `wait_tensor`: later work of the current stream waits for the collective; the host does not."""
+
+    stream: int
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaitEvent:
+    """`event.synchronize()`: the host waits."""
+
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaitStream:
+    """`stream.synchronize()`, and a copy to the host that blocks: the host waits."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaitDevice:
+    """`synchronize()`: the host waits for all streams."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocate:
+    """A storage comes to life, of exactly ``bytes`` bytes, made on ``stream``."""
+
+    storage: int
+    bytes: int
+    stream: int
+    category: Category
+    module: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Categorise:
+    """It turns out what a storage holds, such as a gradient that becomes `.grad`."""
+
+    storage: int
+    category: Category
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A storage changes its size in place, on ``stream``; FSDP frees and takes back unsharded parameters so."""
+
+    storage: int
+    bytes: int
+    stream: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """The last reference to a storage is gone."""
+
+    storage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named point of the program: `step 1`, `forward layers.3`, `end layers.3`, `micro batch 0`."""
+
+    name: str
+
+
+Record: TypeAlias = (
+    Kernel
+    | Collective
+    | Copy
+    | RecordEvent
+    | WaitEvent
+    | WaitStream
+    | WaitWork
+    | HostWaitEvent
+    | HostWaitStream
+    | HostWaitDevice
+    | Allocate
+    | Categorise
+    | Resize
+    | Free
+    | Mark
+)
+
+_RECORDS: Final = {
+    record.__name__: record
+    for record in (
+        Kernel, Collective, Copy, RecordEvent, WaitEvent, WaitStream, WaitWork, HostWaitEvent, HostWaitStream,
+        HostWaitDevice, Allocate, Categorise, Resize, Free, Mark,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The records of one rank, in the order in which the host made them.
+
+    ``rank`` is the global rank that was simulated in a world of ``world`` ranks; ``stage`` its place on the pipeline
+    axis.
+    """
+
+    rank: int
+    world: int
+    stage: int
+    records: tuple[Record, ...]
+
+
+def save(trace: Trace) -> str:
+    """The trace as JSON lines: a head, then a record in each line."""
+    head = {"format": 1, "rank": trace.rank, "world": trace.world, "stage": trace.stage}
+    lines = [head, *({"record": type(record).__name__, **asdict(record)} for record in trace.records)]
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+
+
+def load(text: str) -> Trace:
+    """The trace that :func:`save` wrote.
+
+    Raises:
+        ValueError: the text is no trace.
+    """
+    lines = iter(text.splitlines())
+    try:
+        head = json.loads(next(lines))
+        if head["format"] != 1:
+            raise ValueError(f"a trace of format {head['format']}")
+        records = tuple(_records(lines))
+        return Trace(rank=head["rank"], world=head["world"], stage=head["stage"], records=records)
+    except (StopIteration, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a trace: {error!r}") from error
+
+
+def _records(lines: Iterable[str]) -> Iterator[Record]:
+    for line in lines:
+        fields = json.loads(line)
+        record = _RECORDS[fields.pop("record")]
+        for name in ("inputs", "outputs"):
+            if name in fields:
+                fields[name] = tuple(TensorType(tuple(item["shape"]), item["dtype"]) for item in fields[name])
+        if "ranks" in fields:
+            fields["ranks"] = tuple(fields["ranks"])
+        yield record(**fields)

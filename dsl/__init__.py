@@ -1,0 +1,1 @@
+"""Text to plan and back: grammar, syntax tree, resolution, lint rules, formatter."""

@@ -1,0 +1,103 @@
+"""Reads `[tool.legoai]` of the nearest pyproject.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+
+class ConfigurationError(ValueError):
+    """A configuration that means nothing, with the file and the key that it is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """What a project chooses for `legoai lint`. Options on the command line come before it."""
+
+    format: str | None = None
+    """The format of findings."""
+    select: tuple[str, ...] = ()
+    """Codes, or beginnings of codes, of the only rules that are reported; all where it is empty."""
+    ignore: tuple[str, ...] = ()
+    """Codes, or beginnings of codes, of rules that are not reported."""
+    strict: bool = False
+    """Whether warnings fail as errors do."""
+
+
+def find_configuration(directory: Path) -> Configuration:
+    """The configuration of a directory: the table `[tool.legoai]` of the nearest pyproject.toml that has one.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or says what the configuration does not have.
+    """
+    for folder in (directory, *directory.parents):
+        file = folder / "pyproject.toml"
+        try:
+            text = file.read_bytes()
+        except OSError:
+            continue
+        # Reading TOML costs a tenth of linting a plan, and most of these files say nothing about it.
+        if b"legoai" in text and (table := _table(text, file)) is not None:
+            return read_configuration(table, str(file))
+    return Configuration()
+
+
+def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
+    """Check the table that was found in the file ``place``.
+
+    Raises:
+        ConfigurationError: an unknown key, or a value of the wrong kind.
+    """
+    from legoai.dsl.formats import FORMATS
+    from legoai.dsl.rules.base import suggestion
+
+    known = tuple(item.name for item in fields(Configuration))
+    for key, value in table.items():
+        if key not in known:
+            help = suggestion(key, known) or [f"keys are {', '.join(f'`{name}`' for name in known)}"]
+            raise ConfigurationError(f"{place}: [tool.legoai] has no key `{key}`; {help[0]}")
+        if key == "format" and value not in FORMATS:
+            raise ConfigurationError(f"{place}: `format` must be one of {', '.join(FORMATS)}, not {value!r}")
+        if key == "strict" and not isinstance(value, bool):
+            raise ConfigurationError(f"{place}: `strict` must be true or false, not {value!r}")
+        if key in ("select", "ignore") and not (isinstance(value, list) and all(isinstance(x, str) for x in value)):
+            raise ConfigurationError(f"{place}: `{key}` must be a list of codes, not {value!r}")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    for key in ("select", "ignore"):
+        if wrong := unknown_selectors(values.get(key, ())):
+            raise ConfigurationError(f"{place}: `{key}`: {wrong}")
+    return Configuration(**values)
+
+
+def unknown_selectors(selectors: Iterable[str]) -> str | None:
+    """What is wrong with the first selector that fits no rule; None where each fits one."""
+    from legoai.dsl.rules import all_rules
+    from legoai.dsl.rules.base import suggestion
+
+    codes = [rule.code for rule in all_rules()]
+    for selector in selectors:
+        if not selects(selector, codes):
+            help = suggestion(selector.upper(), codes)
+            return f"no rule has the code `{selector}`" + (f"; {help[0]}" if help else "")
+    return None
+
+
+def selects(selector: str, codes: Iterable[str]) -> bool:
+    """Whether ``selector``, a code or the beginning of codes such as `LP8`, fits any of ``codes``."""
+    return bool(selector) and any(code.startswith(selector.upper()) for code in codes)
+
+
+def _table(text: bytes, file: Path) -> Mapping[str, Any] | None:
+    import tomllib
+
+    try:
+        document = tomllib.loads(text.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    tool = document.get("tool", {})
+    table = tool.get("legoai") if isinstance(tool, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise ConfigurationError(f"{file}: `tool.legoai` must be a table")
+    return table

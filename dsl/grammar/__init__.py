@@ -1,0 +1,1 @@
+"""The plan grammar, as package data."""

@@ -1,0 +1,173 @@
+"""`attention`: rules about the kernel of scaled dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import replacement, written
+
+_CUDA_ONLY: Final = ("efficient", "cudnn", "flex")
+"""Kernels whose backward pass PyTorch has for CUDA devices only."""
+_CUDA_DTYPES: Final = {
+    "flash": ("bf16", "fp16"),
+    "cudnn": ("bf16", "fp16"),
+    "efficient": ("bf16", "fp16", "fp32"),
+}
+"""Dtypes that each kernel takes on CUDA devices (`aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`)."""
+_LARGEST_FLASH_HEAD: Final = 256
+"""Features of a head that flash attention takes at most (`check_head_dim_size_flash` of the same file)."""
+
+
+class KernelOnDevice(Check):
+    """An attention kernel that cannot train on the device.
+
+    On a CPU, `efficient` and `cudnn` do not exist, and `flex` has no backward pass.
+
+    ## Example
+    ```
+    cluster cpu(devices = 4)
+    attention efficient
+    ```
+
+    ## Use instead
+    ```
+    cluster cpu(devices = 4)
+    attention flash
+    ```
+    """
+
+    code = "LP631"
+    slug = "attention-not-on-device"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        attention, device = context.plan.attention, context.device
+        if device is None or device.kind != "cpu" or attention.kernel not in _CUDA_ONLY:
+            return
+        lacks = "no backward pass" if attention.kernel == "flex" else "no kernel"
+        yield self.at(
+            context.place(attention, "kernel"),
+            f"`{attention.kernel}` attention has {lacks} for `{device.name}`",
+            label="needs a CUDA device",
+            others=[Label(context.place(context.plan.cluster, "device"), f"`{device.name}` is of kind {device.kind}")],
+            help=["a CPU has `flash` and `math`; `default` lets PyTorch choose"],
+            fix=replacement(attention, "kernel", "default"),
+        )
+
+
+class KernelTakesDtype(Check):
+    """An attention kernel that does not take the dtype of computation.
+
+    On CUDA devices `flash` and `cudnn` take bf16 and fp16, and `efficient` also fp32. PyTorch raises when the
+    first step calls the kernel.
+
+    ## Example
+    ```
+    attention flash
+    precision (param = fp32)
+    ```
+
+    ## Use instead
+    ```
+    attention flash
+    precision (param = bf16)
+    ```
+    """
+
+    code = "LP632"
+    slug = "attention-dtype"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan, device = context.plan, context.device
+        legal = _CUDA_DTYPES.get(plan.attention.kernel)
+        if legal is None or device is None or device.kind != "cuda" or plan.precision.param in legal:
+            return
+        kernel, param = plan.attention.kernel, plan.precision.param
+        others = [name for name, dtypes in _CUDA_DTYPES.items() if param in dtypes]
+        yield self.at(
+            context.place(plan.attention, "kernel"),
+            f"`{kernel}` attention takes {' and '.join(legal)} on `{device.name}`, and the plan computes in {param}",
+            label=f"not in {param}",
+            others=[Label(context.place(plan.precision, "param"), f"`param` = {param}")],
+            help=[f"kernels that take {param} are {', '.join(f'`{name}`' for name in [*others, 'math'])}"],
+        )
+
+
+class HeadFits(Check):
+    """Heads that are wider than flash attention takes.
+
+    ## Example
+    ```
+    model gpt3("13b", dim = 5120, n_heads = 10)
+    batch (global = 256, micro = 1, seq_len = 2048)
+    attention flash
+    ```
+
+    ## Use instead
+    ```
+    model gpt3("13b", dim = 5120, n_heads = 40)
+    batch (global = 256, micro = 1, seq_len = 2048)
+    attention flash
+    ```
+    """
+
+    code = "LP633"
+    slug = "attention-head-too-wide"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        attention, manifest, device = context.plan.attention, context.manifest, context.device
+        if attention.kernel != "flash" or manifest is None or device is None or device.kind != "cuda":
+            return
+        for path, module in manifest.modules.items():
+            width = module.attributes.get("head_dim")
+            if module.kind == "attention" and isinstance(width, int) and width > _LARGEST_FLASH_HEAD:
+                yield self.at(
+                    context.place(attention, "kernel"),
+                    f"`flash` attention takes heads of at most {_LARGEST_FLASH_HEAD} features; `{path}` has {width}",
+                    label=f"heads of {width}",
+                    others=[Label(context.place(context.plan.model, "family"), "the model")],
+                    help=["use `efficient` or `math` attention, or give the model more and narrower heads"],
+                )
+                return
+
+
+class NoAttention(Check):
+    """A choice of attention kernel for a model that calls none.
+
+    The choice acts on `scaled_dot_product_attention`. A model that computes attention by hand does not see
+    it.
+
+    ## Example
+    ```
+    model python("torch.nn:Identity")
+    attention flash
+    ```
+
+    ## Use instead
+    ```
+    model python("torch.nn:Identity")
+    ```
+    """
+
+    code = "LP634"
+    slug = "attention-without-effect"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        attention, manifest = context.plan.attention, context.manifest
+        if manifest is None or manifest.flow_error is not None or not written(attention, "kernel"):
+            return
+        if attention.kernel == "default":
+            return
+        if any(step.op == "attention" for module in manifest.modules.values() for step in module.flow):
+            return
+        yield self.at(
+            context.place(attention, "kernel"),
+            "the choice of kernel has no effect: the model never calls `scaled_dot_product_attention`",
+            label="has no effect",
+            others=[Label(context.place(context.plan.model, "family"), "this model")],
+            help=["leave the statement out, or let the model call it"],
+        )

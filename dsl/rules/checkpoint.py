@@ -1,0 +1,404 @@
+"""`checkpoint`: rules about what is recomputed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import following, grouped, has_operator, holders, name_of
+from legoai.dsl.rules.pipeline import splits_backward
+from legoai.specs.directives.checkpoint import Budget, Every, Full, KeepAll, Selective
+from legoai.specs.directives.compile import AotEager, Inductor
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.units import format_bytes
+
+_RECOMPUTE: Final = (Full, Every, Selective, Budget)
+_OPERATOR = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
+_NO_NAMESPACE: Final = ("torch", "nn", "F", "functional", "Tensor")
+"""Names of Python modules and classes that people write in place of a namespace of `torch.ops`."""
+_WORDS: Final = {
+    "attention": (frozenset({"attention"}), frozenset({"attention"})),
+    "matmul": (frozenset({"matmul"}), frozenset({"linear", "experts"})),
+    "alternate_matmul": (frozenset({"matmul"}), frozenset({"linear", "experts"})),
+}
+"""What `selective` can keep by word: the operations of a flow, and the kinds of modules, that compute it."""
+
+
+class NeverCalled(Check):
+    """A treatment for a list of modules, which is never called itself.
+
+    A `ModuleList` or `ModuleDict` has no forward of its own: wrapping it neither recomputes nor compiles what
+    is in it.
+
+    ## Example
+    ```
+    checkpoint { layers = full }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP651"
+    slug = "treatment-of-a-list"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan, manifest = context.plan, context.manifest
+        for directive, kinds in ((plan.checkpoint, _RECOMPUTE), (plan.compile, (Inductor, AotEager))):
+            for rule, paths in grouped(following(context, directive, kinds).items()):
+                assert manifest is not None
+                assert directive is not None
+                lists = [path for path in paths if manifest.modules[path].class_name in ("ModuleList", "ModuleDict")]
+                if len(lists) < len(paths):
+                    continue
+                assert rule.path_origin.span is not None
+                yield self.at(
+                    rule.path_origin.span,
+                    f"`{rule.path}` is a list of modules and never called, so `{directive.keyword}` has no effect",
+                    label=f"a {manifest.modules[lists[0]].class_name} without a forward",
+                    help=[f"write `{lists[0]}.*` for the modules in it"],
+                )
+
+
+class EveryOfFew(Check):
+    """A stride that is longer than the list of modules.
+
+    `every(n)` recomputes each n-th of the modules that its rule matches; of fewer than n modules there is no
+    stride to speak of.
+
+    ## Example
+    ```
+    checkpoint { layers.{0..2} = every(4) }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = every(4) }
+    ```
+    """
+
+    code = "LP652"
+    slug = "every-of-few"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for rule, paths in grouped(following(context, context.plan.checkpoint, Every).items()):
+            if rule.treatment.n <= 1 or len(paths) >= rule.treatment.n:
+                continue
+            modules = "one module" if len(paths) == 1 else f"only {len(paths)} modules"
+            yield self.at(
+                context.place(rule.treatment, "n"),
+                f"`every({rule.treatment.n})` has {modules} to choose from",
+                label=f"the rule speaks of {modules}",
+                help=["write `full` or `none`, or let the rule match more modules"],
+            )
+
+
+class OperatorName(Check):
+    """A name in `selective` that no operator can have.
+
+    Operators are named as `torch.ops` names them: namespace, operator, and the overload if only one is meant.
+    Without an overload all are meant. Linting does not import torch, so that a well-formed name of no
+    operator is found when the program starts.
+
+    ## Example
+    ```
+    checkpoint { layers.* = selective(["torch.mm"]) }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = selective(["aten.mm"]) }
+    ```
+    """
+
+    code = "LP653"
+    slug = "operator-name"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        checkpoint = context.plan.checkpoint
+        for rule in checkpoint.rules if checkpoint is not None else ():
+            if not isinstance(rule.treatment, Selective):
+                continue
+            for name in rule.treatment.keep:
+                if name in _WORDS or name == "collective" or is_operator_name(name):
+                    continue
+                last = re.split(r"[.:]+", name.strip())[-1] or "mm"
+                yield self.at(
+                    context.place(rule.treatment, "keep"),
+                    f'"{name}" is no name of an operator',
+                    label='expected a name such as "aten.mm" or "aten.mm.default"',
+                    help=[f'did you mean "aten.{last}"?'] if last.isidentifier() else [],
+                )
+
+
+def is_operator_name(name: str) -> bool:
+    """Whether the name has the form of an operator of `torch.ops`: `namespace.name` or `namespace.name.overload`."""
+    return _OPERATOR.fullmatch(name) is not None and name.partition(".")[0] not in _NO_NAMESPACE
+
+
+class KeepsNothing(Check):
+    """A selective rule that keeps nothing, because the modules compute nothing of what it lists.
+
+    It does the same as `full`, at the price of looking at every operator.
+
+    ## Example
+    ```
+    checkpoint { layers.*.feed_forward = selective([attention]) }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.*.feed_forward = selective([matmul]) }
+    ```
+    """
+
+    code = "LP654"
+    slug = "keeps-nothing"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        manifest, mesh = context.manifest, context.plan.mesh
+        for rule, paths in grouped(following(context, context.plan.checkpoint, Selective).items()):
+            assert manifest is not None
+            place = context.place(rule.treatment, "keep")
+            if not rule.treatment.keep:
+                yield self.at(
+                    place, "`selective([])` keeps nothing, as `full` does", label="an empty list", help=["write `full`"]
+                )
+            for word in rule.treatment.keep:
+                if word == "collective" and mesh.tp == mesh.cp == mesh.ep == 1:
+                    yield self.at(
+                        place,
+                        "`collective` keeps nothing: without `tp`, `cp` or `ep` a forward communicates nothing",
+                        label="no collectives here",
+                        others=[Label(context.place(mesh), "the mesh")],
+                    )
+                if word in _WORDS and manifest.flow_error is None:
+                    ops, kinds = _WORDS[word]
+                    if not any(has_operator(manifest, path, ops, kinds) for path in paths):
+                        yield self.at(
+                            place,
+                            f"`{word}` keeps nothing: `{name_of(paths[0])}` computes none",
+                            label=f"no {word.removeprefix('alternate_')} in these modules",
+                            help=["write `full`, or list what these modules compute"],
+                        )
+
+
+class BudgetBeyondReason(Check):
+    """A budget that keeps all or nothing, or more than the device holds.
+
+    `budget(0)` is `full` and `budget(100%)` is `none`, said in a longer way.
+
+    ## Example
+    ```
+    checkpoint { layers.* = budget(100%) }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = budget(50%) }
+    ```
+    """
+
+    code = "LP655"
+    slug = "budget-without-effect"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        checkpoint = context.plan.checkpoint
+        memory = context.device.memory if context.device is not None else None
+        capacity = memory.capacity_bytes if memory is not None else None
+        for rule in checkpoint.rules if checkpoint is not None else ():
+            if not isinstance(rule.treatment, Budget):
+                continue
+            amount = rule.treatment.amount
+            if isinstance(amount, float) and amount in (0.0, 1.0):
+                same = "full" if amount == 0.0 else "none"
+                message = (
+                    f"a budget of {amount:.0%} keeps {'nothing' if amount == 0.0 else 'everything'}, as `{same}` does"
+                )
+                help = [f"write `{same}`"]
+            elif isinstance(amount, int) and capacity is not None and amount >= capacity:
+                assert context.device is not None
+                limit = f"`{context.device.name}` has {format_bytes(capacity)}"
+                message = f"a budget of {format_bytes(amount)} is no limit: {limit}"
+                help = ["a budget in bytes is for each module that the rule matches"]
+            else:
+                continue
+            yield self.at(
+                context.place(rule.treatment, "amount"), message, label="limits nothing" if amount else "keeps nothing",
+                help=help,
+            )  # fmt: skip
+
+
+class NestedCheckpoint(Check):
+    """A recomputed module inside of a recomputed module.
+
+    It is legal and exact. What the inner module is for has to be said by memory: the outer one keeps nothing
+    of it after forward, and while the outer one is recomputed, the inner one may be computed a third time.
+
+    ## Example
+    ```
+    checkpoint {
+      layers.*              = full
+      layers.*.feed_forward = full
+    }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP824"
+    slug = "nested-checkpoint"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        recomputed = following(context, context.plan.checkpoint, _RECOMPUTE)
+        inner = [
+            (path, rule) for path, rule in recomputed.items() if path and any(up in recomputed for up in holders(path))
+        ]
+        for rule, paths in grouped(inner):
+            outer = next(above for above in holders(paths[0]) if above in recomputed)
+            over = recomputed[outer].path_origin.span
+            assert rule.path_origin.span is not None
+            assert over is not None
+            yield self.at(
+                rule.path_origin.span,
+                f"`{paths[0]}` is recomputed as a part of `{name_of(outer)}`, and again by itself",
+                label="recomputed inside of what is recomputed",
+                others=[Label(over, "recomputes what holds it")],
+                help=["keep one of the two rules"],
+            )
+
+
+class NothingToRecompute(Check):
+    """A recomputed layer that keeps nothing but its input anyway.
+
+    A linear layer keeps its input for the backward pass, and an embedding its indices. Recomputing one keeps
+    the same input, and computes once more.
+
+    ## Example
+    ```
+    checkpoint { layers.*.feed_forward.w2 = full }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.*.feed_forward = full }
+    ```
+    """
+
+    code = "LP827"
+    slug = "nothing-to-recompute"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan, manifest = context.plan, context.manifest
+        float8 = following(context, plan.precision, (Float8, MxFp8))
+        for rule, paths in grouped(following(context, plan.checkpoint, (Full, Every)).items()):
+            assert manifest is not None
+            if any(manifest.modules[path].kind not in ("linear", "embedding") or path in float8 for path in paths):
+                continue
+            assert rule.origin.span is not None
+            kind = manifest.modules[paths[0]].kind
+            keeps = "its input" if kind == "linear" else "its indices"
+            yield self.at(
+                rule.origin.span,
+                f"recomputing `{paths[0]}` saves no memory: it keeps {keeps} with or without",
+                label=f"of kind {kind}",
+                help=["recompute a module that computes more, such as the whole block"],
+            )
+
+
+class WholeModelRecomputed(Check):
+    """The whole model as one recomputed module.
+
+    When the backward pass begins, everything is computed again and kept at once: the peak of memory stays
+    where it was, and the step is a third longer. Checkpointing saves memory where one block after the other
+    is recomputed.
+
+    ## Example
+    ```
+    checkpoint { root = full }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP825"
+    slug = "whole-model-recomputed"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        rule = following(context, context.plan.checkpoint, (Full, Every)).get("")
+        if rule is None:
+            return
+        kept = following(context, context.plan.checkpoint, (Full, Every, Selective, Budget, KeepAll))
+        assert context.manifest is not None
+        blocks = [item.path for item in context.manifest.block_lists]
+        inner = f"{blocks[0]}.*" if blocks else "PATH"
+        if any(path.startswith(f"{block}.") for block in blocks for path in kept if path):
+            return
+        assert rule.origin.span is not None
+        yield self.at(
+            rule.origin.span,
+            "recomputing the whole model at once saves no memory at the peak",
+            label="all activations are there again when the backward pass begins",
+            help=[f"recompute block by block: `{inner} = full`"],
+        )
+
+
+class SelectiveUnderSplitBackward(Check):
+    """Checkpointing by operator under a schedule that splits the backward pass.
+
+    The outputs that `selective` and `budget` keep serve one backward. Computing the gradients of inputs and weights
+    apart goes through a block twice, and PyTorch refuses the second time.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = ZBVZeroBubble)
+    checkpoint { layers.* = selective([attention, matmul]) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = ZBVZeroBubble)
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP656"
+    slug = "selective-under-split-backward"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, checkpoint = context.plan.pipeline, context.plan.checkpoint
+        if pipeline is None or checkpoint is None or not splits_backward(context, pipeline):
+            return
+        for rule in checkpoint.rules:
+            if not isinstance(rule.treatment, Selective | Budget):
+                continue
+            assert rule.origin.span is not None
+            yield self.at(
+                rule.origin.span,
+                f"`{rule.treatment.name}` cannot be combined with a schedule that goes backward through a block twice",
+                label="keeps outputs for one backward",
+                others=[
+                    Label(context.place(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
+                ],
+                help=["use `full` or `every(…)`, or a schedule such as `1F1B` or `Interleaved1F1B`"],
+            )

@@ -1,0 +1,182 @@
+"""`cluster`: rules about the machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import written
+from legoai.dsl.rules.names import WrongProfile
+
+
+class ProfileIsReadable(WrongProfile, Check):
+    """The device profile that the plan names is a file that can be read.
+
+    ## Example
+    ```
+    cluster profile(hosts = 4, fabric = infiniband_ndr)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    ```
+    """
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        from legoai.specs.cluster import CatalogueError, load_profile
+
+        use = context.plan.cluster
+        if use.device != "profile":
+            return
+        if use.profile is None:
+            yield self.at(
+                context.place(use, "device"),
+                "`profile` needs the profile's file in quotes",
+                label="no file is named",
+                help=['write `profile("our_gpu.toml", …)`, or name a device of the catalogue'],
+            )
+            return
+        try:
+            load_profile(context.directory / use.profile)
+        except CatalogueError as error:
+            yield self.at(
+                context.place(use, "profile"),
+                f"the device profile cannot be used: {error.field}: {error.message}",
+                label="this file",
+                help=[f"legal are {', '.join(f'`{item}`' for item in error.legal)}"] if error.legal else [],
+            )
+
+
+class UnusedProfile(Check):
+    """A profile file beside a device of the catalogue, which is not read.
+
+    ## Example
+    ```
+    cluster h100_sxm(profile = "our_gpu.toml", hosts = 4, fabric = infiniband_ndr)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    ```
+
+    Or let the file decide: `cluster profile("our_gpu.toml", hosts = 4, fabric = infiniband_ndr)`.
+    """
+
+    code = "LP305"
+    slug = "unused-profile"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        use = context.plan.cluster
+        if use.device != "profile" and use.profile is not None:
+            yield self.at(
+                context.place(use, "profile"),
+                f"the file is not read, since the device is `{use.device}` of the catalogue",
+                label="has no effect",
+                others=[Label(context.place(use, "device"), "decides the device")],
+                help=[f'write `profile("{use.profile}", …)` to use the file, or leave it out'],
+            )
+
+
+class MissingFabric(Check):
+    """Several hosts without a network between them.
+
+    Collectives between hosts go over the fabric, and its bandwidth decides which mesh is fast.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 4)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    ```
+    """
+
+    code = "LP302"
+    slug = "missing-fabric"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        from legoai.specs.cluster import fabric_names
+
+        use = context.plan.cluster
+        if use.hosts > 1 and use.fabric is None:
+            yield self.at(
+                context.place(use, "hosts"),
+                f"{use.hosts} hosts need a fabric between them",
+                label="more than one host",
+                help=[f"add `fabric = …`: {', '.join(f'`{name}`' for name in fabric_names())}"],
+            )
+
+
+class UnusedFabric(Check):
+    """A fabric with a single host, over which nothing is sent.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 1, fabric = infiniband_ndr)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 1)
+    ```
+    """
+
+    code = "LP303"
+    slug = "unused-fabric"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        use = context.plan.cluster
+        if use.hosts == 1 and use.fabric is not None:
+            others = [Label(context.place(use, "hosts"), "one host")] if written(use, "hosts") else []
+            yield self.at(
+                context.place(use, "fabric"),
+                "one host sends nothing over a fabric",
+                label="has no effect",
+                others=others,
+                help=["leave the fabric out, or give the number of hosts"],
+            )
+
+
+class TooManyDevices(Check):
+    """More devices in a host than hosts with this device have.
+
+    The catalogue's figures for traffic between devices hold inside one usual host. Where hosts are really
+    larger, describe the device in a profile of your own, with its `devices_per_host`.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 2, devices = 16, fabric = infiniband_ndr)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, devices = 8, fabric = infiniband_ndr)
+    ```
+    """
+
+    code = "LP304"
+    slug = "too-many-devices"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        use, device = context.plan.cluster, context.device
+        if device is None or device.kind == "cpu" or use.devices is None or use.devices <= device.devices_per_host:
+            return
+        total, usual = use.hosts * use.devices, device.devices_per_host
+        help = [f"a profile of your own may state other hosts: `devices_per_host = {use.devices}`"]
+        if total % usual == 0:
+            help.insert(0, f"{total} devices are {total // usual} hosts of {usual}")
+        yield self.at(
+            context.place(use, "devices"),
+            f"a host has {usual} devices of `{device.name}`, not {use.devices}",
+            label=f"more than {usual}",
+            help=help,
+        )

@@ -1,0 +1,293 @@
+"""`comm`: rules about the schedule of collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import (
+    batch_label,
+    below,
+    following,
+    fsdp_units,
+    grouped,
+    micro_batches,
+    replacement,
+    written,
+)
+from legoai.specs.directives.base import Rule
+from legoai.specs.directives.comm import Bucket, Units
+
+
+class CommWithoutFsdp(Check):
+    """A schedule of gathers in a plan that gathers nothing.
+
+    `comm` speaks of the collectives of `fsdp`; only `reduce` also of those of `replicate`.
+
+    ## Example
+    ```
+    mesh (dp_replicate = 32)
+    replicate on dp_replicate
+    comm (reorder = true)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm (reorder = true)
+    ```
+    """
+
+    code = "LP661"
+    slug = "comm-without-fsdp"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        comm = plan.comm
+        if comm is None or plan.fsdp is not None:
+            return
+        for field in ("reorder", "prefetch", "unshard", "reduce"):
+            if written(comm, field) and not (field == "reduce" and plan.replicate is not None):
+                what = "nothing is reduced between ranks" if field == "reduce" else "without `fsdp` nothing is gathered"
+                yield self.at(context.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
+        for rule in comm.rules:
+            assert rule.origin.span is not None
+            yield self.at(
+                rule.origin.span,
+                "the bucket has no effect: without `fsdp` nothing is gathered",
+                label="has no effect",
+                help=["`replicate on dp_replicate (bucket = 25MB)` sets the buckets of plain data parallelism"],
+            )
+
+
+class BucketWithoutUnit(Check):
+    """A bucket for modules that hold no unit.
+
+    Under the eager backend units are gathered and reduced, and their parameters together. A bucket joins
+    units; a module inside of a unit has no collective of its own.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm { layers.*.feed_forward = bucket(module) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm { layers.* = bucket(module) }
+    ```
+    """
+
+    code = "LP662"
+    slug = "bucket-without-unit"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if plan.comm is None or plan.fsdp is None or plan.fsdp.backend != "eager":
+            return
+        units = fsdp_units(context)
+        for rule, paths in grouped(following(context, plan.comm, Bucket).items()):
+            if any(unit == path or below(unit, path) for path in paths for unit in units):
+                continue
+            assert rule.path_origin.span is not None
+            yield self.at(
+                rule.path_origin.span,
+                f"the bucket has no effect: neither `{paths[0]}` nor a module inside of it is a unit",
+                label="holds no unit",
+                others=[Label(context.place(plan.fsdp), "makes the units")],
+                help=["name the units here, or make these modules units in `fsdp`"],
+            )
+
+
+class ReduceWithoutAccumulation(Check):
+    """A choice of when to reduce gradients in a step of one micro batch.
+
+    The first micro batch is also the last.
+
+    ## Example
+    ```
+    batch (global = 32, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm (reduce = last_micro_batch)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 64, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm (reduce = last_micro_batch)
+    ```
+    """
+
+    code = "LP663"
+    slug = "reduce-without-accumulation"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if plan.comm is None or not written(plan.comm, "reduce") or micro_batches(plan) != 1:
+            return
+        yield self.at(
+            context.place(plan.comm, "reduce"),
+            f"`reduce = {plan.comm.reduce}` has no effect: a step has one micro batch",
+            label="has no effect",
+            others=[batch_label(context)],
+            help=["leave the option out"],
+        )
+
+
+class ReduceUnderPipeline(Check):
+    """A choice of when to reduce gradients that a pipeline does not have.
+
+    PyTorch's schedules reduce the gradients of a stage once, after its last micro batch.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
+    pipeline on pp (schedule = 1F1B)
+    comm (reduce = every_micro_batch)
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
+    pipeline on pp (schedule = 1F1B)
+    comm (reduce = last_micro_batch)
+    ```
+    """
+
+    code = "LP664"
+    slug = "reduce-under-pipeline"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, comm = context.plan.pipeline, context.plan.comm
+        if pipeline is None or comm is None or not written(comm, "reduce") or comm.reduce != "every_micro_batch":
+            return
+        yield self.at(
+            context.place(comm, "reduce"),
+            "`reduce = every_micro_batch` has no effect: a pipeline reduces after a stage's last micro batch",
+            label="has no effect",
+            others=[Label(context.place(pipeline), "the pipeline")],
+            help=["write `last_micro_batch`, or leave the option out"],
+            fix=replacement(comm, "reduce", "last_micro_batch"),
+        )
+
+
+class PrefetchOfNothing(Check):
+    """Prefetching where nothing is gathered.
+
+    Units that reshard after backward, or `never`, are still there when the backward pass begins.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard {
+      layers.* = unit(reshard = after_backward)
+      root     = unit
+    }
+    comm (prefetch = units(backward = 2))
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard {
+      layers.* = unit(reshard = after_forward)
+      root     = unit
+    }
+    comm (prefetch = units(backward = 2))
+    ```
+    """
+
+    code = "LP665"
+    slug = "prefetch-of-nothing"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if (
+            plan.comm is None
+            or plan.fsdp is None
+            or not isinstance(plan.comm.prefetch, Units)
+            or context.manifest is None
+        ):
+            return
+        reshards = {_reshard(path, rule) for path, rule in fsdp_units(context).items()}
+        prefetch = plan.comm.prefetch
+        for field, gathered in (
+            ("forward", reshards),
+            ("backward", reshards - {"never", "after_backward"}),
+        ):
+            if written(prefetch, field) and getattr(prefetch, field) > 0 and not gathered:
+                yield self.at(
+                    context.place(prefetch, field),
+                    f"`{field} = {getattr(prefetch, field)}` has no effect: no unit is gathered in the {field} pass",
+                    label="has no effect",
+                    others=[Label(context.place(plan.fsdp), "how units reshard")],
+                )
+
+
+def _reshard(path: str, rule: Rule[Any] | None) -> str | int:
+    """When the unit is freed, its default included."""
+    given: str | int | None = rule.treatment.reshard if rule is not None else None
+    return given or ("after_forward" if path else "after_backward")
+
+
+class PrefetchOfAll(Check):
+    """Prefetching so many units ahead that the whole model is gathered.
+
+    Sharding then saves no memory in that pass.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm (prefetch = units(forward = 64))
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm (prefetch = units(forward = 2))
+    ```
+    """
+
+    code = "LP826"
+    slug = "prefetch-of-all"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if (
+            plan.comm is None
+            or plan.fsdp is None
+            or not isinstance(plan.comm.prefetch, Units)
+            or context.manifest is None
+        ):
+            return
+        count = len(fsdp_units(context))
+        for field in ("forward", "backward"):
+            ahead = getattr(plan.comm.prefetch, field)
+            if count > 2 and ahead >= count - 1:
+                yield self.at(
+                    context.place(plan.comm.prefetch, field),
+                    f"gathering {ahead} units ahead holds the whole model: there are {count} units",
+                    label="gathers everything",
+                    others=[Label(context.place(plan.fsdp), f"makes {count} units")],
+                    help=["one or two units ahead are mostly enough; `proactive(limit = 4GiB)` bounds it by memory"],
+                )

@@ -1,0 +1,307 @@
+"""`compile`: rules about what torch.compile is asked to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import below, decided, following, fsdp_units, grouped, holders, name_of, replacement
+from legoai.specs.directives.base import Rule
+from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
+from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
+
+
+def compiled_modules(context: Context) -> dict[str, Rule[Any]]:
+    """The modules that are compiled, with the rule that says so."""
+    return following(context, context.plan.compile, (Inductor, AotEager))
+
+
+def _is_graph(context: Context) -> bool:
+    return context.plan.fsdp is not None and context.plan.fsdp.backend == "graph"
+
+
+class NestedCompile(Check):
+    """A compile rule for a module inside of one that is compiled as a whole.
+
+    The outer graph takes the inner module in; what the inner rule says is not looked at.
+
+    ## Example
+    ```
+    compile {
+      layers.*              = inductor
+      layers.*.feed_forward = inductor(mode = max_autotune)
+    }
+    ```
+
+    ## Use instead
+    ```
+    compile { layers.* = inductor(mode = max_autotune) }
+    ```
+    """
+
+    code = "LP622"
+    slug = "nested-compile"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        compiled = compiled_modules(context)
+        ruled = following(context, context.plan.compile, (Inductor, AotEager, NotCompiled))
+        inner = [
+            (path, rule) for path, rule in ruled.items() if any(above in compiled for above in holders(path)) and path
+        ]
+        for rule, paths in grouped(inner):
+            outer = next(above for above in holders(paths[0]) if above in compiled)
+            span, over = rule.path_origin.span, compiled[outer].path_origin.span
+            assert span is not None
+            assert over is not None
+            yield self.at(
+                span,
+                f"the rule for `{rule.path}` has no effect: `{name_of(outer)}` is compiled as a whole",
+                label=f"`{paths[0]}` is inside of it",
+                others=[Label(over, "compiles what holds it")],
+                help=["compile one of the two"],
+            )
+
+
+class CompileOverUnits(Check):
+    """A module that is compiled as one graph although units lie inside of it.
+
+    The hooks of FSDP2 cannot be traced: each unit breaks the graph, and `fullgraph`, which is the default
+    here, makes that an error. Under tensor parallelism the pieces between the breaks fail to compile too
+    (PyTorch 2.13). A module that is a unit itself is compiled inside of its hooks.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    compile { root = inductor }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    compile { layers.* = inductor }
+    ```
+    """
+
+    code = "LP623"
+    slug = "compile-over-units"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        fsdp = context.plan.fsdp
+        if fsdp is None or fsdp.backend != "eager":
+            return
+        units = fsdp_units(context)
+        for rule, paths in grouped(compiled_modules(context).items()):
+            sharded = context.plan.mesh.tp > 1 and context.plan.shard_on("tp") is not None
+            if not rule.treatment.fullgraph and not sharded:
+                continue
+            pair = next(((path, unit) for path in paths for unit in units if below(unit, path)), None)
+            if pair is None:
+                continue
+            maker = units[pair[1]]
+            assert maker is not None
+            assert rule.origin.span is not None
+            assert maker.origin.span is not None
+            what = "compiled under tensor parallelism" if sharded else "one graph"
+            yield self.at(
+                rule.origin.span,
+                f"`{name_of(pair[0])}` cannot be {what}: the hooks of the unit `{pair[1]}` break it",
+                label="compiled over the units",
+                others=[Label(maker.origin.span, "makes units inside of it")],
+                help=[
+                    "compile the units instead" + ("" if sharded else ", or allow breaks with `fullgraph = false`"),
+                    "`fsdp … (backend = graph)` traces the whole step as one graph",
+                ],
+                fix=None if sharded else replacement(rule.treatment, "fullgraph", "false"),
+            )
+
+
+class CompileUnderGraph(Check):
+    """Compilation by module under the graph backend, which traces the whole step.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    compile { layers.* = inductor }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    compile { root = inductor }
+    ```
+    """
+
+    code = "LP624"
+    slug = "compile-under-graph"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if plan.compile is None or not _is_graph(context):
+            return
+        assert plan.fsdp is not None
+        ruled = following(context, plan.compile, (Inductor, AotEager, NotCompiled))
+        for rule, paths in grouped((path, rule) for path, rule in ruled.items() if path or _eager(rule)):
+            assert rule.path_origin.span is not None
+            yield self.at(
+                rule.path_origin.span,
+                f"`{name_of(paths[0])}` cannot be compiled by itself: `backend = graph` traces the whole step",
+                label="part of the one graph",
+                others=[Label(context.place(plan.fsdp, "backend"), "traces all")],
+                help=["write `root = inductor`, or use `backend = eager`"],
+            )
+
+
+def _eager(rule: Rule[Any]) -> bool:
+    return isinstance(rule.treatment, NotCompiled)
+
+
+class CheckpointInsideCompiled(Check):
+    """Checkpointed modules inside of a compiled module, under tensor parallelism.
+
+    Compiling what recomputes DTensors fails: a device mesh would have to be saved for the backward pass
+    (PyTorch 2.13). A module that is both checkpointed and compiled is not concerned: there the compiled
+    module is checkpointed.
+
+    ## Example
+    ```
+    mesh (tp = 8, dp_replicate = 4)
+    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    compile { root = inductor }
+    checkpoint { layers.* = full }
+    ```
+
+    ## Use instead
+    ```
+    mesh (tp = 8, dp_replicate = 4)
+    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    compile { layers.* = inductor }
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP625"
+    slug = "checkpoint-inside-compiled"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if plan.mesh.tp == 1 or plan.shard_on("tp") is None or _is_graph(context):
+            return
+        compiled = compiled_modules(context)
+        recomputed = following(context, plan.checkpoint, (Full, Every, Selective, Budget))
+        inner = (
+            (path, rule) for path, rule in recomputed.items() if path and any(up in compiled for up in holders(path))
+        )
+        for rule, paths in grouped(inner):
+            outer = compiled[next(above for above in holders(paths[0]) if above in compiled)]
+            assert rule.origin.span is not None
+            assert outer.origin.span is not None
+            yield self.at(
+                outer.origin.span,
+                f"`{outer.path}` cannot be compiled: `{paths[0]}` inside of it recomputes under tensor parallelism",
+                label="compiled",
+                others=[Label(rule.origin.span, "checkpointed inside of it")],
+                help=["compile the checkpointed modules themselves"],
+            )
+
+
+class AsyncTensorParallel(Check):
+    """Asynchronous tensor parallelism without what it needs.
+
+    It is a pass of inductor over tensor-parallel graphs, on devices whose peers share symmetric memory: `tp`
+    stays inside of a host.
+
+    ## Example
+    ```
+    mesh (dp_shard = 4, tp = 8)
+    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    compile (async_tp = true)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 4, tp = 8)
+    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    compile (async_tp = true) { layers.* = inductor }
+    ```
+    """
+
+    code = "LP626"
+    slug = "async-tp"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        if plan.compile is None or not plan.compile.async_tp:
+            return
+        place = context.place(plan.compile, "async_tp")
+        fix = replacement(plan.compile, "async_tp", "false")
+        if plan.mesh.tp == 1 or plan.shard_on("tp") is None:
+            what = "`tp` has one rank" if plan.mesh.tp == 1 else "nothing is sharded on `tp`"
+            yield self.at(
+                place, f"`async_tp` has no effect: {what}", label="nothing to overlap",
+                others=[Label(context.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")], fix=fix,
+            )  # fmt: skip
+            return
+        device = context.device
+        if device is not None and not device.features.symmetric_memory:
+            yield self.at(
+                place, f"`async_tp` needs symmetric memory, which `{device.name}` lacks", label="not on this device",
+                others=[Label(context.place(plan.cluster, "device"), f"`{device.name}`")], fix=fix,
+            )  # fmt: skip
+        per_host = plan.cluster.devices or (device.devices_per_host if device is not None else None)
+        if per_host is not None and plan.mesh.tp > per_host:
+            yield self.at(
+                place, f"`async_tp` needs symmetric memory, and `tp` = {plan.mesh.tp} is more than a host's {per_host}",
+                label="only inside of a host", others=[Label(context.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
+                help=[f"`tp` of at most {per_host} stays inside of a host"], fix=fix,
+            )  # fmt: skip
+        decided(plan.compile)
+        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not _is_graph(context):
+            yield self.at(
+                place, "`async_tp` has no effect: no module is compiled by inductor", label="a pass of inductor",
+                help=["compile the blocks: `compile (async_tp = true) { layers.* = inductor }`"], fix=fix,
+            )  # fmt: skip
+
+
+class CudaGraphsOnCpu(Check):
+    """A compile mode that differs from the default on CUDA devices only.
+
+    `reduce_overhead` records CUDA graphs.
+
+    ## Example
+    ```
+    cluster cpu(devices = 4)
+    compile { layers.* = inductor(mode = reduce_overhead) }
+    ```
+
+    ## Use instead
+    ```
+    cluster cpu(devices = 4)
+    compile { layers.* = inductor }
+    ```
+    """
+
+    code = "LP627"
+    slug = "cuda-graphs-on-cpu"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan, device = context.plan, context.device
+        if plan.compile is None or device is None or device.kind != "cpu":
+            return
+        for rule in plan.compile.rules:
+            if isinstance(rule.treatment, Inductor) and rule.treatment.mode == "reduce_overhead":
+                yield self.at(
+                    context.place(rule.treatment, "mode"),
+                    f"`reduce_overhead` has no effect: `{device.name}` has no CUDA graphs",
+                    label="has no effect",
+                    others=[Label(context.place(plan.cluster, "device"), f"`{device.name}`")],
+                    fix=replacement(rule.treatment, "mode", "default"),
+                )

@@ -1,0 +1,110 @@
+"""`context`: rules about sequences in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import written
+
+
+class SequenceOverContext(Check):
+    """A sequence that the ranks of `cp` cannot share evenly.
+
+    Every rank holds an equal piece of each sequence. Under `balance = head_tail` it holds two: one from the
+    front and one from the back, where causal attention has more to do; then twice the ranks must divide the
+    sequence.
+
+    ## Example
+    ```
+    batch (global = 256, micro = 1, seq_len = 8196)
+    mesh  (dp_shard = 8, cp = 4)
+    fsdp on dp_shard, cp { layers.* = unit, root = unit }
+    context on cp (balance = head_tail)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 8, cp = 4)
+    fsdp on dp_shard, cp { layers.* = unit, root = unit }
+    context on cp (balance = head_tail)
+    ```
+    """
+
+    code = "LP405"
+    slug = "sequence-over-context"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        use, mesh, batch = context.plan.context, context.plan.mesh, context.plan.batch
+        if use is None or mesh.cp == 1:
+            return
+        balanced = use.balance == "head_tail"
+        pieces = 2 * mesh.cp if balanced else mesh.cp
+        if batch.seq_len % pieces == 0:
+            return
+        others = [Label(context.place(mesh, "cp"), f"{mesh.cp} ranks")]
+        if balanced:
+            default = "" if written(use, "balance") else ", by default"
+            others.append(Label(context.place(use, "balance"), f"two pieces for each rank{default}"))
+        near = max(pieces, batch.seq_len // pieces * pieces)
+        yield self.at(
+            context.place(batch, "seq_len"),
+            f"a sequence of {batch.seq_len} tokens cannot be cut into {pieces} equal pieces",
+            label=f"{batch.seq_len} tokens",
+            others=others,
+            help=[f"`seq_len` must be a multiple of {pieces}, such as {near}"],
+        )
+
+
+class NothingToCut(Check):
+    """Context parallelism for a model without attention over a sequence of tokens.
+
+    It cuts the sequences of token ids that the batch gives, and lets attention see the other ranks' keys and
+    values. A model that makes its own sequence, such as a vision transformer of its patches, or one without
+    attention, has nothing to cut.
+
+    ## Example
+    ```
+    model vit("b16")
+    mesh  (dp_shard = 16, cp = 2)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    context on cp
+    ```
+
+    ## Use instead
+    ```
+    model vit("b16")
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    ```
+    """
+
+    code = "LP310"
+    slug = "nothing-to-cut"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        manifest, use = context.manifest, context.plan.context
+        if use is None or manifest is None or manifest.flow_error is not None or context.plan.mesh.cp == 1:
+            return
+        first = {blocks.path: blocks.names[0] for blocks in manifest.block_lists if len(blocks)}
+        attends = any(
+            step.op == "attention"
+            for path, info in manifest.modules.items()
+            if all(
+                not path.startswith(f"{above}.") or path.startswith(f"{above}.{name}.") for above, name in first.items()
+            )
+            for step in info.flow
+        )
+        if attends and manifest.vocab_size is not None:
+            return
+        reason = "reads no sequence of token ids" if attends else "has no attention that is known as such"
+        yield self.at(
+            context.place(use, "axes"),
+            f"`context on cp` cuts sequences of tokens between the ranks of attention, and the model {reason}",
+            label="nothing to cut",
+            others=[Label(context.place(context.plan.model, "family"), "this model")],
+            help=["use the devices for `dp_shard` or `tp`"],
+        )

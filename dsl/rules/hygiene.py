@@ -1,0 +1,147 @@
+"""LP9xx: what a plan says for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
+from legoai.dsl.resolve import Resolution
+from legoai.dsl.rules.base import Check, Rule, suggestion
+from legoai.dsl.suppress import NEVER_ACCEPTED, Suppression
+from legoai.dsl.syntax import Let
+
+
+class UnusedLet(Rule):
+    """A `let` name that nothing uses.
+
+    Either it is a leftover, or a value that should follow it is written out and will not.
+
+    ## Example
+    ```
+    let hosts = 32
+    cluster h100_sxm(hosts = 16, fabric = infiniband_ndr)
+    ```
+
+    ## Use instead
+    ```
+    let hosts = 32
+    cluster h100_sxm(hosts = hosts, fabric = infiniband_ndr)
+    ```
+    """
+
+    code = "LP901"
+    slug = "unused-let"
+    severity = "warning"
+
+    @classmethod
+    def find(cls, resolution: Resolution, used: set[str]) -> Iterator[Diagnostic]:
+        """Every name of the plan's own file that neither it nor a variant uses."""
+        for statement in resolution.file.statements:
+            if isinstance(statement, Let) and statement.name.text not in used:
+                yield cls.at(
+                    statement.name.span,
+                    f"nothing uses `{statement.name.text}`",
+                    label="unused",
+                    help=["use the name, or delete the line"],
+                )
+
+
+class ShadowedRule(Check):
+    """A rule that never wins, because more specific rules cover every path that it matches.
+
+    ## Example
+    ```
+    checkpoint {
+      layers.**     = none
+      layers.*      = full
+      layers.{0..9} = full
+      layers.*.**   = none
+    }
+    ```
+
+    ## Use instead
+    Delete the line that has no effect, or make its path more specific.
+    """
+
+    code = "LP902"
+    slug = "shadowed-rule"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        if context.manifest is None:
+            return
+        for directive in context.plan.directives():
+            if not directive.rules:
+                continue
+            for rule, winner in context.assigned(directive).shadowed:
+                span, over = rule.path_origin.span, winner.path_origin.span
+                assert span is not None
+                assert over is not None
+                yield self.at(
+                    span,
+                    f"the rule for `{rule.path}` has no effect: other rules win for every path that it matches",
+                    label="never wins",
+                    others=[Label(over, "wins over it")],
+                    help=["delete the line, or make its path more specific"],
+                )
+
+
+class UnusedSuppression(Rule):
+    """A `# legoai: ignore[…]` that suppresses nothing.
+
+    The finding is gone, the code is wrong, or the finding is one that cannot be accepted: text that cannot be read
+    (LP1xx) and names that mean nothing (LP2xx). A comment behind a line speaks of that line; one alone on its line
+    speaks of the next.
+    """
+
+    code = "LP903"
+    slug = "unused-suppression"
+    severity = "warning"
+
+    @classmethod
+    def find(cls, unused: Iterable[Suppression]) -> Iterator[Diagnostic]:
+        """A finding for each suppression that took nothing away."""
+        from legoai.dsl.rules import all_rules
+
+        codes = tuple(rule.code for rule in all_rules())
+        for item in unused:
+            if item.code not in codes:
+                message, help = f"there is no rule `{item.code}`", suggestion(item.code.replace("O", "0"), codes)
+            elif item.code.startswith(NEVER_ACCEPTED):
+                message, help = f"`{item.code}` cannot be suppressed", ["it leaves no plan to accept: correct it"]
+            else:
+                message, help = f"`{item.code}` is not found here, so nothing is suppressed", ["delete it"]
+            yield cls.at(
+                item.span,
+                message,
+                label="suppresses nothing",
+                help=help,
+                fix=Fix("delete the code", (Edit(item.span, ""),), safe=False),
+            )
+
+
+class StaleSolution(Check):
+    """A plan whose `solved` line belongs to another text: something was changed after it was solved.
+
+    The answers behind `->` were the best for the plan as it was then.
+
+    ## Use instead
+    Solve the plan again, or pin the values and delete the line.
+    """
+
+    code = "LP904"
+    slug = "stale-solution"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        solved = context.plan.solved
+        if solved is None or solved.digest == context.plan.digest:
+            return
+        assert solved.origin.span is not None
+        yield self.at(
+            solved.origin.span,
+            "the plan was changed after it was solved",
+            label=f"the plan is now {context.plan.digest[:19]}…",
+            help=["solve the plan again, or keep the values and delete this line"],
+        )

@@ -1,0 +1,276 @@
+"""`shard`: rules about layouts that disagree between modules that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Edit, Fix
+from legoai.dsl.layout import Finding
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb
+from legoai.dsl.tensors import Tensor
+from legoai.specs.directives.layouts import Sharded
+from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.span import Span
+
+
+class LayoutMismatch(LayoutRule, Check):
+    """A tensor that arrives in another layout than the one that a style expects.
+
+    A style takes its input for what it says, and PyTorch does not check it: a piece of a sequence that is
+    taken for the whole gives shapes that do not fit, or numbers that are silently wrong. Where a module has
+    no style its input must fit the whole weights. Two tensors that are added must lie alike.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      tok_embeddings                  = rowwise(input = replicate, output = shard(1))
+      layers.*.{attention, ffn}_norm  = sequence
+      layers.*.attention              = inputs(from = replicate, to = replicate)
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise(output = shard(1))
+      layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
+      layers.*.feed_forward.{w1, w3}  = colwise
+      layers.*.feed_forward.w2        = rowwise
+      norm                            = sequence
+      output                          = colwise(loss_parallel = true)
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      tok_embeddings                  = rowwise(input = replicate, output = shard(1))
+      layers.*.{attention, ffn}_norm  = sequence
+      layers.*.attention              = inputs(from = shard(1), to = replicate)
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise(output = shard(1))
+      layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
+      layers.*.feed_forward.{w1, w3}  = colwise
+      layers.*.feed_forward.w2        = rowwise(output = shard(1))
+      norm                            = sequence
+      output                          = colwise(loss_parallel = true)
+    }
+    ```
+    """
+
+    code = "LP412"
+    slug = "layout-mismatch"
+    kinds = ("arrives", "mixed", "norm_dim")
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for span, items in self.findings(context):
+            first = items[0]
+            if first.kind == "mixed":
+                yield self._mixed(context, span, first)
+            elif first.kind == "norm_dim":
+                yield self.at(
+                    span,
+                    f"`sequence` cuts dim {_dim(first)} of a tensor of {first.got.rank} dims, over which "
+                    f"{named(context, items)} {verb(items, 'takes', 'take')} a norm",
+                    label="not the sequence dim",
+                    help=["the sequence is dim 1 of [batch, sequence, features]: write `sequence`"],
+                )
+            else:
+                assert first.wanted is not None
+                yield self.at(
+                    span,
+                    f"{named(context, items)} {verb(items, 'expects', 'expect')} `{text_of(first.wanted)}`, and "
+                    f"`{first.got.describe()}` arrives from {came_from(context, first.got)}",
+                    label=_expectation(first),
+                    others=producer_lines(context, first.got, beside=span),
+                    help=_cures(context, first),
+                    fix=_fix(first),
+                )
+
+    def _mixed(self, context: Context, span: Span, item: Finding) -> Diagnostic:
+        assert item.other is not None
+        one, other = item.got, item.other
+        return self.at(
+            span,
+            f"in {named(context, [item])} a tensor that lies as `{one.describe()}` meets one that lies as "
+            f"`{other.describe()}`, from {came_from(context, one)} and {came_from(context, other)}",
+            label=f"`{(one if leaves_at(one, span) else other).describe()}`",
+            others=producer_lines(context, one, other, beside=span),
+            help=[f"let both leave in one layout, for instance `output = {_preferred(one, other)}`"],
+        )
+
+
+def _dim(item: Finding) -> int:
+    assert isinstance(item.wanted, Sharded)
+    return item.wanted.dim
+
+
+def _preferred(one: Tensor, other: Tensor) -> str:
+    """The layout in which two tensors are best added: cut along the sequence where one is, else whole."""
+    return next((item.describe() for item in (one, other) if item.state == "shard" and item.dim == 1), "replicate")
+
+
+def _expectation(item: Finding) -> str:
+    assert item.wanted is not None
+    return (
+        f"expects `{text_of(item.wanted)}`"
+        if item.rule is not None
+        else f"leaves its output as `{item.got.describe()}`"
+    )
+
+
+def _cures(context: Context, item: Finding) -> list[str]:
+    """What to write: at the consumer, and at the producer."""
+    assert item.wanted is not None
+    got, wanted = item.got.describe(), text_of(item.wanted)
+    style = item.rule.treatment if item.rule is not None else None
+    cures = []
+    if isinstance(style, Inputs | Outputs):
+        cures.append(f"write `from = {got}`")
+    elif isinstance(style, Colwise | Rowwise) and got != "partial":
+        cures.append(f"write `{style.name}(input = {got})`")
+    elif isinstance(style, SequenceStyle):
+        cures.append("leave the module without a style, where its input is whole")
+    source = item.got.source
+    if source is not None and isinstance(source.rule.treatment if source.rule else None, Colwise | Rowwise):
+        cures.append(f"or let {came_from(context, item.got)} leave it so: `output = {wanted}`")
+    elif source is not None and source.rule is None:
+        cures.append(f"or give {came_from(context, item.got)} a style whose output is `{wanted}`")
+    return cures
+
+
+def _fix(item: Finding) -> Fix | None:
+    """Say what arrives, where the style says another layout in so many words."""
+    style = item.rule.treatment if item.rule is not None else None
+    if not isinstance(style, Inputs | Outputs) or isinstance(style.source, tuple):
+        return None
+    span = style.origin("source").span
+    return (
+        Fix(f"write `from = {item.got.describe()}`", (Edit(span, item.got.describe()),), safe=False) if span else None
+    )
+
+
+class UnpairedStyle(LayoutRule, Check):
+    """A `colwise` layer without its `rowwise`, or the reverse.
+
+    `colwise` leaves each rank with a piece of the features, and `rowwise` takes such pieces and sums what
+    they give. A layer without a style, which has whole weights, can do nothing with a piece.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.feed_forward.{w1, w3} = colwise }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.feed_forward.{w1, w3} = colwise
+      layers.*.feed_forward.w2       = rowwise
+    }
+    ```
+    """
+
+    code = "LP411"
+    slug = "unpaired-style"
+    kinds = ("unpaired",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for span, items in self.findings(context):
+            first = items[0]
+            consumer, producer = named(context, items), came_from(context, first.got)
+            if first.rule is None:
+                yield self.at(
+                    span,
+                    f"{consumer} {verb(items, 'has', 'have')} whole weights, and a piece of the features arrives from "
+                    f"{producer}",
+                    label=f"leaves its output as `{first.got.describe()}`",
+                    help=[
+                        f"give {consumer} the style `rowwise`",
+                        "or gather the features: `colwise(output = replicate)`",
+                    ],
+                )
+            else:
+                yield self.at(
+                    span,
+                    f"{consumer} {verb(items, 'expects', 'expect')} a piece of the features, and all of them arrive "
+                    f"from {producer}",
+                    label="expects `shard(-1)`",
+                    others=producer_lines(context, first.got, beside=span),
+                    help=["give the layers before it the style `colwise`", "or write `rowwise(input = replicate)`"],
+                )
+
+
+class PartlyShardedAttention(LayoutRule, Check):
+    """Attention of which only some of queries, keys and values are cut, or that sees only a piece of the sequence.
+
+    Each rank must hold the key/value heads that its query heads attend to. With grouped-query attention wrong
+    heads meet without an error. And every query must see all keys before it, so the sequence must be whole in
+    front of attention, unless it is cut by `context`.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention.wq = colwise
+      layers.*.attention.wo = rowwise
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise
+    }
+    ```
+    """
+
+    code = "LP417"
+    slug = "partly-sharded-attention"
+    kinds = ("heads",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for span, items in self.findings(context):
+            first = items[0]
+            where = named(context, items)
+            if first.other is None:
+                yield self.at(
+                    span,
+                    f"the attention of {where} sees a piece of the sequence only",
+                    label=f"leaves its output as `{first.got.describe()}`",
+                    help=[f"gather the sequence before: {where} = `inputs(from = shard(1), to = replicate)`"],
+                )
+                continue
+            yield self.at(
+                span,
+                f"in {where} the heads of {came_from(context, first.got)} are cut over the ranks, and those of "
+                f"{came_from(context, first.other)} are not",
+                label="cut by heads",
+                others=producer_lines(context, first.other, beside=span),
+                help=["give queries, keys and values the same style"],
+            )
+
+
+class FusedLayerSplit(LayoutRule, Check):
+    """A fused layer under `colwise`, whose output the model then splits.
+
+    `colwise` gives each rank one contiguous piece of the output features. Where the model splits them into,
+    say, queries, keys and values, the first rank has queries where another has values, and the numbers are
+    wrong.
+    """
+
+    code = "LP418"
+    slug = "fused-layer-split"
+    kinds = ("fused",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for span, items in self.findings(context):
+            yield self.at(
+                span,
+                f"{named(context, items)} splits the output of {came_from(context, items[0].got)}, of which each "
+                "rank has one contiguous piece",
+                label="cuts across the parts",
+                help=["use a model with a layer for each part", "or gather the output: `colwise(output = replicate)`"],
+            )

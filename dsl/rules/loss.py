@@ -1,0 +1,61 @@
+"""`loss`: rules about the pieces in which the loss is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import replacement
+from legoai.specs.directives.loss import ChunkedLoss
+
+
+class ChunksOfSequence(Check):
+    """A loss in more pieces than there are tokens to divide.
+
+    `chunked(n)` cuts the sequence, of which a rank holds its context-parallel piece. A vision model has one
+    answer for each image and no sequence of them.
+
+    ## Example
+    ```
+    model vit("b16")
+    batch (global = 256, micro = 8, seq_len = 197)
+    loss chunked(8)
+    ```
+
+    ## Use instead
+    ```
+    model vit("b16")
+    batch (global = 256, micro = 8, seq_len = 197)
+    loss fused
+    ```
+    """
+
+    code = "LP641"
+    slug = "loss-chunks"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        form = plan.loss.form
+        if not isinstance(form, ChunkedLoss):
+            return
+        if plan.model.family == "vit":
+            yield self.at(
+                context.place(plan.loss, "form"),
+                "the loss cannot be cut along a sequence: the model gives one answer for each image",
+                label="nothing to cut",
+                others=[Label(context.place(plan.model, "family"), "a vision model")],
+                help=["use `fused` or `eager`"],
+                fix=replacement(plan.loss, "form", "fused"),
+            )
+            return
+        length = plan.batch.seq_len // plan.mesh.cp
+        if form.n > length:
+            yield self.at(
+                context.place(form, "n"),
+                f"the loss cannot be cut into {form.n} pieces: a rank holds {length} tokens of a sequence",
+                label=f"at most {length}",
+                others=[Label(context.place(plan.batch, "seq_len"), f"{plan.batch.seq_len} tokens")],
+                help=["a handful of pieces is enough: memory falls with their number, and so does speed"],
+            )

@@ -1,0 +1,352 @@
+"""`mesh`: rules about the axes over which devices are laid out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import listed, replacement, written
+from legoai.dsl.syntax import Statement
+from legoai.specs.directives.base import Directive
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.mesh import AXES
+from legoai.specs.plan import Plan
+
+_ELASTIC = ("dp_shard", "dp_replicate", "cp", "pp", "tp")
+"""Axes by how likely their size is the one to change where the number of devices does."""
+
+
+def devices_per_host(context: Context) -> int | None:
+    """Devices in one host; None where neither the plan nor the device says it."""
+    if context.plan.cluster.devices is not None:
+        return context.plan.cluster.devices
+    return context.device.devices_per_host if context.device is not None else None
+
+
+class MeshSize(Check):
+    """A mesh that does not have as many places as the cluster has devices.
+
+    The product of `pp`, `dp_replicate`, `dp_shard`, `cp` and `tp` is the number of processes, one for each
+    device: with fewer, devices are paid for and idle; with more, the program cannot start. `ep` has no
+    devices of its own and is not counted.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = 8, tp = 8)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = 4, tp = 8)
+    ```
+    """
+
+    code = "LP301"
+    slug = "mesh-size"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        cluster, mesh = context.plan.cluster, context.plan.mesh
+        per_host = devices_per_host(context)
+        if per_host is None or mesh.world_size == cluster.hosts * per_host:
+            return
+        total = cluster.hosts * per_host
+        named = [axis for axis in AXES if axis != "ep" and (mesh.size(axis) > 1 or written(mesh, axis))]
+        product = " · ".join(f"`{axis}` = {mesh.size(axis)}" for axis in named)
+        plural = "" if total == 1 else "s"
+        help = []
+        fix = None
+        for axis in sorted(named, key=_ELASTIC.index):
+            rest = mesh.world_size // mesh.size(axis)
+            if total % rest == 0:
+                help.append(f"with `{axis}` = {total // rest} the mesh has {total} place{plural}")
+                fix = fix or replacement(mesh, axis, str(total // rest))
+        if mesh.world_size % per_host == 0 and cluster.hosts != mesh.world_size // per_host:
+            hosts = mesh.world_size // per_host
+            help.append(f"{hosts} host{'s' * (hosts > 1)} of {per_host} would have {mesh.world_size} devices")
+        elif cluster.hosts == 1:
+            help.append(f"with `devices = {mesh.world_size}` the cluster has that many")
+        counted = f" of {cluster.hosts} hosts with {per_host} each" if cluster.hosts > 1 else ""
+        yield self.at(
+            context.place(mesh) if written(mesh, "keyword") else context.place(cluster),
+            f"the mesh has {mesh.world_size} place{'s' * (mesh.world_size > 1)}{f' ({product})' if named else ''} for "
+            f"the {total} device{plural}{counted}",
+            label=f"{mesh.world_size} place{'s' * (mesh.world_size > 1)}",
+            others=[Label(context.place(cluster, "hosts"), f"{total} device{plural}")]
+            if written(mesh, "keyword")
+            else [],
+            help=help,
+            fix=fix,
+        )
+
+
+def _users(plan: Plan, axis: str) -> list[Directive]:
+    """The statements that put devices along ``axis`` to work."""
+    candidates: dict[str, tuple[Directive | None, ...]] = {
+        "pp": (plan.pipeline,),
+        "dp_replicate": (plan.replicate, plan.fsdp),
+        "dp_shard": (plan.fsdp,),
+        "cp": (plan.context,),
+        "tp": plan.shard,
+        "ep": plan.shard,
+    }
+    return [item for item in candidates[axis] if item is not None and axis in item.axes and _says_something(item)]
+
+
+def _says_something(directive: Directive) -> bool:
+    """Whether the statement does anything: a `shard` without rules shards nothing."""
+    return directive.keyword != "shard" or bool(directive.rules)
+
+
+_CURES = {
+    "pp": "`pipeline on pp (schedule = 1F1B)` puts stages of the model on its ranks",
+    "dp_replicate": "`replicate on dp_replicate` keeps replicas, `fsdp on dp_replicate, dp_shard` replicas of shards",
+    "dp_shard": "`fsdp on dp_shard { layers.* = unit }` shards the parameters over it",
+    "cp": "`context on cp` puts pieces of each sequence on its ranks",
+    "tp": "`shard on tp { … }` gives modules a style",
+    "ep": "`shard on ep { … = experts }` puts experts on its ranks",
+}
+
+
+class UnusedAxis(Check):
+    """A mesh axis of several ranks that no statement uses.
+
+    All ranks along such an axis would compute the same thing, or would drift apart since nothing reduces
+    their gradients.
+
+    ## Example
+    ```
+    mesh (dp_shard = 4, tp = 8)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 4, tp = 8)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    shard on tp {
+      layers.*.feed_forward.{w1, w3} = colwise
+      layers.*.feed_forward.w2       = rowwise
+    }
+    ```
+    """
+
+    code = "LP306"
+    slug = "unused-axis"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        mesh = context.plan.mesh
+        for axis in AXES:
+            size = mesh.size(axis)
+            if not isinstance(size, Hole) and size > 1 and not _users(context.plan, axis):
+                yield self.at(
+                    context.place(mesh, axis),
+                    f"no statement uses the {size} ranks of `{axis}`",
+                    label="an axis without a use",
+                    help=[_CURES[axis]],
+                )
+
+
+class IdleStatement(Check):
+    """A statement on an axis that the mesh does not have, or that has one rank.
+
+    It does nothing. In a variant that shrinks an axis this may be meant: then write the statement there with
+    an empty block, or suppress the finding.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    context on cp
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, cp = 2)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    context on cp
+    ```
+    """
+
+    code = "LP307"
+    slug = "idle-statement"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        mesh = context.plan.mesh
+        for directive in context.plan.directives():
+            if not _says_something(directive):
+                continue
+            for axis in directive.axes:
+                size = mesh.size(axis)
+                # A solver's answer of 1, or one from the command line, is an experiment and no slip.
+                tried = mesh.origin(axis).decider in ("solver", "command line")
+                if isinstance(size, Hole) or size > 1 or tried:
+                    continue
+                others = []
+                if written(mesh, axis):
+                    others.append(Label(context.place(mesh, axis), "one rank"))
+                elif written(mesh, "keyword"):
+                    others.append(Label(context.place(mesh), f"the mesh has no `{axis}`"))
+                one_of_several = len(directive.axes) > 1
+                yield self.at(
+                    context.place(directive, "axes"),
+                    f"`{directive.keyword} on {axis}` does nothing: `{axis}` has one rank",
+                    label="an axis without ranks",
+                    others=others,
+                    help=[
+                        f"leave `{axis}` out here, or give it ranks: `mesh ({axis} = …)`"
+                        if one_of_several
+                        else f"give the axis ranks, `mesh ({axis} = …)`, or delete the statement"
+                    ],
+                )
+
+
+class AxisOrder(Check):
+    """Mesh axes that are not written in the order in which they are nested.
+
+    Axes are always nested `pp`, `dp_replicate`, `dp_shard`, `cp`, `tp`, outermost first, whatever the order
+    of the text. Another order suggests to the reader that, say, `tp` crosses hosts. `ep` comes last, since it
+    has no devices of its own.
+
+    ## Example
+    ```
+    mesh (tp = 8, dp_shard = 4)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 4, tp = 8)
+    ```
+    """
+
+    code = "LP308"
+    slug = "axis-order"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        statement = next(
+            (
+                item
+                for item in context.resolution.statements
+                if isinstance(item, Statement) and item.keyword.text == "mesh" and item.options is not None
+            ),
+            None,
+        )
+        if statement is None or statement.options is None:
+            return
+        given = [item for item in statement.options.items if item.name is not None and item.name.text in AXES]
+        if len(given) < len(statement.options.items):
+            return
+        names = [item.name.text for item in given if item.name is not None]
+        nested = sorted(names, key=AXES.index)
+        if names == nested or len(set(names)) < len(names):
+            return
+        text = context.resolution.files[statement.span.file].text
+        pieces = {name: text[item.span.start : item.span.end] for name, item in zip(names, given, strict=True)}
+        wrong = next(index for index, name in enumerate(names) if name != nested[index])
+        yield self.at(
+            given[wrong].span,
+            f"the axes are nested {listed(nested, limit=len(nested))}, outermost first, not as written",
+            label=f"`{nested[wrong]}` is outside of `{names[wrong]}`",
+            help=[f"write `mesh ({', '.join(pieces[name] for name in nested)})`"],
+            fix=Fix(
+                "write the axes in the order of nesting",
+                tuple(
+                    Edit(item.span, pieces[name])
+                    for item, name in zip(given, nested, strict=True)
+                    if item.name is not None and item.name.text != name
+                ),
+                safe=True,
+            ),
+        )
+
+
+class ExpertGroups(Check):
+    """An expert-parallel degree that does not divide the ranks from which it takes its groups.
+
+    `ep` has no devices of its own: it groups the ranks of `dp_shard` and `cp`, each group holding all experts
+    once.
+
+    ## Example
+    ```
+    model mixtral("8x7b")
+    mesh  (dp_shard = 32, ep = 3)
+    shard on ep { layers.*.feed_forward.experts = experts }
+    ```
+
+    ## Use instead
+    ```
+    model mixtral("8x7b")
+    mesh  (dp_shard = 32, ep = 4)
+    shard on ep { layers.*.feed_forward.experts = experts }
+    ```
+    """
+
+    code = "LP309"
+    slug = "expert-groups"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        mesh = context.plan.mesh
+        ranks = mesh.dp_shard * mesh.cp
+        if ranks % mesh.ep == 0:
+            return
+        product = f"`dp_shard` · `cp` = {ranks}" if mesh.cp > 1 else f"`dp_shard` = {ranks}"
+        used = [axis for axis in ("dp_shard", "cp") if written(mesh, axis)]
+        yield self.at(
+            context.place(mesh, "ep"),
+            f"`ep` = {mesh.ep} does not divide {product}",
+            label="groups of this many ranks",
+            others=[Label(context.place(mesh, axis), "of these") for axis in used],
+            help=[f"legal sizes of `ep` are {legal_divisors(ranks)}"],
+        )
+
+
+class TensorParallelAcrossHosts(Check):
+    """Tensor parallel groups that reach over more than one host.
+
+    Tensor parallelism exchanges activations several times in every layer, in the middle of the computation.
+    Inside a host the links between devices are many times as fast as the fabric.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = 2, tp = 16)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = 4, tp = 8)
+    ```
+    """
+
+    code = "LP801"
+    slug = "tensor-parallel-across-hosts"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        mesh, cluster = context.plan.mesh, context.plan.cluster
+        per_host = devices_per_host(context)
+        on_cpu = context.device is not None and context.device.kind == "cpu"
+        if per_host is None or on_cpu or mesh.tp == 1 or cluster.hosts == 1 or per_host % mesh.tp == 0:
+            return
+        yield self.at(
+            context.place(mesh, "tp"),
+            f"groups of `tp` = {mesh.tp} reach over hosts of {per_host} devices",
+            label="crosses hosts",
+            others=[Label(context.place(cluster, "device"), f"{per_host} devices in a host")],
+            help=[f"sizes of `tp` that stay inside a host are {legal_divisors(per_host)}"],
+        )
+
+
+def legal_divisors(number: int, *others: int) -> str:
+    """The common divisors as the end of a sentence, ``1, 2, 3 and 6``; of many the largest twelve."""
+    common = math.gcd(number, *others)
+    found = [str(item) for item in range(1, common + 1) if common % item == 0] if common <= 1 << 20 else ["1"]
+    found = found[-12:]
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"

@@ -1,0 +1,85 @@
+"""What the rules about layouts have in common: where to name a finding, and what to call its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Label
+from legoai.dsl.layout import Finding, FindingKind
+from legoai.dsl.rules.blocks import general, span_of
+from legoai.dsl.rules.facts import listed
+from legoai.dsl.tensors import Tensor
+from legoai.specs.directives.layouts import Layout, Sharded
+from legoai.specs.span import Span
+
+
+def text_of(layout: Layout | Tensor) -> str:
+    """A layout as a plan writes it."""
+    if isinstance(layout, Tensor):
+        return layout.describe()
+    return f"shard({layout.dim})" if isinstance(layout, Sharded) else layout.name
+
+
+class LayoutRule:
+    """What the rules about layouts share: each tells some kinds of findings, once for each line at fault."""
+
+    kinds: ClassVar[tuple[FindingKind, ...]]
+
+    @classmethod
+    def findings(cls, context: Context) -> Iterator[tuple[Span, list[Finding]]]:
+        """The findings by the place to name: the line of the consumer, or else that of the producer."""
+        if context.layouts is None:
+            return
+        places: dict[Span, list[Finding]] = {}
+        for item in context.layouts.findings:
+            if item.kind in cls.kinds:
+                places.setdefault(anchor_of(context, item), []).append(item)
+        yield from places.items()
+
+
+def anchor_of(context: Context, item: Finding) -> Span:
+    """The line to name: the consumer's, or else a producer's, or else the statement."""
+    sources = [
+        tensor.source.rule for tensor in (item.got, item.other) if tensor is not None and tensor.source is not None
+    ]
+    for rule in (item.rule, *sources):
+        if rule is not None:
+            return span_of(rule)
+    shard = context.plan.shard_on("tp")
+    assert shard is not None
+    return context.place(shard)
+
+
+def came_from(context: Context, tensor: Tensor) -> str:
+    """The module that a tensor comes from, in words."""
+    assert context.manifest is not None
+    return f"`{general(context.manifest, tensor.source.path)}`" if tensor.source is not None else "the model's input"
+
+
+def producer_lines(context: Context, *tensors: Tensor | None, beside: Span) -> list[Label]:
+    """A label at each line that gave a tensor its layout, but for the line that the finding itself names."""
+    found = {}
+    for tensor in tensors:
+        if tensor is not None and tensor.source is not None and tensor.source.rule is not None:
+            span = span_of(tensor.source.rule)
+            if span != beside:
+                found[span] = Label(span, f"leaves its output as `{tensor.describe()}`")
+    return list(found.values())
+
+
+def named(context: Context, items: list[Finding]) -> str:
+    """The modules at which the findings are made, as a plan names them."""
+    assert context.manifest is not None
+    return listed(list(dict.fromkeys(general(context.manifest, item.path) for item in items)))
+
+
+def verb(items: list[Finding], one: str, many: str) -> str:
+    """The verb for the modules that :func:`named` names."""
+    return one if len({item.path for item in items}) == 1 else many
+
+
+def leaves_at(tensor: Tensor, span: Span) -> bool:
+    """Whether the rule at ``span`` gave the tensor its layout."""
+    return tensor.source is not None and tensor.source.rule is not None and span_of(tensor.source.rule) == span

@@ -1,0 +1,159 @@
+"""`offload`: rules about what lives in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import replacement, written
+from legoai.specs.directives.comm import ByBytes
+
+_FIELDS = ("optimizer", "parameters", "activations")
+
+
+class OffloadOnCpu(Check):
+    """Offloading from a device that is the host.
+
+    ## Example
+    ```
+    cluster cpu(devices = 4)
+    offload (activations = all)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    offload (activations = all)
+    ```
+    """
+
+    code = "LP671"
+    slug = "offload-on-cpu"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        offload, device = context.plan.offload, context.device
+        if offload is None or device is None or device.kind != "cpu":
+            return
+        for field in _FIELDS:
+            if getattr(offload, field) != "none":
+                yield self.at(
+                    context.place(offload, field),
+                    f"offloading {field} has no effect: the memory of `{device.name}` is the host's",
+                    label="has no effect",
+                    others=[Label(context.place(context.plan.cluster, "device"), f"`{device.name}`")],
+                    fix=replacement(offload, field, "none"),
+                )
+
+
+class ParametersWithoutUnits(Check):
+    """Offloaded parameters without units to bring them back.
+
+    `CPUOffloadPolicy` belongs to an `fsdp` unit, which copies its shard to the device before it gathers it.
+
+    ## Example
+    ```
+    mesh (dp_replicate = 32)
+    replicate on dp_replicate
+    offload (parameters = all)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    offload (parameters = all)
+    ```
+    """
+
+    code = "LP672"
+    slug = "offload-without-fsdp"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        offload = context.plan.offload
+        if offload is None or context.plan.fsdp is not None or offload.parameters == "none":
+            return
+        yield self.at(
+            context.place(offload, "parameters"),
+            "parameters can be offloaded only where `fsdp` holds them in units",
+            label="no unit brings them back",
+            help=["add `fsdp`, or leave the option out"],
+            fix=replacement(offload, "parameters", "none"),
+        )
+
+
+class OffloadNeedsGraph(Check):
+    """Offloading by piece or by need under the eager backend.
+
+    `adaptive` and `bytes(n)` place copies of parameters or optimizer state between the operations of one
+    traced graph (DeepCompile, Algorithm 2). The eager backend can offload all or nothing of them.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    offload (optimizer = adaptive)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    offload (optimizer = adaptive)
+    ```
+    """
+
+    code = "LP673"
+    slug = "offload-needs-graph"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        offload, fsdp = context.plan.offload, context.plan.fsdp
+        if offload is None or (fsdp is not None and fsdp.backend == "graph"):
+            return
+        for field in ("optimizer", "parameters"):
+            amount = getattr(offload, field)
+            if not (isinstance(amount, ByBytes) or amount == "adaptive"):
+                continue
+            word = amount.name if isinstance(amount, ByBytes) else amount
+            backend = Label(context.place(fsdp, "backend"), "the eager backend") if fsdp is not None else None
+            yield self.at(
+                context.place(offload, field),
+                f"`{field} = {word}` needs one traced graph, and the plan runs eagerly",
+                label="not without `backend = graph`",
+                others=[backend] if backend is not None else [],
+                help=["write `fsdp … (backend = graph)`, or offload `all` or `none`"],
+                fix=replacement(offload, field, "all"),
+            )
+
+
+class OffloadOfNothing(Check):
+    """An `offload` statement that offloads nothing.
+
+    ## Example
+    ```
+    offload (optimizer = none)
+    ```
+
+    ## Use instead
+    ```
+    offload (activations = all)
+    ```
+    """
+
+    code = "LP674"
+    slug = "offload-of-nothing"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        offload = context.plan.offload
+        if offload is None or any(getattr(offload, field) != "none" for field in _FIELDS):
+            return
+        field = next((field for field in _FIELDS if written(offload, field)), "keyword")
+        yield self.at(
+            context.place(offload, field),
+            "nothing is offloaded: optimizer state, parameters and activations are all `none`",
+            label="has no effect",
+            help=["leave the statement out"],
+        )

@@ -1,0 +1,118 @@
+"""`optimizer`: rules about the constants of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import replacement, written
+from legoai.specs.directives.optimizer import Adam, AdamW, Sgd
+
+_SMALLEST: Final = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "bf16": 2.0**-133, "fp16": 2.0**-24}
+"""The smallest positive number of each dtype (IEEE 754; bf16 has the exponents of fp32 and 7 bits)."""
+
+
+class NothingLearned(Check):
+    """A learning rate of zero.
+
+    The optimizer runs and changes nothing, whatever the schedule does with the rate.
+
+    ## Example
+    ```
+    optimizer adamw(lr = 0.0)
+    ```
+
+    ## Use instead
+    ```
+    optimizer adamw(lr = 3e-4)
+    ```
+    """
+
+    code = "LP681"
+    slug = "learning-rate-zero"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        algorithm = context.plan.optimizer.algorithm
+        if algorithm.lr == 0.0:
+            yield self.at(
+                context.place(algorithm, "lr"),
+                "nothing is learned at a learning rate of 0",
+                label="no parameter changes",
+                help=["`3e-4` is usual for models of some billion parameters"],
+            )
+
+
+class NesterovNeedsMomentum(Check):
+    """Nesterov momentum without momentum.
+
+    `torch.optim.SGD` refuses it.
+
+    ## Example
+    ```
+    optimizer sgd(lr = 0.1, nesterov = true)
+    ```
+
+    ## Use instead
+    ```
+    optimizer sgd(lr = 0.1, momentum = 0.9, nesterov = true)
+    ```
+    """
+
+    code = "LP682"
+    slug = "nesterov-without-momentum"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        algorithm = context.plan.optimizer.algorithm
+        if isinstance(algorithm, Sgd) and algorithm.nesterov and algorithm.momentum == 0.0:
+            others = [Label(context.place(algorithm, "momentum"), "is 0")] if written(algorithm, "momentum") else []
+            yield self.at(
+                context.place(algorithm, "nesterov"),
+                "Nesterov momentum needs a momentum greater than 0",
+                label="without momentum",
+                others=others,
+                help=["add `momentum = 0.9`, or leave `nesterov` out"],
+                fix=replacement(algorithm, "nesterov", "false"),
+            )
+
+
+class EpsilonVanishes(Check):
+    """An epsilon that is zero where it is added.
+
+    Adam divides by the root of the second moment and epsilon. Both live in the dtype of `precision (master =
+    …)`, and in fp16 everything below 3e-8 is zero: where a gradient is zero, the update is 0/0.
+
+    ## Example
+    ```
+    precision (master = fp16, param = fp16)
+    optimizer adamw(lr = 3e-4, eps = 1e-8)
+    ```
+
+    ## Use instead
+    ```
+    precision (master = fp32, param = bf16)
+    optimizer adamw(lr = 3e-4, eps = 1e-8)
+    ```
+    """
+
+    code = "LP683"
+    slug = "epsilon-vanishes"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        algorithm, precision = context.plan.optimizer.algorithm, context.plan.precision
+        # A number at or below half of the smallest one is rounded to zero.
+        if not isinstance(algorithm, AdamW | Adam) or algorithm.eps > _SMALLEST[precision.master] / 2:
+            return
+        place = "eps" if written(algorithm, "eps") else "lr"
+        why = "is 0" if algorithm.eps == 0.0 else f"= {algorithm.eps:g} is 0 in {precision.master}"
+        yield self.at(
+            context.place(algorithm if written(algorithm, place) else context.plan.optimizer, place),
+            f"`eps` {why}, so that a parameter without gradient becomes NaN",
+            label="divides by zero" if place == "eps" else "`eps` is 1e-8 by default",
+            others=[Label(context.place(precision, "master"), f"parameters are stored in {precision.master}")],
+            help=["write `master = fp32`, or a larger `eps`"],
+        )

@@ -1,0 +1,121 @@
+"""`pipeline`: rules about an order of actions that is read from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check, Rule
+from legoai.dsl.rules.facts import pass_label, pass_micro_batches
+from legoai.dsl.rules.stages import order_text
+from legoai.specs.directives.pipeline import OrderFile, Pipeline
+
+if TYPE_CHECKING:
+    from legoai.dsl.rules.orders import Order
+
+
+class OrderFileReadable(Check):
+    """An order file that is missing or cannot be read.
+
+    The file is what PyTorch's schedules write and read: a line for each rank, a cell such as `2F0` for each
+    action. Linting reads it as text.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = csv("no_such_order.csv"))
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = 1F1B)
+    ```
+    """
+
+    code = "LP512"
+    slug = "order-file"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline = context.plan.pipeline
+        if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
+            return
+        from legoai.dsl.rules.orders import OrderError, read_order
+
+        schedule = pipeline.schedule
+        place = context.place(schedule, "file")
+        text = order_text(context, schedule)
+        if isinstance(text, OSError | ValueError):
+            reason = text.strerror if isinstance(text, OSError) and text.strerror else str(text)
+            path = context.directory / schedule.file
+            yield self.at(place, f"`{schedule.file}` cannot be read: {reason}", label=f"looked for {path}")
+            return
+        try:
+            order = read_order(text)
+        except OrderError as error:
+            yield self.at(
+                place,
+                f"`{schedule.file}`, line {error.line}, cell {error.column}: {error.message}",
+                label="cannot be read as an order",
+                help=["a cell is empty, or a stage, an action and a micro batch: `2F0`, `0B3`, `1I2`, `1W2`"],
+            )
+            return
+        mismatches = list(OrderFileFits.find(context, pipeline, order))
+        yield from mismatches or OrderFileRuns.find(context, pipeline, order)
+
+
+class OrderFileFits(Rule):
+    """An order file for other numbers of ranks, stages or micro batches than the plan's."""
+
+    code = "LP513"
+    slug = "order-file-mismatch"
+
+    @classmethod
+    def find(cls, context: Context, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
+        """A finding for each number that differs."""
+        assert isinstance(pipeline.schedule, OrderFile)
+        place = context.place(pipeline.schedule, "file")
+        plan = context.plan
+        numbers = [
+            ("rank", len(order.ranks), plan.mesh.pp, Label(context.place(plan.mesh, "pp"), f"`pp` = {plan.mesh.pp}"))
+        ]
+        if pipeline.stages is not None:
+            stages = Label(context.place(pipeline, "stages"), "the plan's stages")
+            numbers.append(("stage", order.stages, pipeline.stages, stages))
+        count = pass_micro_batches(plan)
+        if count is not None:
+            numbers.append(("micro batch", order.micro_batches, count, pass_label(context)))
+        for noun, held, wanted, other in numbers:
+            if held != wanted:
+                yield cls.at(
+                    place,
+                    f"`{pipeline.schedule.file}` orders {_count(held, noun)}, and the plan has {wanted}",
+                    label=f"made for {_count(held, noun)}",
+                    others=[other],
+                )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+class OrderFileRuns(Rule):
+    """An order file that would wait for ever, or that does not compute every micro batch on every stage once."""
+
+    code = "LP514"
+    slug = "order-file-order"
+
+    @classmethod
+    def find(cls, context: Context, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
+        """The first fault."""
+        from legoai.dsl.rules.orders import order_faults
+
+        assert isinstance(pipeline.schedule, OrderFile)
+        for fault in order_faults(order, sharded=context.plan.fsdp is not None):
+            yield cls.at(
+                context.place(pipeline.schedule, "file"),
+                f"`{pipeline.schedule.file}` cannot run: {fault}",
+                label="not a valid order",
+            )

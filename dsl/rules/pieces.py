@@ -1,0 +1,231 @@
+"""`shard`: rules about pieces and summands that are taken for the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
+from legoai.dsl.tensors import as_list
+from legoai.specs.directives.layouts import Partial
+from legoai.specs.directives.shard import Colwise, Inputs, Outputs
+
+
+class WholeWeightsOnPiece(LayoutRule, Check):
+    """A module without a style that computes on a piece of the sequence, or of the heads.
+
+    Its weights are whole on every rank of `tp`, but each rank sees other tokens, and so computes another
+    gradient. Nothing sums them: the ranks' copies of the weights drift apart, without an error.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      tok_embeddings                  = rowwise(input = replicate, output = shard(1))
+      layers.*.attention              = inputs(from = shard(1), to = replicate)
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise(output = shard(1))
+      layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
+      layers.*.feed_forward.{w1, w3}  = colwise
+      layers.*.feed_forward.w2        = rowwise(output = shard(1))
+      norm                            = sequence
+      output                          = colwise(loss_parallel = true)
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      tok_embeddings                  = rowwise(input = replicate, output = shard(1))
+      layers.*.{attention, ffn}_norm  = sequence
+      layers.*.attention              = inputs(from = shard(1), to = replicate)
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise(output = shard(1))
+      layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
+      layers.*.feed_forward.{w1, w3}  = colwise
+      layers.*.feed_forward.w2        = rowwise(output = shard(1))
+      norm                            = sequence
+      output                          = colwise(loss_parallel = true)
+    }
+    ```
+    """
+
+    code = "LP414"
+    slug = "whole-weights-on-piece"
+    kinds = ("piece",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        assert context.manifest is not None or context.layouts is None
+        for span, items in self.findings(context):
+            first = items[0]
+            assert context.manifest is not None
+            kind = context.manifest.modules[first.path].kind
+            cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`sequence`"
+            yield self.at(
+                span,
+                f"{named(context, items)} {verb(items, 'has', 'have')} no style, and only a piece arrives, so "
+                f"that its weights get the gradient of that piece: `{first.got.describe()}` from "
+                f"{came_from(context, first.got)}",
+                label=f"leaves its output as `{first.got.describe()}`",
+                help=[f"give it the style {cure}", "or let the whole tensor arrive"],
+            )
+
+
+class PlainWeights(LayoutRule, Check):
+    """A DTensor that meets plain tensors: the weights of a module without a style, or a tensor that it is added to.
+
+    What leaves `inputs` and `sequence` is a DTensor, which knows how it lies. PyTorch refuses to compute with
+    a DTensor and a plain tensor. A styled module takes either.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      tok_embeddings = rowwise(input = replicate, output = shard(1))
+      layers.0       = inputs(from = shard(1), to = replicate)
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { tok_embeddings = rowwise(input = replicate) }
+    ```
+    """
+
+    code = "LP420"
+    slug = "plain-weights"
+    kinds = ("plain",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for span, items in self.findings(context):
+            first = items[0]
+            producer, where = came_from(context, first.got), named(context, items)
+            if first.other is not None:
+                message = (
+                    f"in {where} a DTensor from {producer} meets a plain tensor from {came_from(context, first.other)}"
+                )
+                help = ["give both a style after which they are alike"]
+            else:
+                message = (
+                    f"{where} {verb(items, 'has', 'have')} no style and so plain weights, and a DTensor arrives "
+                    f"from {producer}"
+                )
+                help = ["give it a style", "or place its weights: `… .weight = replicate`"]
+            yield self.at(
+                span,
+                message,
+                label="makes a DTensor",
+                others=producer_lines(context, first.other, beside=span),
+                help=help,
+            )
+
+
+class PartialMisused(LayoutRule, Check):
+    """Summands that are used as if they were the sum.
+
+    After `output = partial` every rank holds a summand. Summands can be added to summands, and reduced later:
+    `from = partial`. Added to a whole tensor they count that tensor once for each rank, and a norm or an
+    activation of a summand is not a part of that of the sum.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.feed_forward.{w1, w3} = colwise
+      layers.*.feed_forward.w2       = rowwise(output = partial)
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.feed_forward          = outputs(from = partial, to = replicate)
+      layers.*.feed_forward.{w1, w3} = colwise
+      layers.*.feed_forward.w2       = rowwise(output = partial)
+    }
+    ```
+    """
+
+    code = "LP415"
+    slug = "partial-misused"
+    kinds = ("summand",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        yield from self._made_of_wholes(context)
+        for span, items in self.findings(context):
+            first = items[0]
+            summand = first.got if first.got.state == "partial" else first.other
+            assert summand is not None
+            whole = first.other if summand is first.got else first.got
+            meets = "is not summed first"
+            if whole is not None and whole.state != "partial":
+                meets = f"is added to a whole one from {came_from(context, whole)}"
+            yield self.at(
+                span,
+                f"in {named(context, items)} a summand from {came_from(context, summand)} {meets}",
+                label="leaves its output as `partial`" if leaves_at(summand, span) else "",
+                others=producer_lines(context, summand, beside=span),
+                help=["sum it where it leaves: `output = replicate`, or `output = shard(1)`"],
+            )
+
+    def _made_of_wholes(self, context: Context) -> Iterator[Diagnostic]:
+        """Styles that would have to make summands of what is whole or cut, which PyTorch refuses."""
+        for shard in context.plan.shard:
+            for rule in shard.rules:
+                style = rule.treatment
+                if isinstance(style, Colwise) and isinstance(style.output, Partial):
+                    field, why = "output", "`colwise` gives pieces of the features, not summands"
+                elif isinstance(style, Inputs | Outputs) and any(
+                    isinstance(target, Partial) and not isinstance(source, Partial)
+                    for source, target in zip(as_list(style.source), as_list(style.target), strict=False)
+                ):
+                    field, why = "target", "a tensor that is whole or cut cannot be made into summands"
+                else:
+                    continue
+                yield self.at(
+                    context.place(style, field), why, label="asks for summands", help=["write another layout here"]
+                )
+
+
+class ResultInPieces(LayoutRule, Check):
+    """A model whose output leaves in pieces, although the loss needs it whole.
+
+    A `colwise` output layer leaves each rank with the logits of a part of the vocabulary. The loss is
+    computed on such parts with `loss_parallel = true`; else the logits must be gathered.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { output = colwise }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { output = colwise(loss_parallel = true) }
+    ```
+    """
+
+    code = "LP419"
+    slug = "result-in-pieces"
+    kinds = ("result",)
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for span, items in self.findings(context):
+            got = items[0].got
+            source = got.source
+            cure = ["write `output = replicate`"]
+            if source is not None and source.rule is not None and isinstance(source.rule.treatment, Colwise):
+                cure = ["write `colwise(loss_parallel = true)`", "or gather the logits: `colwise(output = replicate)`"]
+            yield self.at(
+                span,
+                f"the model's output leaves {came_from(context, got)} as `{got.describe()}`, and the loss takes it "
+                "for whole",
+                label=f"leaves its output as `{got.describe()}`",
+                help=cure,
+            )

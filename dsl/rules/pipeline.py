@@ -1,0 +1,453 @@
+"""`pipeline`: rules about stages, micro batches and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import (
+    batch_label,
+    decided,
+    fsdp_units,
+    micro_batches,
+    pass_label,
+    pass_micro_batches,
+    replacement,
+)
+from legoai.dsl.rules.stages import order_of, stage_count
+from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, OrderFile, Pipeline
+
+_COMMON_BUBBLE = 0.25
+"""The share of a step beyond which an idle pipeline is worth a word: a quarter of the machines would be idle."""
+
+
+class StagesDivide(Check):
+    """A number of stages that is no multiple of `pp`.
+
+    Every rank of `pp` holds the same number of stages.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = Interleaved1F1B, stages = 6)
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = Interleaved1F1B, stages = 8)
+    ```
+    """
+
+    code = "LP501"
+    slug = "stages-not-divisible"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, mesh = context.plan.pipeline, context.plan.mesh
+        if pipeline is None or pipeline.stages is None or pipeline.stages % mesh.pp == 0:
+            return
+        near = sorted({max(mesh.pp, pipeline.stages // mesh.pp * mesh.pp), (pipeline.stages // mesh.pp + 1) * mesh.pp})
+        yield self.at(
+            context.place(pipeline, "stages"),
+            f"{pipeline.stages} stages cannot be laid out evenly over the {mesh.pp} ranks of `pp`",
+            label=f"no multiple of {mesh.pp}",
+            others=[Label(context.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
+            help=[f"the nearest legal numbers of stages are {' and '.join(map(str, near))}"],
+        )
+
+
+class StagesPerRank(Check):
+    """A number of stages per rank that the schedule cannot take.
+
+    `GPipe` and `1F1B` hold one stage on each rank; the interleaved schedules and `LoopedBFS` several;
+    `ZBVZeroBubble` and `DualPipeV` exactly two, the i-th from the front and the i-th from the back.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = DualPipeV, stages = 4)
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = DualPipeV, stages = 8)
+    ```
+    """
+
+    code = "LP502"
+    slug = "stages-per-rank"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, mesh = context.plan.pipeline, context.plan.mesh
+        if pipeline is None or pipeline.stages is None or isinstance(pipeline.schedule, OrderFile):
+            return
+        each, rest = divmod(pipeline.stages, mesh.pp)
+        schedule = pipeline.schedule
+        if rest:
+            return
+        if schedule in SINGLE_STAGE and each != 1:
+            wants, legal = "one stage", [mesh.pp]
+        elif schedule in V_SHAPED and each != 2:
+            wants, legal = "exactly 2 stages", [2 * mesh.pp]
+        elif schedule not in SINGLE_STAGE and each < 2:
+            wants, legal = "at least 2 stages", [2 * mesh.pp, 3 * mesh.pp]
+        else:
+            return
+        help = [f"write `stages = {legal[0]}`" + (f", or a larger multiple of {mesh.pp}" if len(legal) > 1 else "")]
+        if schedule in SINGLE_STAGE:
+            help.append("`Interleaved1F1B` and `LoopedBFS` hold several stages on a rank")
+        elif each == 1:
+            help.append("with one stage on each rank the schedule is `1F1B`")
+        yield self.at(
+            context.place(pipeline, "stages"),
+            f"`{schedule}` needs {wants} on each rank, and {pipeline.stages} stages over {mesh.pp} ranks are {each}",
+            label=f"{each} on each rank",
+            others=[Label(context.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
+            help=help,
+            fix=replacement(pipeline, "stages", str(legal[0])),
+        )
+
+
+class EnoughMicroBatches(Check):
+    """Fewer micro batches than the schedule needs.
+
+    `1F1B` and `DualPipeV` begin by filling every stage, so they need at least as many micro batches as
+    stages.
+
+    ## Example
+    ```
+    batch (global = 16, micro = 1, seq_len = 8192)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = 1F1B)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 128, micro = 1, seq_len = 8192)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = 1F1B)
+    ```
+    """
+
+    code = "LP503"
+    slug = "too-few-micro-batches"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        pipeline = plan.pipeline
+        if (
+            pipeline is None
+            or isinstance(pipeline.schedule, OrderFile)
+            or pipeline.schedule not in ("1F1B", "DualPipeV")
+        ):
+            return
+        count, stages = pass_micro_batches(plan), stage_count(context, pipeline)
+        if count is None or stages is None or count >= stages:
+            return
+        least = stages * plan.batch.micro_batch * plan.mesh.data_parallel
+        batch = f"a global batch of {least} or more gives enough"
+        passes = f"write `microbatches = {stages}` or more"
+        yield self.at(
+            context.place(pipeline, "schedule"),
+            f"`{pipeline.schedule}` needs at least as many micro batches as stages: {stages}, not {count}",
+            label=f"{count} micro batches for {stages} stages",
+            others=[pass_label(context)],
+            help=[f"{batch if pipeline.microbatches is None else passes}, or use `GPipe`"],
+        )
+
+
+class EqualRounds(Check):
+    """Micro batches that do not come out even in the rounds of an interleaved schedule.
+
+    `Interleaved1F1B` and `InterleavedZeroBubble` compute in ⌊micro batches / pp⌋ rounds (one at least), and
+    the micro batches must be a multiple of the rounds.
+
+    ## Example
+    ```
+    batch (global = 88, micro = 1, seq_len = 8192)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = Interleaved1F1B)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 96, micro = 1, seq_len = 8192)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = Interleaved1F1B)
+    ```
+    """
+
+    code = "LP504"
+    slug = "uneven-rounds"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        pipeline = plan.pipeline
+        if pipeline is None or isinstance(pipeline.schedule, OrderFile):
+            return
+        if pipeline.schedule not in ("Interleaved1F1B", "InterleavedZeroBubble"):
+            return
+        count, ranks = pass_micro_batches(plan), plan.mesh.pp
+        if count is None or _even_rounds(count, ranks):
+            return
+        one = plan.batch.micro_batch * plan.mesh.data_parallel
+        fewer = next(number for number in range(count, 0, -1) if _even_rounds(number, ranks))
+        more = next(number for number in range(count, 2 * count + ranks) if _even_rounds(number, ranks))
+        help = (
+            f"a global batch of {fewer * one} gives {fewer} micro batches, one of {more * one} gives {more}; "
+            f"every multiple of {ranks * one} is legal"
+            if pipeline.microbatches is None
+            else f"write `microbatches = {fewer}` or {more}; every multiple of {ranks} is legal"
+        )
+        yield self.at(
+            context.place(pipeline, "schedule"),
+            f"`{pipeline.schedule}` over {ranks} ranks computes {count} micro batches in {count // ranks} rounds, "
+            f"and {count} is no multiple of {count // ranks}",
+            label="the rounds do not come out even",
+            others=[pass_label(context), Label(context.place(plan.mesh, "pp"), f"`pp` = {ranks}")],
+            help=[help],
+        )
+
+
+def _even_rounds(count: int, ranks: int) -> bool:
+    return count % max(1, count // ranks) == 0
+
+
+class BlocksForStages(Check):
+    """More stages than the model has repeated blocks, so that a stage would hold none.
+
+    ## Example
+    ```
+    mesh (pp = 8, dp_shard = 4)
+    pipeline on pp (schedule = Interleaved1F1B, stages = 40)
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 8, dp_shard = 4)
+    pipeline on pp (schedule = Interleaved1F1B, stages = 16)
+    ```
+    """
+
+    code = "LP505"
+    slug = "more-stages-than-blocks"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, manifest = context.plan.pipeline, context.manifest
+        if pipeline is None or manifest is None or pipeline.split != "even":
+            return
+        stages = stage_count(context, pipeline)
+        blocks = sum(len(item) for item in manifest.block_lists)
+        if stages is None or stages <= blocks:
+            return
+        at_most = blocks // context.plan.mesh.pp * context.plan.mesh.pp
+        cure = (
+            f"at most {at_most} stages have a block each" if at_most else "name the split points: `split = [PATH, …]`"
+        )
+        yield self.at(
+            context.place(pipeline, "stages"),
+            f"{stages} stages cannot share the model's {blocks} blocks evenly" if blocks else
+            f"the model has no repeated blocks that {stages} stages could share evenly",
+            label=f"more than {blocks}" if blocks else "nothing to divide",
+            others=[Label(context.place(context.plan.model, "family"), f"has {blocks} blocks")],
+            help=[cure],
+        )  # fmt: skip
+
+
+class MicroBatchesAgree(Check):
+    """Passes of the schedule that do not come out even with `batch`.
+
+    `batch` gives each rank a number of micro batches in a step: the global batch over the micro batch and the
+    data-parallel degree. One pass of the schedule takes `microbatches` of them, and a step makes as many passes
+    as there are, adding up gradients.
+
+    ## Example
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (microbatches = 12)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (microbatches = 16)
+    ```
+    """
+
+    code = "LP511"
+    slug = "micro-batches-disagree"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline = context.plan.pipeline
+        if pipeline is None or pipeline.microbatches is None:
+            return
+        count = micro_batches(context.plan)
+        if count is None or count % pipeline.microbatches == 0:
+            return
+        yield self.at(
+            context.place(pipeline, "microbatches"),
+            f"the {count} micro batches that the batch has for each rank are no multiple of {pipeline.microbatches}",
+            label="the passes do not come out even",
+            others=[batch_label(context)],
+            help=[f"write `microbatches = {count}`, or leave the option out", f"every divisor of {count} is legal"],
+            fix=replacement(pipeline, "microbatches", str(count)),
+        )
+
+
+def splits_backward(context: Context, pipeline: Pipeline) -> bool:
+    """Whether the schedule computes the gradient of a stage's weights apart from that of its input."""
+    if isinstance(pipeline.schedule, OrderFile):
+        order = order_of(context, pipeline)
+        return order is not None and order.splits_backward
+    return pipeline.schedule in SPLIT_BACKWARD
+
+
+class ReshardUnderSplitBackward(Check):
+    """Units that free their parameters after forward, under a schedule that splits the backward pass.
+
+    `InterleavedZeroBubble`, `ZBVZeroBubble` and `DualPipeV` compute the gradients of weights later than those
+    of inputs. With FSDP2 units that reshard after forward, PyTorch 2.13 then trains with wrong gradients and
+    reports no error. A unit other than `root` reshards after forward where its rule does not say otherwise.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    pipeline on pp (schedule = ZBVZeroBubble)
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
+    pipeline on pp (schedule = ZBVZeroBubble)
+    ```
+    """
+
+    code = "LP516"
+    slug = "reshard-under-split-backward"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, fsdp = context.plan.pipeline, context.plan.fsdp
+        if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(context, pipeline):
+            return
+        reported: set[int] = set()
+        for path, rule in fsdp_units(context).items():
+            if rule is None or id(rule) in reported:
+                continue
+            reshard = rule.treatment.reshard
+            if reshard in ("after_backward", "never") or (reshard is None and path == ""):
+                continue
+            reported.add(id(rule))
+            assert rule.origin.span is not None
+            schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
+            yield self.at(
+                rule.origin.span if reshard is None else context.place(rule.treatment, "reshard"),
+                f"`{rule.path}` reshards after forward, which gives wrong gradients under `{schedule}`",
+                label="reshards after forward by default" if reshard is None else "reshards after forward",
+                others=[Label(context.place(pipeline, "schedule"), "computes weight gradients apart")],
+                help=["write `unit(reshard = after_backward)`, or use `1F1B` or `Interleaved1F1B`"],
+                fix=replacement(rule.treatment, "reshard", "after_backward"),
+            )
+
+
+class CompileUnderSplitBackward(Check):
+    """Compiled modules under a schedule that splits the backward pass.
+
+    A compiled backward is one graph: computing input and weight gradients apart runs it twice, and PyTorch's
+    schedules refuse compiled modules.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = InterleavedZeroBubble)
+    compile { layers.* = inductor }
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = Interleaved1F1B)
+    compile { layers.* = inductor }
+    ```
+    """
+
+    code = "LP517"
+    slug = "compile-under-split-backward"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        from legoai.specs.directives.compile import AotEager, Inductor
+
+        pipeline, compiled = context.plan.pipeline, context.plan.compile
+        if pipeline is None or compiled is None or not splits_backward(context, pipeline):
+            return
+        decided(compiled)
+        rule = next((item for item in compiled.rules if isinstance(item.treatment, Inductor | AotEager)), None)
+        if rule is None:
+            return
+        assert rule.origin.span is not None
+        schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
+        yield self.at(
+            rule.origin.span,
+            f"`{schedule}` cannot take compiled modules: it computes the gradients of inputs and weights apart",
+            label="compiled",
+            others=[Label(context.place(pipeline, "schedule"), "splits the backward pass")],
+            help=["use `1F1B`, `Interleaved1F1B` or `LoopedBFS`, or compile nothing"],
+        )
+
+
+class BubbleIsLarge(Check):
+    """A pipeline that is idle for more than a quarter of the step.
+
+    Of a step of p ranks with m micro batches and v stages on each rank, (p − 1) / (v·m + p − 1) is spent on
+    filling and draining the pipeline (Narayanan et al. 2021, section 2.2).
+
+    ## Example
+    ```
+    batch (global = 64, micro = 1, seq_len = 8192)
+    mesh  (pp = 8, dp_shard = 4)
+    pipeline on pp (schedule = 1F1B)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 64, micro = 1, seq_len = 8192)
+    mesh  (pp = 8, dp_shard = 4)
+    pipeline on pp (schedule = Interleaved1F1B, stages = 32)
+    ```
+    """
+
+    code = "LP820"
+    slug = "large-bubble"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        pipeline, ranks = plan.pipeline, plan.mesh.pp
+        if pipeline is None or isinstance(pipeline.schedule, OrderFile) or pipeline.schedule in SPLIT_BACKWARD:
+            return
+        count, stages = pass_micro_batches(plan), stage_count(context, pipeline)
+        if count is None or stages is None or stages % ranks:
+            return
+        each = stages // ranks
+        share = (ranks - 1) / (each * count + ranks - 1)
+        if share <= _COMMON_BUBBLE:
+            return
+        enough = -(-3 * (ranks - 1) // each)
+        batch = enough * plan.batch.micro_batch * plan.mesh.data_parallel
+        yield self.at(
+            context.place(pipeline, "schedule"),
+            f"each rank waits for at least {share:.0%} of the step: {count} micro batches fill {ranks} ranks "
+            f"with {each} stage{'s' * (each != 1)} each",
+            label=f"({ranks} − 1) / ({each} · {count} + {ranks} − 1)",
+            others=[pass_label(context)],
+            help=[
+                f"{enough} micro batches (a global batch of {batch}) bring it down to a quarter; so do more "
+                "stages on each rank, or a schedule that splits the backward pass"
+            ],
+        )

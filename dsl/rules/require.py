@@ -1,0 +1,434 @@
+"""`require`, `minimize`, `maximize`: rules about budgets that nothing can keep, or that keep nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.state import StateBytes, state_bytes
+from legoai.specs.directives.checkpoint import KeepAll
+from legoai.specs.directives.require import METRICS, Objective, Requirement
+from legoai.specs.span import Span
+from legoai.specs.units import format_bytes, format_fraction, format_seconds
+
+_MEMORY: Final = ("peak_memory", "reserved_memory")
+_UPPER: Final = ("<=", "<", "==")
+_LOWER: Final = (">=", ">", "==")
+
+
+def _span(item: Requirement | Objective) -> Span:
+    assert item.origin.span is not None, "a budget is always written by a person"
+    return item.origin.span
+
+
+def _limit(item: Requirement) -> str:
+    return f"{item.comparison} {_bound(item)}"
+
+
+def _bound(item: Requirement) -> str:
+    """The bound as a plan writes it."""
+    if item.dimension == "bytes":
+        return format_bytes(item.bound)
+    if item.dimension == "seconds":
+        return format_seconds(item.bound)
+    return format_fraction(item.bound) if item.dimension == "fraction" else f"{item.bound:g}"
+
+
+class BudgetsAgree(Check):
+    """Two budgets that no plan can keep together.
+
+    ## Example
+    ```
+    require peak_memory <= 10GiB
+    require peak_memory >= 20GiB
+    ```
+
+    ## Use instead
+    ```
+    require peak_memory <= 20GiB
+    ```
+    """
+
+    code = "LP701"
+    slug = "contradictory-budgets"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        items = context.plan.require
+        for index, second in enumerate(items):
+            for first in items[:index]:
+                if (first.metric, first.dimension) != (second.metric, second.dimension):
+                    continue
+                if _exclude(first, second) or _exclude(second, first):
+                    yield self.at(
+                        _span(second),
+                        f"`{second.metric}` cannot be both {_limit(first)} and {_limit(second)}",
+                        label="contradicts the other budget",
+                        others=[Label(_span(first), "the other budget")],
+                    )
+
+
+def _exclude(upper: Requirement, lower: Requirement) -> bool:
+    """Whether no number keeps both, ``upper`` read as a bound from above and ``lower`` as one from below."""
+    if upper.comparison not in _UPPER or lower.comparison not in _LOWER:
+        return False
+    strict = "<" in (upper.comparison, lower.comparison) or ">" in (upper.comparison, lower.comparison)
+    return upper.bound < lower.bound or (strict and upper.bound == lower.bound)
+
+
+class BudgetBeyondDevice(Check):
+    """A memory budget that is larger than the device's memory.
+
+    The budget allows what the device cannot hold: training would end out of memory, with the budget kept.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    require peak_memory <= 90GiB
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    require peak_memory <= 72GiB
+    ```
+    """
+
+    code = "LP702"
+    slug = "budget-beyond-device"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        capacity = _capacity(context)
+        for item in context.plan.require:
+            if item.metric in _MEMORY and item.comparison in _UPPER and capacity is not None and item.bound > capacity:
+                assert context.device is not None
+                yield self.at(
+                    _span(item),
+                    f"`{context.device.name}` has {format_bytes(capacity)}, less than the budget of {_bound(item)}",
+                    label="allows what the device cannot hold",
+                    others=[Label(context.place(context.plan.cluster, "device"), f"`{context.device.name}`")],
+                    help=["leave some room for the allocator and for communication buffers"],
+                )
+
+
+def _capacity(context: Context) -> int | None:
+    memory = context.device.memory if context.device is not None else None
+    return memory.capacity_bytes if memory is not None else None
+
+
+class StateOverBudget(Check):
+    """A memory budget that parameters, gradients and optimizer state alone exceed.
+
+    They are all there when the optimizer updates, whatever is done about activations. What is stated is a
+    lower bound for the fullest device; see the size of each part in the finding.
+
+    ## Example
+    ```
+    model llama3("70b")
+    mesh (dp_shard = 16, dp_replicate = 2)
+    fsdp on dp_replicate, dp_shard { layers.* = unit }
+    require peak_memory <= 60GiB
+    ```
+
+    ## Use instead
+    ```
+    model llama3("70b")
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    require peak_memory <= 60GiB
+    ```
+    """
+
+    code = "LP703"
+    slug = "state-over-budget"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        budgets = [item for item in context.plan.require if item.metric in _MEMORY and item.comparison in _UPPER]
+        state = state_bytes(context) if budgets else None
+        for item in budgets:
+            if state is not None and state.total > item.bound:
+                yield self.at(
+                    _span(item),
+                    f"`{item.metric}` cannot be {_limit(item)}: {_parts(state)} of the fullest device are "
+                    f"at least {format_bytes(state.total)}",
+                    label=f"at least {format_bytes(state.total)} are needed",
+                    others=[Label(context.place(context.plan.mesh), "the mesh over which they are sharded")],
+                    help=["shard over more ranks, offload the optimizer state, or raise the budget"],
+                )
+
+
+def _parts(state: StateBytes) -> str:
+    parts = [("parameters", state.parameters), ("gradients", state.gradients), ("optimizer state", state.optimizer)]
+    words = [f"{name} ({format_bytes(size)})" for name, size in parts if size]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+class StateOverDevice(Check):
+    """A model whose parameters, gradients and optimizer state alone exceed the device's memory.
+
+    They are all there when the optimizer updates. What is stated is a lower bound for the fullest device.
+
+    ## Example
+    ```
+    model llama3("70b")
+    mesh (dp_shard = 8, dp_replicate = 4)
+    fsdp on dp_replicate, dp_shard { layers.* = unit }
+    ```
+
+    ## Use instead
+    ```
+    model llama3("70b")
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    ```
+    """
+
+    code = "LP704"
+    slug = "state-over-device"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        capacity = _capacity(context)
+        state = state_bytes(context) if capacity is not None else None
+        if state is None or capacity is None or state.total <= capacity:
+            return
+        assert context.device is not None
+        yield self.at(
+            context.place(context.plan.mesh),
+            f"the model cannot be trained on this mesh: {_parts(state)} of the fullest device are at least "
+            f"{format_bytes(state.total)}, and `{context.device.name}` has {format_bytes(capacity)}",
+            label="shards too little",
+            others=[Label(context.place(context.plan.cluster, "device"), f"has {format_bytes(capacity)}")],
+            help=["shard over more ranks (`fsdp`, `pp`, `tp`), or offload the optimizer state"],
+        )
+
+
+class ObjectiveDirection(Check):
+    """An objective that asks for the worst plan.
+
+    ## Example
+    ```
+    maximize step_time
+    ```
+
+    ## Use instead
+    ```
+    minimize step_time
+    ```
+    """
+
+    code = "LP705"
+    slug = "objective-direction"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        objective = context.plan.objective
+        if objective is None:
+            return
+        right = "minimize" if METRICS[objective.metric].better == "less" else "maximize"
+        if objective.direction != right:
+            better = METRICS[objective.metric].better
+            yield self.at(
+                _span(objective),
+                f"`{objective.direction} {objective.metric}` asks for the worst plan: {better} is better",
+                label=f"{better} is better",
+                help=[f"write `{right} {objective.metric}`"],
+            )
+
+
+class RequireDirection(Check):
+    """A budget that asks for a bad figure.
+
+    ## Example
+    ```
+    require step_time >= 1s
+    ```
+
+    ## Use instead
+    ```
+    require step_time <= 1s
+    ```
+    """
+
+    code = "LP706"
+    slug = "require-direction"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for item in context.plan.require:
+            less = METRICS[item.metric].better == "less"
+            if item.comparison in ((">=", ">") if less else ("<=", "<")):
+                turned = item.comparison.translate(str.maketrans("<>", "><"))
+                yield self.at(
+                    _span(item),
+                    f"`{item.metric} {item.comparison} {_bound(item)}` forbids plans that are better: "
+                    f"{METRICS[item.metric].better} is better",
+                    label="the wrong way round",
+                    help=[f"write `{item.metric} {turned} {_bound(item)}`"],
+                )
+
+
+class ImpossibleBudget(Check):
+    """A budget that no plan can keep.
+
+    A step takes time and memory, and no more than all of it can be used.
+
+    ## Example
+    ```
+    require mfu >= 120%
+    ```
+
+    ## Use instead
+    ```
+    require mfu >= 40%
+    ```
+    """
+
+    code = "LP707"
+    slug = "impossible-budget"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for item in context.plan.require:
+            strict = item.comparison == "<"
+            if item.comparison in _UPPER and (
+                item.bound < 0 or (item.bound == 0 and (strict or item.metric in _POSITIVE))
+            ):
+                reason = f"it is {'more than 0' if item.metric in _POSITIVE else 'at least 0'}"
+            elif item.dimension == "fraction" and item.comparison in _LOWER and _above_one(item):
+                reason = "it is a share, of at most 100%"
+            else:
+                continue
+            yield self.at(
+                _span(item),
+                f"`{item.metric}` cannot be {item.comparison} {_bound(item)}: {reason}",
+                label="no plan keeps this",
+            )
+
+
+_POSITIVE: Final = ("peak_memory", "reserved_memory", "step_time", "mfu", "tokens_per_s")
+"""Figures that are greater than zero in every training."""
+
+
+def _above_one(item: Requirement) -> bool:
+    return item.bound > 1 or (item.bound == 1 and item.comparison == ">")
+
+
+class TrivialBudget(Check):
+    """A budget that every plan keeps.
+
+    ## Example
+    ```
+    require exposed_comm <= 100%
+    ```
+
+    ## Use instead
+    ```
+    require exposed_comm <= 10%
+    ```
+    """
+
+    code = "LP708"
+    slug = "trivial-budget"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for item in context.plan.require:
+            share = item.dimension == "fraction"
+            above = (
+                item.comparison in ("<=", "<")
+                and share
+                and (item.bound > 1 or (item.bound, item.comparison) == (1, "<="))
+            )
+            below = item.comparison in (">=", ">") and (
+                item.bound < 0 or (item.bound == 0 and (item.comparison == ">=" or item.metric in _POSITIVE))
+            )
+            if above or below:
+                yield self.at(
+                    _span(item),
+                    f"every plan keeps `{item.metric} {item.comparison} {_bound(item)}`",
+                    label="limits nothing",
+                    help=["give a bound that can be missed, or leave the line out"],
+                )
+
+
+class FigureIsZero(Check):
+    """A budget or objective for a figure that is zero in this plan.
+
+    Without a pipeline there is no bubble, without `checkpoint` nothing is recomputed, and one device has no
+    one to talk to.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    require bubble <= 10%
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 512, micro = 1, seq_len = 8192)
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    pipeline on pp (schedule = 1F1B)
+    require bubble <= 10%
+    ```
+    """
+
+    code = "LP709"
+    slug = "figure-is-zero"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan = context.plan
+        asked: list[Requirement | Objective] = list(plan.require)
+        if plan.objective is not None:
+            asked.append(plan.objective)
+        for item in asked:
+            if item.metric == "bubble" and plan.pipeline is None:
+                why = "the plan has no pipeline"
+            elif item.metric == "recompute" and not _recomputes(context):
+                why = "nothing is recomputed"
+            elif item.metric == "exposed_comm" and plan.mesh.world_size == 1:
+                why = "there is one device"
+            else:
+                continue
+            what = "the budget limits" if isinstance(item, Requirement) else "the objective decides"
+            yield self.at(_span(item), f"`{item.metric}` is always 0 here: {why}", label=f"{what} nothing")
+
+
+def _recomputes(context: Context) -> bool:
+    checkpoint = context.plan.checkpoint
+    return checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in checkpoint.rules)
+
+
+class ExactBudget(Check):
+    """A budget that asks for one exact figure.
+
+    What is measured or simulated is never equal to a number to the last digit.
+
+    ## Example
+    ```
+    require step_time == 1s
+    ```
+
+    ## Use instead
+    ```
+    require step_time <= 1s
+    ```
+    """
+
+    code = "LP710"
+    slug = "exact-budget"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for item in context.plan.require:
+            if item.comparison == "==" and item.bound != 0:
+                comparison = "<=" if METRICS[item.metric].better == "less" else ">="
+                yield self.at(
+                    _span(item),
+                    f"`{item.metric}` is never exactly {_bound(item)}",
+                    label="missed by every plan",
+                    help=[f"write `{item.metric} {comparison} {_bound(item)}`"],
+                )

@@ -1,0 +1,395 @@
+"""`shard`: rules about which style or placement fits which module and parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.blocks import by_rule, general, span_of
+from legoai.dsl.rules.facts import listed
+from legoai.dsl.tensors import as_list
+from legoai.specs.directives.base import Rule
+from legoai.specs.directives.layouts import Partial, Replicated, Sharded
+from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import Manifest, ModuleInfo
+
+_PLACEMENTS = (Replicated, Sharded, Partial)
+_WHOLE_MODULES = ("model", "block", "attention", "feed_forward", "moe", "container")
+
+
+class StyleMisplaced(Check):
+    """A style on a module that it is not made for.
+
+    `colwise` and `rowwise` cut the weight of a linear layer or an embedding; `sequence` runs a norm or
+    dropout on pieces of the sequence; `inputs` and `outputs` convert what a module receives and returns, so
+    it must be one that is called; `experts` belongs to the experts of a mixture-of-experts layer, on `ep`.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.attention_norm = colwise }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.attention.wq = colwise }
+    ```
+    """
+
+    code = "LP407"
+    slug = "style-misplaced"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        if context.manifest is None:
+            return
+        for shard in context.plan.shard:
+            axis = shard.axes[0]
+            for rule, paths in by_rule(context, shard):
+                if isinstance(rule.treatment, _PLACEMENTS):
+                    continue
+                wrong = [(path, self._reason(context.manifest, path, rule.treatment, axis)) for path in paths]
+                found = [(path, reason) for path, reason in wrong if reason is not None]
+                if found:
+                    path, (message, help) = found[0]
+                    more = len({general(context.manifest, other) for other, _ in found}) - 1
+                    yield self.at(
+                        span_of(rule),
+                        f"`{rule.treatment.name}` {message.format(path=f'`{general(context.manifest, path)}`')}",
+                        label=f"this path, and {more} more that it matches" if more else "this path",
+                        help=[help],
+                    )
+
+    @staticmethod
+    def _reason(manifest: Manifest, path: str, style: Any, axis: str) -> tuple[str, str] | None:
+        """What is wrong and what helps; None where the style fits."""
+        if isinstance(style, Experts) != (axis == "ep"):
+            if isinstance(style, Experts):
+                return "moves experts on `ep`, not on `tp`", "write `shard on ep { … = experts }`"
+            return "cannot be on `ep`, which takes `experts`", "write the rule under `shard on tp`"
+        if path not in manifest.modules:
+            kind = "`shard(0)`, `shard(1)` or `replicate`"
+            return "is for a module, and {path} is a parameter", f"a parameter takes a placement: {kind}"
+        info = manifest.modules[path]
+        what = f"{{path}} is {_article(info)}"
+        if isinstance(style, Experts):
+            if info.kind not in ("moe", "experts"):
+                return f"is for the experts of a mixture-of-experts layer, and {what}", _experts_help(manifest)
+        elif isinstance(style, Colwise | Rowwise):
+            if info.kind not in ("linear", "embedding"):
+                return (
+                    f"cuts a linear layer or an embedding, and {what}",
+                    "name the layers inside of it, or another style",
+                )
+        elif isinstance(style, SequenceStyle):
+            if info.kind in ("linear", "embedding", "convolution", "experts", *_WHOLE_MODULES):
+                return f"is for norms and dropout, and {what}", "name its norms, or use `inputs` for what it receives"
+        elif manifest.flow_error is None and not info.flow and not info.inputs and not info.keyword_inputs:
+            return f"converts the {style.name} of a call, and {{path}} is never called", "name the modules inside of it"
+        return None
+
+
+def _article(info: ModuleInfo) -> str:
+    kind = info.kind.replace("_", "-").replace("linear", "linear layer").replace("moe", "mixture-of-experts layer")
+    noun = f"`{info.class_name}`" if info.kind == "other" else kind
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _experts_help(manifest: Manifest) -> str:
+    found = {general(manifest, path) for path, info in manifest.modules.items() if info.kind == "experts"}
+    return f"the model's experts are {listed(sorted(found))}" if found else "the model has no experts"
+
+
+class PlacementMisplaced(Check):
+    """A raw placement on a module, or one that the parameter's shape does not allow.
+
+    A module takes a style, which also says how its input arrives and its output leaves. A placement,
+    `shard(dim)` or `replicate`, is for a parameter by its full name, and its dim must be one of the
+    parameter's.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.feed_forward.w1 = shard(0) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.feed_forward.w1 = colwise }
+    ```
+    """
+
+    code = "LP408"
+    slug = "placement-misplaced"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        if context.manifest is None:
+            return
+        for shard in context.plan.shard:
+            for rule, paths in by_rule(context, shard):
+                if not isinstance(rule.treatment, _PLACEMENTS):
+                    continue
+                modules = [path for path in paths if path in context.manifest.modules]
+                if modules:
+                    first = general(context.manifest, modules[0])
+                    yield self.at(
+                        span_of(rule),
+                        f"`{_written(rule)}` is the placement of a parameter, and `{first}` is a module",
+                        label="a module",
+                        help=["give the module a style, or name its parameter: " + self._example(context, modules[0])],
+                    )
+                    continue
+                styled = context.assigned(shard).by_path.get(paths[0].rpartition(".")[0])
+                if styled is not None and isinstance(styled.treatment, Colwise | Rowwise | SequenceStyle):
+                    yield self.at(
+                        span_of(rule),
+                        f"`{styled.treatment.name}` places `{general(context.manifest, paths[0])}` already",
+                        label="a second placement",
+                        others=[Label(span_of(styled), "places all parameters of its module")],
+                        help=["keep one of the two"],
+                    )
+                if isinstance(rule.treatment, Sharded):
+                    yield from self._dims(context, rule, rule.treatment.dim, paths)
+
+    @staticmethod
+    def _example(context: Context, path: str) -> str:
+        assert context.manifest is not None
+        info = context.manifest.modules[path]
+        names = [f"`{general(context.manifest, info.child_path(item.name))}`" for item in info.parameters]
+        return names[0] if names else "it has none of its own"
+
+    def _dims(self, context: Context, rule: Rule[Any], dim: int, paths: list[str]) -> Iterator[Diagnostic]:
+        assert context.manifest is not None
+        for path in paths:
+            module, _, name = path.rpartition(".")
+            shape = next(item.shape for item in context.manifest.modules[module].parameters if item.name == name)
+            if not -len(shape) <= dim < len(shape):
+                text = " · ".join(map(str, shape))
+                yield self.at(
+                    span_of(rule),
+                    f"`{general(context.manifest, path)}` has no dim {dim}: its shape is {text}",
+                    label=f"a parameter of {len(shape)} dim{'s' * (len(shape) > 1)}",
+                    help=[f"legal dims are 0 to {len(shape) - 1}, or -1 to -{len(shape)}"],
+                )
+                return
+
+
+def _written(rule: Rule[Any]) -> str:
+    treatment = rule.treatment
+    return f"shard({treatment.dim})" if isinstance(treatment, Sharded) else str(treatment.name)
+
+
+class LayoutCount(Check):
+    """Lists of layouts that speak of different tensors, or of more than there are.
+
+    `inputs` and `outputs` take one layout for the first tensor, or a list with an entry for each; `none`
+    leaves one as it is, as do missing entries at the end. `from` and `to` must speak of the same tensors.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention = inputs(from = [shard(1), none, none], to = [replicate, none, none])
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention = inputs(from = [shard(1), none], to = [replicate, none])
+    }
+    ```
+    """
+
+    code = "LP410"
+    slug = "layout-count"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for shard in context.plan.shard:
+            for rule in shard.rules:
+                style = rule.treatment
+                if not isinstance(style, Inputs | Outputs):
+                    continue
+                source, target = as_list(style.source), as_list(style.target)
+                if len(source) != len(target):
+                    yield self.at(
+                        context.place(style, "target"),
+                        f"`from` gives {_count(len(source), 'layout')} and `to` {len(target)}",
+                        label=f"{len(target)} of {len(source)}",
+                        others=[Label(context.place(style, "source"), _count(len(source), "layout"))],
+                        help=["give one for each tensor in both, `none` to leave a tensor as it is"],
+                    )
+                elif any((left == "none") != (right == "none") for left, right in zip(source, target, strict=True)):
+                    yield self.at(
+                        context.place(style, "target"),
+                        "a tensor has a layout on one side and `none` on the other",
+                        label="`from` and `to` speak of different tensors",
+                        others=[Label(context.place(style, "source"), "on this side")],
+                        help=["write `none` on both sides, or a layout on both"],
+                    )
+        yield from self._against_the_model(context)
+
+    def _against_the_model(self, context: Context) -> Iterator[Diagnostic]:
+        if context.manifest is None:
+            return
+        for shard in context.plan.shard:
+            for rule, paths in by_rule(context, shard):
+                style = rule.treatment
+                if not isinstance(style, Inputs | Outputs) or not isinstance(style.source, tuple):
+                    continue
+                given = len(style.source)
+                for path in paths:
+                    info = context.manifest.modules.get(path)
+                    count = _arity(info, style) if info is not None else 0
+                    if info is not None and count and given > count:
+                        names = f": {listed((*info.inputs, *info.keyword_inputs))}" if style.name == "inputs" else ""
+                        yield self.at(
+                            context.place(style, "source"),
+                            f"`{general(context.manifest, path)}` has {_count(count, style.name[:-1])}{names}",
+                            label=_count(given, "layout"),
+                            help=["give one layout for the first, or a list with one for each"],
+                        )
+                        break
+
+
+def _arity(info: ModuleInfo, style: Inputs | Outputs) -> int:
+    """How many tensors the module takes or gives; 0 where its manifest does not tell."""
+    return len(info.outputs) if isinstance(style, Outputs) else len(info.inputs) + len(info.keyword_inputs)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+class LossParallelMisplaced(Check):
+    """`loss_parallel` on a layer that does not compute the logits, or whose output does not stay sharded.
+
+    It keeps the logits sharded over the vocabulary, and the loss is computed on the shards. That is possible
+    for the layer whose output is the model's, and its output stays `shard(-1)`.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.feed_forward.w1 = colwise(loss_parallel = true) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { output = colwise(loss_parallel = true) }
+    ```
+    """
+
+    code = "LP413"
+    slug = "loss-parallel-misplaced"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        shard = context.plan.shard_on("tp")
+        if context.manifest is None or shard is None:
+            return
+        last = last_module(context.manifest)
+        for rule, paths in by_rule(context, shard):
+            style = rule.treatment
+            if not isinstance(style, Colwise) or not style.loss_parallel:
+                continue
+            wrong = [path for path in paths if path != last]
+            if last is not None and wrong:
+                yield self.at(
+                    context.place(style, "loss_parallel"),
+                    f"`{general(context.manifest, wrong[0])}` does not compute the logits",
+                    label="not the last layer",
+                    help=[f"the model's last layer is `{last}`"],
+                )
+            elif style.output is not None and not (isinstance(style.output, Sharded) and style.output.dim in (-1, 2)):
+                yield self.at(
+                    context.place(style, "output"),
+                    "with `loss_parallel` the logits stay sharded over the vocabulary: `shard(-1)`",
+                    label="another layout",
+                    others=[Label(context.place(style, "loss_parallel"), "computes the loss on the shards")],
+                    help=["leave `output` out, or `loss_parallel`"],
+                )
+
+
+def last_module(manifest: Manifest) -> str | None:
+    """The module whose result is the model's own, as far as the flow tells."""
+    info = manifest.modules[""]
+    while info.outputs:
+        step = info.flow[info.outputs[0]]
+        if step.op != "call":
+            return info.path or None
+        info = manifest.modules[info.child_path(step.name)]
+    return info.path or None
+
+
+class TiedPlacements(Check):
+    """A parameter that two modules share, placed differently at each.
+
+    A tied parameter is one tensor, and has one placement. An embedding by rows (`rowwise`) and an output
+    layer by columns (`colwise`) both cut the vocabulary, so they may share their weight.
+
+    ## Example
+    ```
+    model gpt2("xl")
+    mesh  (dp_shard = 16, tp = 2)
+    shard on tp { output = colwise(loss_parallel = true) }
+    ```
+
+    ## Use instead
+    ```
+    model gpt2("xl")
+    mesh  (dp_shard = 16, tp = 2)
+    shard on tp {
+      tok_embeddings = rowwise(input = replicate)
+      output         = colwise(loss_parallel = true)
+    }
+    ```
+    """
+
+    code = "LP416"
+    slug = "tied-placements"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        shard = context.plan.shard_on("tp")
+        if context.manifest is None or shard is None or context.plan.mesh.tp == 1:
+            return
+        rules = context.assigned(shard).by_path
+        for group in context.manifest.tied_parameters:
+            placed = [(path, *_placement(context.manifest, path, rules)) for path in group]
+            first, where, rule = placed[0]
+            for path, other, other_rule in placed[1:]:
+                anchor = other_rule or rule
+                if other == where or anchor is None:
+                    continue
+                others = [Label(span_of(rule), where)] if rule is not None and other_rule is not None else []
+                yield self.at(
+                    span_of(anchor),
+                    f"`{first}` and `{path}` are one parameter, but the one is {where} and the other {other}",
+                    label="places the shared parameter here",
+                    others=others,
+                    help=[
+                        "`rowwise` for an embedding and `colwise` for the output layer both cut the vocabulary",
+                        "or give the model an output layer of its own (`tie_embeddings = false`)",
+                    ],
+                )
+
+
+def _placement(manifest: Manifest, path: str, rules: dict[str, Rule[Any]]) -> tuple[str, Rule[Any] | None]:
+    """How a parameter lies on `tp`, in words, and the rule that says so."""
+    own = rules.get(path)
+    module, _, name = path.rpartition(".")
+    if own is not None:
+        treatment = own.treatment
+        return (f"cut along dim {treatment.dim}" if isinstance(treatment, Sharded) else "whole"), own
+    rule = rules.get(module)
+    style = rule.treatment if rule is not None else None
+    if not isinstance(style, Colwise | Rowwise) or (isinstance(style, Rowwise) and name == "bias"):
+        return "whole", rule
+    embeds = manifest.modules[module].kind == "embedding"
+    return f"cut along dim {int(isinstance(style, Rowwise) != embeds)}", rule

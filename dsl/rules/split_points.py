@@ -1,0 +1,331 @@
+"""`pipeline`: rules about where the model is split into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check, closest
+from legoai.dsl.rules.facts import listed, replacement, written
+from legoai.dsl.rules.stages import stage_count
+from legoai.specs.directives.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import Manifest
+
+
+class SplitPoints:
+    """Where a plan cuts the model, looked up once for the rules about it."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        containers = {""}
+        for item in manifest.block_lists:
+            path = item.path
+            containers.add(path)
+            while path:
+                path = path.rpartition(".")[0]
+                containers.add(path)
+        self.starts = tuple(
+            path for path in manifest.modules if path not in containers and path.rpartition(".")[0] in containers
+        )
+        """Modules that a stage can begin with, in the model's order: blocks, and those beside the lists of blocks."""
+        self.position = {path: index for index, path in enumerate(self.starts)}
+        lists = {item.path for item in manifest.block_lists}
+        self.blocks = tuple(path for path in self.starts if path.rpartition(".")[0] in lists)
+
+    def even(self, stages: int) -> tuple[str, ...]:
+        """The split points that give every stage the same number of blocks, or one more.
+
+        The first and the last stage, which have the embedding and the output layer besides, are the last to get one
+        more; of the others the later ones get it first, since fewer micro batches are under way there.
+        """
+        least, more = divmod(len(self.blocks), stages)
+        order = [*range(stages - 2, 0, -1), 0, stages - 1]
+        larger = set(order[:more])
+        points, first = [], 0
+        for stage in range(stages - 1):
+            first += least + (stage in larger)
+            points.append(self.blocks[first])
+        return tuple(points)
+
+    def stages(self, split: str | Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
+        """The modules of each stage: those from its split point to before the next one.
+
+        Args:
+            split: `even`, or the first module of each stage but the first.
+            stages: their number; at most that of blocks where the split is even.
+        """
+        points = self.even(stages) if isinstance(split, str) else split
+        edges = [0, *(self.position[point] for point in points), len(self.starts)]
+        return tuple(self.starts[first:last] for first, last in pairwise(edges))
+
+    def holder(self, path: str) -> str | None:
+        """The module that a stage can begin with and that is or holds ``path``; None for what is around them."""
+        while path and path not in self.position:
+            path = path.rpartition(".")[0]
+        return path or None
+
+    def nearest(self, path: str) -> str | None:
+        """The module that holds ``path`` and that a stage can begin with; failing that, one whose name is alike."""
+        above = path
+        while above:
+            if above in self.position:
+                return above
+            above = above.rpartition(".")[0]
+        inside = next((start for start in self.starts if start.startswith(f"{path}.")), None)
+        return inside or closest(path, self.starts)
+
+
+class UnknownSplit(Check):
+    """A split point that is no module of the model.
+
+    ## Example
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.32])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.16])
+    ```
+    """
+
+    code = "LP506"
+    slug = "unknown-split-point"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(context):
+            known = SplitPoints(manifest)
+            for path in points:
+                if path not in manifest.modules or path == "":
+                    near = known.nearest(path)
+                    yield self.at(
+                        context.place(pipeline, "split"),
+                        f"`{path}` is no module of the model",
+                        label="splits before a module that is not there",
+                        help=[*([f"did you mean `{near}`?"] if near else []), *_block_names(manifest)],
+                    )
+
+
+class SplitInside(Check):
+    """A split point inside of a module that computes as one.
+
+    A stage begins with a block or with a module beside the blocks. Inside of a block more than one tensor is
+    alive, and the code of its forward cannot be cut.
+
+    ## Example
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.16.feed_forward])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.16])
+    ```
+    """
+
+    code = "LP507"
+    slug = "split-inside-block"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(context):
+            known = SplitPoints(manifest)
+            for path in points:
+                if path and path in manifest.modules and path not in known.position:
+                    near = known.nearest(path)
+                    holds = any(start.startswith(f"{path}.") for start in known.starts)
+                    what = "is a list of modules" if holds else f"lies inside of `{near}`"
+                    yield self.at(
+                        context.place(pipeline, "split"),
+                        f"a stage cannot begin with `{path}`, which {what}",
+                        label="not a place to cut",
+                        help=[f"did you mean `{near}`?"] if near else [],
+                    )
+
+
+class SplitOrder(Check):
+    """Split points out of the model's order, or one that stands twice.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (split = [layers.16, layers.8, layers.24])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (split = [layers.8, layers.16, layers.24])
+    ```
+    """
+
+    code = "LP508"
+    slug = "split-order"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(context):
+            position = SplitPoints(manifest).position
+            known = [path for path in points if path in position]
+            ordered = sorted(set(known), key=position.__getitem__)
+            text = f"[{', '.join(ordered)}]"
+            for before, after in pairwise(known):
+                if position[after] > position[before]:
+                    continue
+                twice = after == before
+                yield self.at(
+                    context.place(pipeline, "split"),
+                    f"the model is split at `{after}` twice"
+                    if twice
+                    else f"`{after}` comes before `{before}` in the model, and after it in the split points",
+                    label="leaves a stage empty" if twice else "not in the model's order",
+                    help=[f"in order: `{text}`"],
+                    fix=replacement(pipeline, "split", text) if len(known) == len(points) else None,
+                )
+                break
+
+
+class SplitCount(Check):
+    """A number of split points that does not make the number of stages.
+
+    Between n stages there are n − 1 split points.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (stages = 4, split = [layers.10, layers.20])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (stages = 4, split = [layers.8, layers.16, layers.24])
+    ```
+    """
+
+    code = "LP509"
+    slug = "split-count"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline = context.plan.pipeline
+        if pipeline is None or isinstance(pipeline.split, str):
+            return
+        stages, points = stage_count(context, pipeline), len(pipeline.split)
+        if stages is None or points == stages - 1:
+            return
+        place = context.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
+        yield self.at(
+            context.place(pipeline, "split"),
+            f"{points} split point{'s' * (points != 1)} make {points + 1} stages, and the pipeline has {stages}",
+            label=f"{stages - 1} needed",
+            others=[Label(place, f"{stages} stages")],
+            help=[f"name {stages - 1} split points, or write `split = even`"],
+        )
+
+
+class EmptyFirstStage(Check):
+    """A split before the model's first module, which leaves the first stage empty.
+
+    Split points name the first module of each stage but the first.
+
+    ## Example
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [tok_embeddings])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.16])
+    ```
+    """
+
+    code = "LP510"
+    slug = "empty-stage"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(context):
+            starts = SplitPoints(manifest).starts
+            if points and starts and points[0] == starts[0]:
+                yield self.at(
+                    context.place(pipeline, "split"),
+                    f"nothing is left for the first stage: `{points[0]}` is the model's first module",
+                    label="the first split point",
+                    help=["split points name the first module of each stage but the first"],
+                )
+
+
+def _named_split(context: Context) -> Iterator[tuple[Pipeline, Manifest, tuple[str, ...]]]:
+    """The pipeline, the manifest and the split points, where the plan names them."""
+    pipeline, manifest = context.plan.pipeline, context.manifest
+    if pipeline is not None and manifest is not None and not isinstance(pipeline.split, str):
+        yield pipeline, manifest, tuple(pipeline.split)
+
+
+def _block_names(manifest: Manifest) -> list[str]:
+    ranges = [f"`{item.path}.{item.names[0]}` to `{item.path}.{item.names[-1]}`" for item in manifest.block_lists]
+    return [f"the blocks are {' and '.join(ranges)}"] if ranges else []
+
+
+class TiedAcrossStages(Check):
+    """One parameter in two places that end up on different stages.
+
+    Each stage has its own copy, and nothing adds up the two gradients: the copies drift apart without an
+    error.
+
+    ## Example
+    ```
+    model gpt2("xl")
+    batch (global = 256, micro = 1, seq_len = 1024)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = 1F1B)
+    ```
+
+    ## Use instead
+    ```
+    model gpt2("xl", tie_embeddings = false)
+    batch (global = 256, micro = 1, seq_len = 1024)
+    mesh  (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = 1F1B)
+    ```
+    """
+
+    code = "LP515"
+    slug = "tied-across-stages"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, manifest = context.plan.pipeline, context.manifest
+        if pipeline is None or manifest is None or not manifest.tied_parameters:
+            return
+        stages = stage_count(context, pipeline)
+        if stages is None or stages == 1:
+            return
+        for group in manifest.tied_parameters:
+            found = {_stage_of(path, pipeline, manifest, stages) for path in group} - {None}
+            if len(found) > 1:
+                yield self.at(
+                    context.place(pipeline),
+                    f"{listed(group)} are one parameter, and lie on different stages",
+                    label=f"{stages} stages",
+                    others=[Label(context.place(context.plan.model, "family"), "this model shares the parameter")],
+                    help=["give each place a parameter of its own (`tie_embeddings = false` in the built-in models)"],
+                )
+
+
+def _stage_of(parameter: str, pipeline: Pipeline, manifest: Manifest, stages: int) -> int | None:
+    """The stage on which a parameter lies; None where it lies on none, or where the stages cannot be told."""
+    known = SplitPoints(manifest)
+    path = known.holder(parameter.rpartition(".")[0])
+    if path is None:
+        return None
+    if isinstance(pipeline.split, str) and stages > len(known.blocks):
+        return None
+    points = known.even(stages) if isinstance(pipeline.split, str) else pipeline.split
+    return sum(known.position[point] <= known.position[path] for point in points if point in known.position)

@@ -1,0 +1,191 @@
+"""What does the emission of one directive family see, and to what does it contribute?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.paths import Assignment, Paths, assign
+from legoai.dsl.rules.lowering import NotLowered
+from legoai.dsl.rules.names import AmbiguousRules, NoSuchPath
+from legoai.lowering.emit.blocks import Group, group
+from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call
+from legoai.specs.directives.base import Declared, Directive, Rule
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+from legoai.specs.span import Span
+
+T = TypeVar("T")
+
+
+class Lowering:
+    """A plan without holes and its model, and the places that stand in the way of lowering it."""
+
+    def __init__(self, plan: Plan, manifest: Manifest, source_name: str) -> None:
+        self.plan = plan
+        self.manifest = manifest
+        self.source_name = source_name
+        self.diagnostics: list[Diagnostic] = []
+        self._assignments: dict[int, Assignment[Any]] = {}
+
+    def place(self, declared: Declared, field: str = "keyword") -> Span:
+        """Where ``field``'s value stands; where nothing says it, the statement's keyword or the plan's beginning."""
+        for name in (field, "keyword", ""):
+            span = declared.origin(name).span
+            if span is not None:
+                return span
+        return Span(self.source_name, 0, 0, 1, 1, 1, 1)
+
+    def note(self, declared: Declared, field: str = "keyword") -> Note:
+        """The line of ``field``'s value, or else of its statement; no line where the plan has no such statement."""
+        span = declared.origin(field).span or declared.origin("keyword").span
+        return Note(span)
+
+    def refuse(
+        self,
+        span: Span,
+        message: str,
+        *,
+        label: str = "not lowered yet",
+        others: Sequence[Label] = (),
+        help: Sequence[str] = (),
+    ) -> None:
+        """Say that the plan cannot be lowered, and why."""
+        finding = NotLowered.at(span, message, label=label, others=others, help=help)
+        if finding not in self.diagnostics:
+            self.diagnostics.append(finding)
+
+    def refuse_unless(self, directive: Directive, field: str, *legal: object, why: str = "") -> bool:
+        """Refuse every value of an option but the ``legal`` ones; whether the value is legal."""
+        value = getattr(directive, field)
+        if value in legal:
+            return True
+        name = directive.option(field).name
+        text = f"`{name} = {written(value)}` of `{directive.keyword}`"
+        words = [f"`{written(item)}`" for item in legal if item is not None]
+        help = [f"lowered is {' or '.join(words)}"] if words else [f"leave `{name}` out"]
+        self.refuse(self.place(directive, field), f"{text} is not lowered yet{why and f': {why}'}", help=help)
+        return False
+
+    def assignment(self, directive: Directive) -> Mapping[str, Rule[Any]]:
+        """The rule that each module follows, and for `shard` each parameter, in the model's order."""
+        held = self._assignments.get(id(directive))
+        if held is None:
+            paths = list(self.manifest.modules)
+            if directive.keyword == "shard":
+                paths += [path for path, _ in self.manifest.parameters()]
+            held = self._assignments[id(directive)] = assign(directive.rules, Paths(paths))
+            self.diagnostics += _wrong_rules(held)
+        return held.by_path
+
+    def groups(self, assigned: Mapping[str, T]) -> tuple[Group[T], ...]:
+        """The assignment with equal blocks together, the children in every group before their parents."""
+        deepest_first = dict(sorted(assigned.items(), key=lambda item: -_depth(item[0])))
+        return group(deepest_first, self.manifest.block_lists)
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
+
+
+def _wrong_rules(assignment: Assignment[Any]) -> Iterator[Diagnostic]:
+    for rule in assignment.unmatched:
+        yield NoSuchPath.at(rule_span(rule), f"`{rule.path}` matches nothing in the model", label="matches nothing")
+    for path, first, second in assignment.conflicts:
+        yield AmbiguousRules.at(
+            rule_span(second),
+            f"two rules give `{path or 'root'}` different values, and neither path is more specific",
+            label="gives it another value",
+            others=[Label(rule_span(first), "gives it one value")],
+        )
+
+
+def rule_span(rule: Rule[Any]) -> Span:
+    """Where a rule stands, which is always in a plan's text."""
+    span = rule.path_origin.span or rule.origin.span
+    return span if span is not None else Span("", 0, 0, 1, 1, 1, 1)
+
+
+def rule_note(rule: Rule[Any]) -> Note:
+    """The line of a rule."""
+    return Note(rule.origin.span)
+
+
+def written(value: object) -> str:
+    """A value as a plan writes it, without the arguments of a treatment."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(written(item) for item in value)}]"
+    return getattr(value, "name", None) or str(value)
+
+
+TRAINER_ARGUMENTS: Final = (
+    "plan",
+    "plan_hash",
+    "build_model",
+    "build_mesh",
+    "parallelize",
+    "pipeline",
+    "build_optimizer",
+    "build_lr_scheduler",
+    "data_axes",
+    "context_axis",
+    "context_balance",
+    "global_batch",
+    "micro_batch",
+    "seq_len",
+    "master_dtype",
+    "autocast_dtype",
+    "attention_kernel",
+    "loss",
+    "loss_pieces",
+    "loss_parallel",
+    "reduce_gradients",
+    "offload_parameters",
+    "clip_norm",
+    "steps",
+)
+"""The keyword arguments of `legoai.runtime.Trainer` that a plan decides, in the order in which they are printed."""
+
+
+@dataclass(slots=True)
+class Draft:
+    """The program while families contribute to it."""
+
+    imports: Imports = field(default_factory=Imports)
+    constants: list[Line] = field(default_factory=list)
+    """What stands before all functions."""
+    functions: list[Function] = field(default_factory=list)
+    """What makes model and mesh and changes the model, in the order in which it is printed."""
+    later_functions: list[Function] = field(default_factory=list)
+    """What comes after the model is parallelized."""
+    parallelize: list[Statement] = field(default_factory=list)
+    """The body of `parallelize(model, mesh)`, in the order of application."""
+    trainer: dict[str, Item] = field(default_factory=dict)
+    """The keyword arguments of `Trainer`."""
+
+    def apply(
+        self, function: str, *, mesh: Node | None, body: Iterable[Statement], note: Note, before: str = ""
+    ) -> None:
+        """Add a function that changes the model, on ``mesh`` if there is one, and its call in `parallelize`.
+
+        Both stand in front of the function ``before`` and its call, or last.
+        """
+        arguments = "model: nn.Module" if mesh is None else "model: nn.Module, mesh: DeviceMesh"
+        made = Function(f"{function}({arguments}) -> None", tuple(body))
+        line = Line(call(function, "model", *(() if mesh is None else (mesh,))), "", note)
+        place = [item.signature.startswith(f"{before}(") for item in self.functions].index(True) if before else None
+        calls = [
+            isinstance(item, Line) and not isinstance(item.value, str) and item.value.opening == f"{before}("
+            for item in self.parallelize
+        ]
+        self.functions.insert(len(self.functions) if place is None else place, made)
+        self.parallelize.insert(calls.index(True) if before else len(calls), line)
+
+    def train_with(self, name: str, value: Node, note: Note | None = None) -> None:
+        """Add a keyword argument of the trainer."""
+        assert name in TRAINER_ARGUMENTS, f"the trainer has no {name}"
+        self.trainer[name] = Item(value, f"{name}=", note)

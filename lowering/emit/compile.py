@@ -1,0 +1,191 @@
+"""`compile`: which modules are compiled, and when, beside their checkpointing?
+
+A module that is recomputed as a whole is compiled first and then checkpointed, since compiling what recomputes DTensors
+fails. One that keeps chosen operators is checkpointed first, since the choice is about operators, which a compiled
+module has no more; the compiler then keeps and recomputes as the choice says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from legoai.dsl.diagnostics import Label
+from legoai.dsl.rules.facts import holders, name_of
+from legoai.lowering.emit import checkpoint
+from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.lowering.emit.blocks import Group, expression
+from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
+from legoai.lowering.emit.shard import tensor_parallel
+from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.specs.directives.base import Rule
+from legoai.specs.directives.checkpoint import Budget, Selective
+from legoai.specs.directives.compile import AotEager, Inductor
+from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
+
+Rules = Mapping[str, Rule[Any]]
+
+_MODES: Final = {
+    "reduce_overhead": "reduce-overhead",
+    "max_autotune": "max-autotune",
+    "max_autotune_no_cudagraphs": "max-autotune-no-cudagraphs",
+}
+"""Modes of `torch.compile`, but for the default one."""
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `apply_compile`, before checkpointing or after it; where the plan needs both, two functions."""
+    directive = lowering.plan.compile
+    if directive is None:
+        return
+    assignment = lowering.assignment(directive)
+    compiled = {path: rule for path, rule in assignment.items() if isinstance(rule.treatment, Inductor | AotEager)}
+    recomputed = _recomputed(lowering)
+    _refuse_hidden_operators(lowering, compiled, recomputed)
+    body: list[Statement] = []
+    if directive.async_tp:
+        draft.imports.name("legoai.runtime", "overlap_tensor_parallel")
+        body.append(Line(call("overlap_tensor_parallel", 'mesh["tp"]'), "", lowering.note(directive, "async_tp")))
+    body += _waits(lowering, draft, compiled)
+    selective = {path: rule for path, rule in compiled.items() if _is_selective(recomputed.get(path))}
+    whole = {path: rule for path, rule in compiled.items() if path in recomputed and path not in selective}
+    first = {path: rule for path, rule in compiled.items() if path not in selective} if whole else {}
+    then = {path: rule for path, rule in compiled.items() if path not in first}
+    mesh = "mesh" if directive.async_tp else None
+    note = lowering.note(directive)
+    if first:
+        body += _calls(lowering, first)
+        draft.apply("apply_compile", mesh=mesh, body=body, note=note, before="apply_checkpoint")
+        body, mesh = [], None
+    body += _calls(lowering, then)
+    if body:
+        name = "apply_compile_after_checkpoint" if first else "apply_compile"
+        draft.apply(name, mesh=mesh, body=body, note=note)
+
+
+def _recomputed(lowering: Lowering) -> Rules:
+    directive = lowering.plan.checkpoint
+    return {} if directive is None else checkpoint.recomputed(lowering, lowering.assignment(directive))
+
+
+def _is_selective(rule: Rule[Any] | None) -> bool:
+    return rule is not None and isinstance(rule.treatment, Selective)
+
+
+def _refuse_hidden_operators(lowering: Lowering, compiled: Rules, recomputed: Rules) -> None:
+    """Refuse a choice between operators that compilation hides, or that the compiler cannot follow."""
+    for path, rule in recomputed.items():
+        if not isinstance(rule.treatment, Selective | Budget):
+            continue
+        inside = next((held for held in compiled if path in holders(held) and held), None)
+        around = next((above for above in (path, *holders(path)) if above in compiled), None)
+        met = inside if inside is not None else around
+        if met is None:
+            continue
+        chosen, name = rule.treatment.name, name_of(path)
+        others = [Label(rule_span(compiled[met]), f"`{name_of(met)}` is compiled")]
+        if inside is not None or isinstance(rule.treatment, Budget):
+            lowering.refuse(
+                rule_span(rule),
+                f"`{chosen}` chooses between the operators of `{name}`, which compilation hides",
+                label="sees no operators",
+                others=others,
+                help=["write `full`" if inside is not None else "write `full` or `selective([…])`"],
+            )
+        elif tensor_parallel(lowering) is not None and "attention" not in rule.treatment.keep:
+            lowering.refuse(
+                rule_span(rule),
+                f"`{name}` is compiled under tensor parallelism, where torch can recompute attention only with the "
+                "whole module",
+                label="recomputes attention",
+                others=others,
+                help=["add `attention` to what is kept", "or write `full`"],
+            )
+
+
+def _calls(lowering: Lowering, compiled: Rules) -> list[Statement]:
+    """The calls of `compile`, in loops over blocks."""
+    made = {path: Compiled(_options(rule), rule_note(rule)) for path, rule in compiled.items()}
+    return [item for group in lowering.groups(made) for item in _compile(lowering, group)]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """How one module is compiled."""
+
+    options: tuple[tuple[str, Node], ...]
+    """Keyword arguments of `torch.compile`."""
+    note: Note
+
+
+def _options(rule: Rule[Any]) -> tuple[tuple[str, Node], ...]:
+    treatment = rule.treatment
+    options: dict[str, Node] = {}
+    if isinstance(treatment, AotEager):
+        options["backend"] = quoted("aot_eager")
+    if treatment.fullgraph:
+        options["fullgraph"] = "True"
+    if isinstance(treatment, Inductor):
+        options["dynamic"] = str(treatment.dynamic)
+        if treatment.mode in _MODES:
+            options["mode"] = quoted(_MODES[treatment.mode])
+    return tuple(options.items())
+
+
+def _compile(lowering: Lowering, group: Group[Compiled]) -> list[Statement]:
+    blocks = blocks_of(lowering, group)
+    body: list[Statement] = []
+    for relative, compiled in group.members:
+        path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+        module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
+        line = Line(call(f"{module}.compile", **dict(compiled.options)), "", compiled.note)
+        body += where_held(lowering, group, path, line)
+    return blocks.loop(body)
+
+
+def _waits(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:
+    """Calls that keep collectives on their way out of compiled modules."""
+    found = dict(_eager_collectives(lowering, compiled))
+    for function in found.values():
+        draft.imports.name("legoai.runtime", function.name)
+    body: list[Statement] = []
+    for group in lowering.groups(found):
+        blocks = blocks_of(lowering, group)
+        lines: list[Statement] = []
+        for relative, function in group.members:
+            path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+            module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
+            lines += where_held(lowering, group, path, Line(call(function.name, module), "", function.note))
+        body += blocks.loop(lines)
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The function that makes a module wait, and the line that makes it communicate."""
+
+    name: str
+    note: Note
+
+
+def _eager_collectives(lowering: Lowering, compiled: Rules) -> Iterator[tuple[str, Wait]]:
+    """The eager modules that hand collectives on: to modules after them, or to compiled ones inside of them."""
+    shard = tensor_parallel(lowering)
+    if shard is None or not compiled:
+        return
+    for path, rule in lowering.assignment(shard).items():
+        if path not in lowering.manifest.modules or any(above in compiled for above in (path, *holders(path))):
+            continue
+        if isinstance(rule.treatment, Inputs):
+            if any(path in holders(held) for held in compiled):
+                yield path, Wait("wait_for_inputs", rule_note(rule))
+        elif _communicates(rule.treatment):
+            yield path, Wait("wait_for_output", rule_note(rule))
+
+
+def _communicates(style: object) -> bool:
+    """Whether the style ends in a collective: rowwise sums up, the others where they change the output's layout."""
+    if isinstance(style, Colwise):
+        return style.output is not None and style.output.name == "replicate"
+    return isinstance(style, Rowwise | Outputs)

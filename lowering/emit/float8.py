@@ -1,0 +1,67 @@
+"""`precision`: which linear layers compute in float8?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from legoai.dsl.rules.facts import grouped, name_of
+from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.lowering.emit.blocks import Group
+from legoai.lowering.emit.code import Group as Call
+from legoai.lowering.emit.code import Line, Note, Statement, call, literal, quoted
+from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.specs.directives.precision import Float8, MxFp8
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """How one layer is converted."""
+
+    recipe: str
+    note: Note
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `apply_float8`, before all else that changes the model."""
+    found: dict[str, Converted] = {}
+    for rule, paths in grouped(lowering.assignment(lowering.plan.precision).items()):
+        treatment = rule.treatment
+        if isinstance(treatment, MxFp8):
+            lowering.refuse(rule_span(rule), "`mxfp8` is not lowered yet: torchao has no stable way to train in it")
+        if not isinstance(treatment, Float8):
+            continue
+        linear = [path for path in paths if lowering.manifest.modules[path].kind == "linear"]
+        if not linear:
+            lowering.refuse(
+                rule_span(rule), f"`{name_of(paths[0])}` is no linear layer", label="nothing to compute in float8"
+            )
+        found |= {path: Converted(treatment.recipe, rule_note(rule)) for path in linear}
+    if not found:
+        return
+    draft.imports.name("legoai.runtime", "convert_to_float8")
+    body = [item for group in lowering.groups(found) for item in _convert(lowering, group)]
+    applied = [
+        item.value.opening[:-1] for item in draft.parallelize if isinstance(item, Line) and isinstance(item.value, Call)
+    ]
+    note = lowering.note(lowering.plan.precision)
+    draft.apply("apply_float8", mesh=None, body=body, note=note, before=applied[0] if applied else "")
+
+
+def _convert(lowering: Lowering, group: Group[Converted]) -> list[Statement]:
+    """The calls for a group: one for each rule, but one for each layer that stands outside of all blocks."""
+    blocks = blocks_of(lowering, group)
+    if group.blocks is None:
+        return [
+            item
+            for path, converted in group.members
+            for item in where_held(lowering, group, path, _line("model", (path,), converted))
+        ]
+    together: dict[Converted, list[str]] = {}
+    for relative, converted in group.members:
+        together.setdefault(converted, []).append(relative)
+    return blocks.loop([_line(blocks.block, tuple(paths), converted) for converted, paths in together.items()])
+
+
+def _line(module: str, paths: tuple[str, ...], converted: Converted) -> Line:
+    made = call("convert_to_float8", module, literal(paths), recipe=quoted(converted.recipe))
+    return Line(made, "", converted.note)

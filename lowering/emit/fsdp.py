@@ -1,0 +1,232 @@
+"""`fsdp`: which modules are units of fully sharded data parallelism, and when are their parameters freed?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from legoai.dsl.paths import ROOT
+from legoai.lowering.emit import comm
+from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.lowering.emit.blocks import Group, expression
+from legoai.lowering.emit.buckets import Bucket, statements
+from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
+from legoai.lowering.emit.experts import axes_of_experts, distributed_experts, ranks_of_one_expert, sharded_dim
+from legoai.lowering.emit.mesh import sharded_axes, sharding_mesh
+from legoai.lowering.emit.offload import policy_of_units
+from legoai.lowering.emit.precision import policy
+from legoai.lowering.emit.stages import blocks_of, is_staged, where_held
+from legoai.specs.directives.base import Rule
+from legoai.specs.directives.fsdp import Fsdp, NoUnit, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """How one unit is made."""
+
+    reshard: str
+    """The value of `reshard_after_forward`."""
+    note: Note
+    offloads: bool = False
+    """Whether the shards are in host memory."""
+    kept: bool = False
+    """Whether the parameters stay gathered after backward, until the optimizer changes them."""
+    mesh: str = "mesh"
+    """The name of the mesh over which the unit is sharded."""
+    dim: int = 0
+    """The dim on which parameters are cut."""
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `apply_fsdp`, which makes the units, children before parents and the model last."""
+    fsdp = lowering.plan.fsdp
+    if fsdp is None or not _lowered(lowering, fsdp):
+        return
+    draft.imports.name("torch.distributed.fsdp", "fully_shard")
+    found = units(lowering, fsdp)
+    body: list[Statement] = [Line(policy(lowering, draft), "policy = ", lowering.note(lowering.plan.precision))]
+    found |= _units_of_experts(lowering, draft, found, body)
+    found = {path: found[path] for path in lowering.manifest.modules if path in found}
+    _refuse_untying(lowering, fsdp, found)
+    offload = policy_of_units(lowering, draft)
+    if offload is not None:
+        body.append(offload)
+        found = {path: replace(unit, offloads=True) for path, unit in found.items()}
+    alike = {path: f"{unit.reshard} {unit.kept} {unit.mesh} {unit.dim}" for path, unit in found.items()}
+    joined = comm.buckets(lowering, alike)
+    body += _in_order(lowering, found, joined)
+    draft.apply("apply_fsdp", mesh=sharding_mesh(lowering, draft), body=body, note=lowering.note(fsdp))
+    comm.prefetch(lowering, draft, [path for path in lowering.manifest.modules if path in found], joined)
+
+
+def _lowered(lowering: Lowering, fsdp: Fsdp) -> bool:
+    if fsdp.axes == ("dp_replicate",):
+        lowering.refuse(
+            lowering.place(fsdp, "axes"),
+            "`fsdp on dp_replicate` shards nothing",
+            help=["write `replicate on dp_replicate`, or `fsdp on dp_replicate, dp_shard`"],
+        )
+        return False
+    return lowering.refuse_unless(fsdp, "backend", "eager")
+
+
+def units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
+    """Every unit in the model's order; the model itself is always one, since something must hold the rest."""
+    assignment = lowering.assignment(fsdp)
+    found = {"": Sharded("False", lowering.note(fsdp))}
+    for path, rule in assignment.items():
+        treatment = rule.treatment
+        if isinstance(treatment, NoUnit):
+            if not path:
+                lowering.refuse(
+                    rule_span(rule),
+                    "`root` is always a unit, since something must hold the parameters that no other unit holds",
+                    label="delete this line",
+                )
+            continue
+        assert isinstance(treatment, Unit)
+        _check_reshard(lowering, rule, treatment)
+        found[path] = Sharded(_reshard(treatment, path), rule_note(rule), kept=treatment.reshard == "never")
+    return found
+
+
+def _units_of_experts(
+    lowering: Lowering, draft: Draft, found: dict[str, Sharded], body: list[Statement]
+) -> dict[str, Sharded]:
+    """Units for the experts that `ep` distributes, over the ranks that hold the same ones; ``body`` names their mesh.
+
+    Where no rule makes a unit of them, they reshard as the unit would that they lie in.
+    """
+    experts = distributed_experts(lowering)
+    made = {}
+    for path, note in experts.items():
+        around, dim = found[_unit_of(path, found)], sharded_dim(lowering, path)
+        if around.reshard.isdecimal() and ranks_of_one_expert(lowering) % int(around.reshard):
+            lowering.refuse(
+                around.note.span or lowering.place(lowering.plan.fsdp or lowering.plan.mesh),
+                f"`reshard = {around.reshard}` does not divide the {ranks_of_one_expert(lowering)} ranks that hold the "
+                f"same experts of `{path}`",
+                label="no such groups of ranks",
+                help=[f"add `{path} = unit`, which reshards after forward to all of these ranks"],
+            )
+        elif dim is not None:  # else the plan is refused
+            made[path] = replace(around, note=note, mesh="expert_mesh", dim=dim)
+            if dim:
+                draft.imports.name("torch.distributed.tensor", "Shard")
+    if made:
+        draft.imports.name("legoai.runtime.mesh", "split_off_experts")
+        split = call("split_off_experts", "mesh", ep=str(lowering.plan.mesh.ep)).inline()
+        names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering))
+        body.append(Line(f"{split}[{names}]", "expert_mesh = ", lowering.note(lowering.plan.mesh, "ep")))
+    return made
+
+
+def _check_reshard(lowering: Lowering, rule: Rule[Any], unit: Unit) -> None:
+    axes = sharded_axes(lowering)
+    size = math.prod(lowering.plan.mesh.size(axis) for axis in axes)
+    if isinstance(unit.reshard, int) and size % unit.reshard:
+        legal = [str(count) for count in range(2, size + 1) if size % count == 0]
+        lowering.refuse(
+            rule_span(rule),
+            f"`reshard = {unit.reshard}` does not divide the {size} ranks of `{'`, `'.join(axes)}`",
+            label="no such groups of ranks",
+            help=[f"legal are {', '.join(legal)}"] if legal else ["write `after_forward`"],
+        )
+    if unit.reshard == "never" and is_staged(lowering):
+        lowering.refuse(
+            rule_span(rule),
+            "under a pipeline `never` is the same as `after_backward`: both keep parameters for all micro batches",
+            label="kept no longer",
+            help=["write `after_backward`"],
+        )
+
+
+def _reshard(unit: Unit, path: str) -> str:
+    """`reshard_after_forward` of torch: true is ZeRO-3, false ZeRO-2, a number the ranks that share after forward."""
+    if isinstance(unit.reshard, int):
+        return str(unit.reshard)
+    after_forward = unit.reshard == "after_forward" or (unit.reshard is None and path != "")
+    return str(after_forward)
+
+
+def _refuse_untying(lowering: Lowering, fsdp: Fsdp, found: dict[str, Sharded]) -> None:
+    """Two units cannot share a parameter: each would shard its own copy, and the copies would drift apart."""
+    for tied in lowering.manifest.tied_parameters:
+        holders = {_unit_of(path, found) for path in tied}
+        if len(holders) > 1:
+            names = " and ".join(f"`{path}`" for path in tied)
+            places = " and ".join(f"`{holder or ROOT}`" for holder in sorted(holders))
+            lowering.refuse(
+                lowering.place(fsdp),
+                f"{names} are one parameter, and belong to different units: {places}",
+                label="this would untie them",
+                help=["leave their modules in one unit, such as `root`"],
+            )
+
+
+def _unit_of(path: str, found: dict[str, Sharded]) -> str:
+    """The deepest unit that holds the parameter at ``path``."""
+    while path not in found:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: list[Bucket]) -> list[Statement]:
+    """The calls for all units, inner ones first: those that are alone in loops over blocks, the joined ones by name."""
+    together = {path for bucket in joined for path in bucket.paths}
+    alone = {path: unit for path, unit in found.items() if path not in together}
+    inner = [bucket for bucket in joined if _unit_of(bucket.paths[0].rpartition(".")[0], alone)]
+    outer = [bucket for bucket in joined if bucket not in inner]
+    root = alone.pop("")
+    body = _join(lowering, found, inner)
+    for group in lowering.groups(alone):
+        body += _shard(lowering, group)
+    body += _join(lowering, found, outer)
+    return [*body, *_calls("model", root)]
+
+
+def _join(lowering: Lowering, found: dict[str, Sharded], joined: list[Bucket]) -> list[Statement]:
+    body: list[Statement] = []
+    for unit, alike in groupby(joined, key=lambda bucket: found[bucket.paths[0]]):
+        several = list(alike)
+        body += statements(lowering, several, partial(_call, unit=unit))
+        if unit.kept:
+            firsts = (expression(lowering.manifest, bucket.paths[0]) for bucket in several)
+            body += [_keep(first, unit) for first in firsts]
+    return body
+
+
+def _shard(lowering: Lowering, group: Group[Sharded]) -> list[Statement]:
+    blocks = blocks_of(lowering, group)
+    body: list[Statement] = []
+    for relative, unit in group.members:
+        path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
+        module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
+        for statement in _calls(module, unit):
+            body += where_held(lowering, group, path, statement)
+    return blocks.loop(body)
+
+
+def _calls(module: str, unit: Sharded) -> list[Statement]:
+    """The call that makes a unit, and the one that keeps it gathered."""
+    made = Line(_call(module, unit), "", unit.note)
+    return [made, _keep(module, unit)] if unit.kept else [made]
+
+
+def _call(module: str, unit: Sharded) -> Node:
+    return call(
+        "fully_shard",
+        module,
+        mesh=unit.mesh,
+        mp_policy="policy",
+        offload_policy="offload" if unit.offloads else None,
+        reshard_after_forward=unit.reshard,
+        shard_placement_fn=f"lambda _: Shard({unit.dim})" if unit.dim else None,
+    )
+
+
+def _keep(module: str, unit: Sharded) -> Line:
+    return Line(call(f"{module}.set_reshard_after_backward", "False", recurse="False"), "", unit.note)

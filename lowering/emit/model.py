@@ -1,0 +1,86 @@
+"""`model`: how does the program build the model?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from legoai.lowering.emit.base import Draft, Lowering
+from legoai.lowering.emit.code import Function, Line, call, data, literal
+from legoai.specs.models.configs import FAMILIES, config_values
+from legoai.specs.models.inspection import read_config
+from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.source import ModelSource
+
+_OWN_NAMES = frozenset(
+    {"torch", "nn", "legoai", "trainer", "build_model", "build_mesh", "parallelize", "model", "mesh"}
+)
+"""Names of the program that an imported factory must not take."""
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `build_model`."""
+    model = lowering.plan.model
+    source = model.source()
+    note = lowering.note(model, "family")
+    if source.kind == "builtin" and lowering.manifest.vocab_size is None:
+        lowering.refuse(
+            lowering.place(model, "family"),
+            f"`{source.target}` is no language model, and the training loop trains on tokens",
+            help=["models of tokens are `llama3`, `gpt2`, `gpt3` and `mixtral`"],
+        )
+        return
+    draft.imports.name("torch", "nn")
+    body = _MAKERS[source.kind](lowering, source, draft)
+    if not body:
+        return
+    last = body[0]
+    draft.functions.append(
+        Function("build_model() -> nn.Module", (Line(last.value, last.prefix, note), *body[1:]), None)
+    )
+    draft.train_with("build_model", "build_model")
+
+
+def _builtin(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
+    """Every dimension spelled out, so that the program does not change with the presets."""
+    family = FAMILIES[source.target]
+    config = draft.imports.name("legoai.specs.models.configs", family.config_class.__name__)
+    draft.imports.name(family.module, family.class_name)
+    values = {name: literal(value) for name, value in config_values(source.config()).items()}
+    return (
+        Line(call(config, **values), "config = "),
+        Line(f"{family.class_name}(config)", "return "),
+    )
+
+
+def _factory(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
+    module, _, attribute = source.target.partition(":")
+    arguments = {name: literal(value) for name, value in sorted(source.arguments.items())}
+    first = attribute.partition(".")[0]
+    if first in _OWN_NAMES or first.startswith(("apply_", "build_")):
+        draft.imports.module(module)
+        return (Line(call(f"{module}.{attribute}", **arguments), "return "),)
+    draft.imports.name(module, first)
+    return (Line(call(attribute, **arguments), "return "),)
+
+
+def _huggingface(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
+    """Every field of the config file spelled out, so that the program needs no other file."""
+    model = lowering.plan.model
+    class_name = lowering.manifest.model_class.rpartition(".")[2]
+    if not class_name.endswith(("ForCausalLM", "LMHeadModel")):
+        lowering.refuse(
+            lowering.place(model, "family"),
+            f"`{class_name}` is no causal language model, and the training loop trains on the next token",
+            help=["its class must end in `ForCausalLM` or `LMHeadModel`"],
+        )
+        return ()
+    try:
+        fields = read_config(Path(lowering.source_name).parent / source.target)
+    except ManifestError as error:
+        lowering.refuse(lowering.place(model, "target"), error.message, label="cannot be read")
+        return ()
+    draft.imports.name("legoai.specs.models.huggingface", "language_model")
+    return (Line(call("language_model", data({**fields, **source.arguments})), "return "),)
+
+
+_MAKERS = {"builtin": _builtin, "python": _factory, "huggingface": _huggingface}

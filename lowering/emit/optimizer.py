@@ -1,0 +1,42 @@
+"""`optimizer`: how does the program update parameters?"""
+
+from __future__ import annotations
+
+from legoai.lowering.emit.base import Draft, Lowering
+from legoai.lowering.emit.code import Function, Group, Item, Line, call, literal, quoted
+from legoai.lowering.emit.offload import with_state_on_host
+from legoai.lowering.emit.replicate import replica_axis
+
+_CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `build_optimizer`, with every constant written out."""
+    optimizer = lowering.plan.optimizer
+    algorithm = optimizer.algorithm
+    values = {item.field: literal(getattr(algorithm, item.field)) for item in algorithm.options}
+    if values.pop("fused") == "True":
+        values["fused"] = "True"
+    else:
+        values["foreach"] = "True"
+    draft.imports.module("torch")
+    draft.imports.name("typing", "Any")
+    made = _made(lowering, draft, f"torch.optim.{_CLASSES[algorithm.name]}", values)
+    draft.later_functions.append(
+        Function(
+            "build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer",
+            (Line(with_state_on_host(lowering, draft, made), "return ", lowering.note(optimizer)),),
+        )
+    )
+    draft.train_with("build_optimizer", "build_optimizer")
+
+
+def _made(lowering: Lowering, draft: Draft, optimizer_class: str, values: dict[str, str]) -> Group:
+    """The optimizer, with its state on every replica or cut over the replicas."""
+    replicate = lowering.plan.replicate
+    if replicate is None or replicate.optimizer == "replicated":
+        return call(optimizer_class, "parameters", **values)
+    draft.imports.name("legoai.runtime", "ShardedOptimizer")
+    made = call("ShardedOptimizer", "parameters", optimizer_class, **values)
+    axis = Item(quoted(replica_axis(lowering)), "axis=", lowering.note(replicate, "optimizer"))
+    return Group(made.opening, (*made.items[:2], axis, *made.items[2:]), made.closing)

@@ -1,0 +1,42 @@
+"""`schedule`: how does the learning rate change over the steps?"""
+
+from __future__ import annotations
+
+from legoai.lowering.emit.base import Draft, Lowering
+from legoai.lowering.emit.code import Function, Line, call, literal, quoted
+from legoai.specs.directives.schedule import Constant
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `build_lr_scheduler`, unless the rate never changes, and the number of steps where the schedule has one."""
+    schedule = lowering.plan.schedule
+    form = schedule.form
+    note = lowering.note(schedule)
+    if isinstance(form, Constant):
+        if form.warmup == 0:
+            return
+        steps, floor = form.warmup, None
+    else:
+        steps, floor = form.steps, literal(form.floor)
+        draft.train_with("steps", literal(steps), note)
+        if form.warmup > steps:
+            lowering.refuse(
+                lowering.place(schedule, "form"),
+                f"the warm-up of {form.warmup} steps is longer than the whole schedule of {steps}",
+                label="longer than the schedule",
+            )
+    draft.imports.module("torch")
+    draft.imports.name("legoai.runtime", "warmup_schedule")
+    draft.imports.name("torch.optim.lr_scheduler", "LambdaLR")
+    made = call(
+        "warmup_schedule",
+        "optimizer",
+        warmup=literal(form.warmup),
+        steps=literal(steps),
+        decay=quoted(form.name),
+        floor=floor,
+    )
+    draft.later_functions.append(
+        Function("build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR", (Line(made, "return ", note),))
+    )
+    draft.train_with("build_lr_scheduler", "build_lr_scheduler")

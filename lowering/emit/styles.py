@@ -1,0 +1,161 @@
+"""How is a style or layout of `shard` written with the classes of `torch.distributed.tensor`?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from legoai.lowering.emit.base import Draft, Lowering, rule_span
+from legoai.lowering.emit.code import Group, Node, call, dictionary, sequence
+from legoai.specs.directives.base import Rule
+from legoai.specs.directives.layouts import Partial, Replicated, Sharded
+from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
+
+STYLES = (Colwise, Rowwise, SequenceStyle, Inputs, Outputs)
+"""Treatments of modules on `tp`."""
+LAYOUT_TREATMENTS = (Replicated, Sharded)
+"""Treatments of parameters on `tp`."""
+
+Layouts = list[Replicated | Sharded | Partial | None]
+
+
+def layout(value: Any, draft: Draft) -> str:
+    """A layout as torch writes it."""
+    name = {"replicate": "Replicate", "shard": "Shard", "partial": "Partial"}[value.name]
+    draft.imports.name("torch.distributed.tensor", name)
+    return f"{name}({value.dim})" if isinstance(value, Sharded) else f"{name}()"
+
+
+def style(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+    """The style of the module at ``path``."""
+    treatment = rule.treatment
+    if isinstance(treatment, Colwise):
+        return _colwise(treatment, draft)
+    if isinstance(treatment, Rowwise):
+        return _rowwise(treatment, draft, embedding=lowering.manifest.modules[path].kind == "embedding")
+    if isinstance(treatment, SequenceStyle):
+        dim = None if treatment.dim == 1 else str(treatment.dim)
+        return _made("SequenceParallel", draft, sequence_dim=dim)
+    if isinstance(treatment, Inputs):
+        return _inputs(lowering, path, rule, draft)
+    assert isinstance(treatment, Outputs), f"no style for {treatment!r}"
+    return _outputs(lowering, path, rule, draft)
+
+
+def _made(name: str, draft: Draft, **arguments: Node | None) -> Group:
+    draft.imports.name("torch.distributed.tensor.parallel", name)
+    return call(name, **arguments)
+
+
+def _optional(value: Any, draft: Draft) -> str | None:
+    return None if value is None else layout(value, draft)
+
+
+def _colwise(style: Colwise, draft: Draft) -> Group:
+    output = style.output or (Sharded(dim=-1) if style.loss_parallel else None)
+    return _made(
+        "ColwiseParallel",
+        draft,
+        input_layouts=_optional(style.input, draft),
+        output_layouts=_optional(output, draft),
+        use_local_output="False" if style.loss_parallel else None,
+    )
+
+
+def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool) -> Group:
+    # RowwiseParallel expects a sharded input unless told otherwise, and token ids are whole.
+    source = style.input or (Replicated() if embedding else None)
+    return _made(
+        "RowwiseParallel",
+        draft,
+        input_layouts=_optional(source, draft),
+        output_layouts=_optional(style.output, draft),
+    )
+
+
+def _inputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+    """Layouts for every argument that the module's forward gets: those by position, then those by keyword."""
+    info = lowering.manifest.modules[path]
+    names = (*info.inputs, *info.keyword_inputs)
+    before, after = _pairs(lowering, rule, names, path, "inputs")
+    split = len(info.inputs)
+    options: dict[str, Node | None] = {}
+    if any(item is not None for item in before[:split]):
+        options["input_layouts"] = _tuple(before[:split], draft)
+        options["desired_input_layouts"] = _tuple(after[:split], draft)
+    keywords = [(names[index], index) for index in range(split, len(names)) if before[index] is not None]
+    if keywords:
+        for option, values in (("input_kwarg_layouts", before), ("desired_input_kwarg_layouts", after)):
+            entries = [(name, _or_none(values[index], draft), None) for name, index in keywords]
+            options[option] = dictionary(entries)
+    return _made("PrepareModuleInput", draft, **options)
+
+
+def _outputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+    count = max(1, len(lowering.manifest.modules[path].outputs))
+    names = tuple(str(index) for index in range(count))
+    before, after = _pairs(lowering, rule, names, path, "outputs")
+    return _made(
+        "PrepareModuleOutput",
+        draft,
+        output_layouts=_tuple(before, draft),
+        desired_output_layouts=_tuple(after, draft),
+    )
+
+
+def _pairs(
+    lowering: Lowering, rule: Rule[Any], names: tuple[str, ...], path: str, what: str
+) -> tuple[Layouts, Layouts]:
+    """The layouts before and after for each of the module's inputs or outputs; None leaves one as it is."""
+    before, after = _listed(rule.treatment.source), _listed(rule.treatment.target)
+    if not names:
+        lowering.refuse(
+            rule_span(rule),
+            f"`{path or 'root'}` was not seen to be called, so that its {what} are not known",
+            label=f"no {what}",
+        )
+    elif len(before) != len(after) or len(before) > len(names):
+        lowering.refuse(
+            rule_span(rule),
+            f"`{path or 'root'}` has {len(names)} {what} ({', '.join(names)}); the rule gives {len(before)} layouts "
+            f"`from` and {len(after)} `to`",
+            label="numbers that do not fit",
+        )
+    size = max(len(names), len(before), len(after))
+    padding: Layouts = [None] * size
+    return (before + padding)[:size], (after + padding)[:size]
+
+
+def _listed(value: Any) -> Layouts:
+    items = value if isinstance(value, tuple | list) else (value,)
+    return [None if item == "none" else item for item in items]
+
+
+def _tuple(layouts: Layouts, draft: Draft) -> Group:
+    return sequence([_or_none(item, draft) for item in layouts])
+
+
+def _or_none(item: Replicated | Sharded | Partial | None, draft: Draft) -> str:
+    return "None" if item is None else layout(item, draft)
+
+
+def placement_of_parameter(
+    lowering: Lowering, path: str, styles: Mapping[str, Rule[Any]], placements: Mapping[str, Rule[Any]]
+) -> str | None:
+    """How tensor parallelism lays a parameter, as the plan writes placements; None where it leaves it alone."""
+    if path in placements:
+        treatment = placements[path].treatment
+        return f"shard({treatment.dim})" if isinstance(treatment, Sharded) else "replicate"
+    module, _, name = path.rpartition(".")
+    rule = styles.get(module)
+    if rule is None or isinstance(rule.treatment, Inputs | Outputs):
+        return None
+    if isinstance(rule.treatment, SequenceStyle):
+        return "replicate"
+    # ColwiseParallel and RowwiseParallel: torch/distributed/tensor/parallel/style.py, `_partition_*_fn`.
+    colwise = isinstance(rule.treatment, Colwise)
+    if lowering.manifest.modules[module].kind == "embedding":
+        return "shard(1)" if colwise else "shard(0)"
+    if name == "bias":
+        return "shard(0)" if colwise else "replicate"
+    return "shard(0)" if colwise else "shard(1)"

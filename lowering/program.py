@@ -1,0 +1,158 @@
+"""How does a plan become a program?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import legoai
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.rules.lowering import UndecidedHole
+from legoai.lowering.emit import EMITTERS
+from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
+from legoai.lowering.emit.code import Function, Line, Writer, call, quoted
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+from legoai.specs.span import Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A plan as Python text. Equal plans, models and versions give equal bytes.
+
+    Attributes:
+        text: the program; run it with torchrun.
+        plan_name: the plan's name.
+        digest: the plan's hash, as :attr:`legoai.specs.plan.Plan.digest` gives it.
+        lines: line of the program, counted from 1, to the place in the plan that it comes from.
+    """
+
+    text: str
+    plan_name: str
+    digest: str
+    lines: Mapping[int, Span]
+
+
+class LoweringError(ValueError):
+    """A plan cannot be lowered.
+
+    Attributes:
+        diagnostics: why, one finding for each line of the plan that stands in the way, in the order of the text.
+    """
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        assert diagnostics, "something stands in the way"
+        first = diagnostics[0]
+        more = f" (and {len(diagnostics) - 1} more)" if len(diagnostics) > 1 else ""
+        super().__init__(f"{first.label.span}: {first.code} {first.message}{more}")
+        self.diagnostics = diagnostics
+
+
+def lower(plan: Plan, manifest: Manifest, *, source_name: str) -> Program:
+    """Lower a plan that has no lint errors.
+
+    Args:
+        plan: the resolved plan.
+        manifest: of the plan's model.
+        source_name: the plan file's name, for the program's head; comments cite the files of the plan's spans. Both are
+            written without their folders.
+
+    Raises:
+        LoweringError: the plan has holes, or says what cannot be lowered. Nothing is left out in silence.
+    """
+    refuse_holes(plan, source_name)
+    lowering, draft = Lowering(plan, manifest, source_name), Draft()
+    for emit in EMITTERS.values():
+        emit(lowering, draft)
+    _raise(lowering.diagnostics)
+    return _write(lowering, draft)
+
+
+def _raise(diagnostics: list[Diagnostic]) -> None:
+    if diagnostics:
+        raise LoweringError(tuple(sorted(diagnostics, key=lambda item: item.order)))
+
+
+def refuse_holes(plan: Plan, source_name: str) -> None:
+    """Refuse a plan that is not decided in everything.
+
+    Raises:
+        LoweringError: it has holes.
+    """
+    start = Span(source_name, 0, 0, 1, 1, 1, 1)
+    help = ("solve the plan, or give the value",)
+    _raise([
+        UndecidedHole.at(found.origin.span or start, f"{found.what} is not decided", label="a hole", help=help)
+        for found in plan.holes()
+    ])  # fmt: skip
+
+
+def _write(lowering: Lowering, draft: Draft) -> Program:
+    plan = lowering.plan
+    draft.imports.name("torch", "nn")
+    draft.imports.name("torch.distributed.device_mesh", "DeviceMesh")
+    draft.imports.name("legoai.runtime", "Trainer")
+    draft.imports.module("torch")
+    parallelize = Function(
+        "parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module",
+        (*draft.parallelize, Line("model", "return ")),
+    )
+    for name, value in (("plan", "PLAN"), ("plan_hash", "PLAN_HASH"), ("parallelize", "parallelize")):
+        draft.train_with(name, value)
+    arguments = [draft.trainer[name] for name in TRAINER_ARGUMENTS if name in draft.trainer]
+    trainer = Function("trainer() -> Trainer", (Line(call("Trainer", *arguments), "return "),))
+    writer = Writer()
+    for line in _docstring(lowering):
+        writer.write(line)
+    writer.write()
+    for line in draft.imports.lines():
+        writer.write(line)
+    writer.write()
+    writer.write(f"PLAN = {quoted(plan.name)}")
+    writer.write(f"PLAN_HASH = {quoted(plan.digest)}")
+    writer.body(draft.constants, 0)
+    for function in (*draft.functions, parallelize, *draft.later_functions, trainer):
+        writer.write()
+        writer.write()
+        writer.function(function)
+    writer.write()
+    writer.write()
+    writer.write('if __name__ == "__main__":')
+    writer.write("    trainer().main()")
+    text = "\n".join(writer.text) + "\n"
+    return Program(text=text, plan_name=plan.name, digest=plan.digest, lines=writer.spans)
+
+
+def _docstring(lowering: Lowering) -> list[str]:
+    """What the program is, for which machines, and how it is started on them."""
+    plan = lowering.plan
+    name = PurePath(lowering.source_name).name or "a plan"
+    variant = f" (variant {plan.variant})" if plan.variant is not None else ""
+    devices = plan.mesh.world_size
+    return [
+        f'"""{plan.name}: lowered from {name}{variant} by legoai {legoai.__version__}.',
+        "",
+        f"Cluster: {_cluster(lowering)}; {devices} {'process' if devices == 1 else 'processes'}.",
+        f"Start it with: torchrun {_torchrun(lowering)} {plan.name}.py",
+        '"""',
+    ]
+
+
+def _cluster(lowering: Lowering) -> str:
+    use = lowering.plan.cluster
+    device = f"profile {PurePath(use.profile).name}" if use.profile is not None else use.device
+    parts = [f"{use.hosts} {'host' if use.hosts == 1 else 'hosts'}"]
+    if use.devices is not None:
+        parts.append(f"{use.devices} devices each")
+    if use.fabric is not None:
+        parts.append(use.fabric)
+    return f"{device}, {', '.join(parts)}"
+
+
+def _torchrun(lowering: Lowering) -> str:
+    plan = lowering.plan
+    hosts, devices = plan.cluster.hosts, plan.mesh.world_size
+    if hosts == 1 or devices % hosts:
+        return f"--nproc-per-node {devices}"
+    return f"--nnodes {hosts} --nproc-per-node {devices // hosts} --rdzv-backend c10d --rdzv-endpoint HOST:29400"

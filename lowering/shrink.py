@@ -1,0 +1,438 @@
+"""What is the smallest plan that says the same, so that a few processes of one machine can run it?
+
+The shrunken plan has the original's statements, rules and treatments, and what they rely on: which sizes divide which,
+how many stages a rank holds, which blocks are treated unlike others, what is tied, whether micro batches are
+accumulated. Only numbers are smaller. Every value keeps the place in the text that it came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
+from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, shrunken_model
+from legoai.specs.directives.base import Declared, Directive, Rule
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every
+from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.comm import ByBytes, Comm, Proactive
+from legoai.specs.directives.compile import AotEager, Compile, Inductor
+from legoai.specs.directives.fsdp import Unit
+from legoai.specs.directives.loss import ChunkedLoss
+from legoai.specs.directives.mesh import AXES, Mesh
+from legoai.specs.directives.pipeline import MULTI_STAGE, OrderFile, Pipeline
+from legoai.specs.directives.precision import HighPrecision, Precision
+from legoai.specs.directives.shard import Experts, Shard
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+from legoai.specs.record import replace
+
+MAX_RANKS: Final = 16
+"""The most processes that one machine is asked for."""
+
+LEFT_OUT_FIRST: Final = ("dp_replicate", "cp", "dp_shard", "tp", "pp")
+"""The axes in the order in which they are left out of a mesh that would need more ranks than there are."""
+
+_SMALLEST_BUCKET: Final = 1024
+_STAGES_OF_RANK: Final = 4
+_KERNELS_OF_A_CPU: Final = ("default", "math")
+
+D = TypeVar("D", bound=Declared)
+
+
+class CannotShrinkError(ValueError):
+    """A plan that no smaller plan can stand for; the message says why, and what would help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shrunken:
+    """A plan that a few processes can run.
+
+    Attributes:
+        plan: the smaller plan.
+        changes: what became smaller, and what was put in another's place, one line each.
+        blocks: which blocks of the model are kept; None where the model is as it was.
+    """
+
+    plan: Plan
+    changes: tuple[str, ...]
+    blocks: Blocks | None
+
+    def original(self, path: str) -> str:
+        """The path that a module or parameter of the smaller model has in the whole one."""
+        return path if self.blocks is None else self.blocks.original(path)
+
+
+def shrink(
+    plan: Plan,
+    manifest: Manifest,
+    *,
+    ranks: int = MAX_RANKS,
+    double: bool = True,
+    config: Mapping[str, Any] | None = None,
+) -> Shrunken:
+    """The smallest plan with the structure of ``plan``, which must have no holes and no lint errors.
+
+    Args:
+        plan: the resolved plan.
+        manifest: of the plan's model.
+        ranks: the most ranks that the smaller plan may have; axes are left out in the order of `LEFT_OUT_FIRST` until
+            they suffice, and the changes say so.
+        double: compute in fp64 throughout, instead of in the plan's dtypes.
+        config: the fields of the config file, where the plan names a Hugging Face model.
+
+    Raises:
+        CannotShrinkError: the plan reads an order file for more ranks than there are, or its model is a large one from
+            a factory.
+    """
+    changes: list[str] = []
+    mesh = _mesh(plan, ranks, changes)
+    smaller = _without_missing_axes(replace(plan, mesh=mesh, require=(), objective=None, solved=None), changes)
+    smaller = _for_a_cpu(smaller, changes)
+    if double:
+        smaller = _in_double_precision(smaller, changes)
+    pipeline, stages = _pipeline(plan, smaller)
+    seq_len = _sequence_length(smaller)
+    split = _split(pipeline, stages)
+    numbers = None if stages is None else (_stages(plan), stages)
+    blocks = choose_blocks(plan, manifest, stages=numbers, split=split)
+    sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=plan.mesh.tp, tp_now=mesh.tp,
+                  ep=plan.mesh.ep, ep_now=mesh.ep)  # fmt: skip
+    try:
+        model, ratio = shrunken_model(plan, manifest, sizes, config, changes)
+    except ModelTooLargeError as error:
+        raise CannotShrinkError(str(error)) from error
+    if model is plan.model:
+        blocks = None
+    batch, pipeline = _batch(plan, smaller, pipeline, seq_len, changes)
+    if pipeline is not None and split:
+        pipeline = changed(pipeline, split=split if blocks is None else points_of(blocks, split))
+    smaller = replace(smaller, model=model, batch=batch, pipeline=pipeline)
+    smaller = _schedule(smaller, changes)
+    smaller = _rules(smaller, _renamed(blocks))
+    smaller = _rules(smaller, _every(changes))
+    return Shrunken(plan=_bytes(smaller, ratio, changes), changes=tuple(changes), blocks=blocks)
+
+
+def changed(declared: D, **values: Any) -> D:
+    """A copy of a directive or treatment with other values; it keeps where its values stand."""
+    fields: dict[str, Any] = {item.field: getattr(declared, item.field) for item in declared.options}
+    if isinstance(declared, Directive):
+        fields |= {"axes": declared.axes, "rules": declared.rules, "arguments": declared.arguments}
+    return type(declared)(**{**fields, "origins": declared.origins, **values})
+
+
+def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
+    """Axes of the fewest ranks that keep their parts: 2, or as many as sub-groups or an order file need."""
+    mesh = plan.mesh
+    sizes = {axis: min(2, mesh.size(axis)) for axis in AXES}
+    smallest = dict.fromkeys(AXES, 1)
+    if plan.pipeline is not None and isinstance(plan.pipeline.schedule, OrderFile):
+        sizes["pp"] = smallest["pp"] = mesh.pp
+    if _in_groups(plan) and mesh.dp_shard > 2:
+        sizes["dp_shard"] = 4
+    if mesh.ep > 1 and mesh.ep < mesh.dp_shard * mesh.cp and sizes["dp_shard"] * sizes["cp"] == 2:
+        axis = "dp_shard" if mesh.dp_shard >= mesh.cp else "cp"
+        sizes[axis] = 4
+    for axis in LEFT_OUT_FIRST:
+        needed = math.prod(size for name, size in sizes.items() if name != "ep")
+        if needed <= ranks:
+            break
+        if sizes[axis] > 2 and needed * 2 // sizes[axis] <= ranks:
+            changes.append(f"`{axis}` = 2 has no sub-groups: {needed} ranks would be needed, {ranks} are allowed")
+            sizes[axis] = 2
+        elif sizes[axis] > smallest[axis]:
+            changes.append(f"`{axis}` is left out: {needed} ranks would be needed, {ranks} are allowed")
+            sizes[axis] = smallest[axis]
+    needed = math.prod(size for name, size in sizes.items() if name != "ep")
+    if needed > ranks:
+        raise CannotShrinkError(f"the order file is for {mesh.pp} ranks, and {ranks} are allowed")
+    if mesh.ep > 1:
+        everyone = sizes["dp_shard"] * sizes["cp"]
+        sizes["ep"] = everyone if mesh.ep == mesh.dp_shard * mesh.cp else min(2, everyone)
+    words = [f"{axis} {mesh.size(axis)} → {size}" for axis, size in sizes.items() if size != mesh.size(axis)]
+    if words:
+        changes.insert(0, f"mesh: {', '.join(words)}; {needed} {'rank' if needed == 1 else 'ranks'}")
+    return changed(mesh, **sizes)
+
+
+def _in_groups(plan: Plan) -> bool:
+    """Whether parameters are shared by a part of the ranks after forward."""
+    return plan.fsdp is not None and any(
+        isinstance(rule.treatment, Unit)
+        and isinstance(rule.treatment.reshard, int)
+        and rule.treatment.reshard < plan.mesh.dp_shard
+        for rule in plan.fsdp.rules
+    )
+
+
+def _without_missing_axes(plan: Plan, changes: list[str]) -> Plan:
+    """The plan without the statements on axes that have been left out, and with groups that the smaller axes have."""
+    mesh = plan.mesh
+    shard = tuple(item for item in plan.shard if mesh.size(item.axes[0]) > 1 or not _is_left_out(item.axes[0], changes))
+    found = replace(plan, shard=shard)
+    if _is_left_out("pp", changes):
+        found = replace(found, pipeline=None)
+    if _is_left_out("cp", changes):
+        found = replace(found, context=None)
+    if plan.replicate is not None and _is_left_out("dp_replicate", changes):
+        found = replace(found, replicate=None)
+    if plan.fsdp is not None:
+        axes = tuple(axis for axis in plan.fsdp.axes if not _is_left_out(axis, changes))
+        fsdp = changed(plan.fsdp, axes=axes or plan.fsdp.axes[-1:])
+        found = replace(found, fsdp=_with_rules(fsdp, lambda rule: _in_smaller_group(rule, mesh.dp_shard)))
+    if plan.replicate is not None and found.replicate is None and found.fsdp is None:
+        found = replace(found, precision=_without_reduction(plan.precision))
+    return found
+
+
+def _without_reduction(precision: Precision) -> Precision:
+    """The dtypes without those that only the units of `fsdp` and `replicate` carry."""
+    carried = {item.field: item.default for item in precision.options if item.field in ("reduce", "output")}
+    origins = {name: origin for name, origin in precision.origins.items() if name not in carried}
+    return changed(precision, **carried, origins=origins)
+
+
+def _is_left_out(axis: str, changes: list[str]) -> bool:
+    return any(text.startswith(f"`{axis}` is left out") for text in changes)
+
+
+def _in_smaller_group(rule: Rule[Any], size: int) -> Rule[Any]:
+    unit = rule.treatment
+    if isinstance(unit, Unit) and isinstance(unit.reshard, int):
+        return replace(rule, treatment=changed(unit, reshard="after_forward" if size < 2 else 2))
+    return rule
+
+
+def _for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
+    """The plan with what a CPU can do in the place of what only a GPU can."""
+    cluster = ClusterUse(device="cpu", devices=plan.mesh.world_size, origins=_of_statement(plan.cluster))
+    found = replace(plan, cluster=cluster)
+    if plan.attention.kernel not in _KERNELS_OF_A_CPU:
+        changes.append(f"attention `{plan.attention.kernel}`: PyTorch's own choice on a CPU")
+        found = replace(found, attention=changed(plan.attention, kernel="default"))
+    if plan.offload is not None:
+        changes.append("offload: left out, since a CPU has no other memory")
+        found = replace(found, offload=None)
+    if plan.compile is not None:
+        found = replace(found, compile=_compile(plan.compile, changes))
+    return replace(found, shard=tuple(_without_drops(item, changes) for item in found.shard))
+
+
+def _compile(directive: Compile, changes: list[str]) -> Compile:
+    """Graphs are captured, but run without generated kernels."""
+
+    def traced(rule: Rule[Any]) -> Rule[Any]:
+        if not isinstance(rule.treatment, Inductor):
+            return rule
+        return replace(rule, treatment=AotEager(fullgraph=rule.treatment.fullgraph))
+
+    if directive.async_tp:
+        changes.append("compile: `async_tp` needs symmetric memory, and is left out")
+    if any(isinstance(rule.treatment, Inductor) for rule in directive.rules):
+        changes.append("compile: `aot_eager` for `inductor`: the same graphs, without generated kernels")
+    return changed(_with_rules(directive, traced), async_tp=False)
+
+
+def _without_drops(directive: Shard, changes: list[str]) -> Shard:
+    """Which tokens are dropped depends on what else is on their rank, so that no other mesh computes the same."""
+
+    def roomy(rule: Rule[Any]) -> Rule[Any]:
+        if not isinstance(rule.treatment, Experts) or rule.treatment.capacity_factor is None:
+            return rule
+        changes.append("shard on ep: no `capacity_factor`; what is dropped depends on the mesh")
+        return replace(rule, treatment=changed(rule.treatment, capacity_factor=None))
+
+    return _with_rules(directive, roomy)
+
+
+def _in_double_precision(plan: Plan, changes: list[str]) -> Plan:
+    precision = plan.precision
+    reduced = plan.fsdp is not None or plan.replicate is not None
+    origins = _of_statement(precision)
+    if any(not isinstance(rule.treatment, HighPrecision) for rule in precision.rules):
+        changes.append("precision: fp64 throughout, without float8")
+    else:
+        changes.append("precision: fp64 throughout")
+    double = Precision(master="fp64", param="fp64", reduce="fp64" if reduced else precision.reduce, origins=origins)
+    return replace(plan, precision=double)
+
+
+def _of_statement(directive: Directive) -> Mapping[str, Any]:
+    """Where the statement itself stands, without its values."""
+    return {name: origin for name, origin in directive.origins.items() if name in ("", "keyword")}
+
+
+def _pipeline(plan: Plan, smaller: Plan) -> tuple[Pipeline | None, int | None]:
+    """The pipeline with as many stages on each rank, and the number of its stages."""
+    pipeline = smaller.pipeline
+    if pipeline is None:
+        return None, None
+    if isinstance(pipeline.schedule, OrderFile):
+        return pipeline, _stages(plan)
+    stages = min(_stages(plan) // plan.mesh.pp, _STAGES_OF_RANK) * smaller.mesh.pp
+    return changed(pipeline, stages=None if pipeline.stages is None else stages), stages
+
+
+def _stages(plan: Plan) -> int:
+    """The number of stages of a pipeline."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    if pipeline.stages is not None:
+        return pipeline.stages
+    if not isinstance(pipeline.split, str):
+        return len(pipeline.split) + 1
+    return plan.mesh.pp * (2 if pipeline.schedule in MULTI_STAGE else 1)
+
+
+def _split(pipeline: Pipeline | None, stages: int | None) -> tuple[str, ...]:
+    """As many of the named split points as there are stages, spread evenly, the last among them."""
+    if pipeline is None or isinstance(pipeline.split, str) or stages is None:
+        return ()
+    points, wanted = pipeline.split, stages - 1
+    return tuple(points[(place + 1) * len(points) // wanted - 1] for place in range(min(wanted, len(points))))
+
+
+def _sequence_length(plan: Plan) -> int:
+    """A length that tensor and context parallel can cut, in chunks where the loss has chunks."""
+    step = plan.mesh.tp * plan.mesh.cp * 2
+    if isinstance(plan.loss.form, ChunkedLoss):
+        step = math.lcm(step, plan.loss.form.n)
+    return step * max(1, -(-min(32, plan.batch.seq_len) // step))
+
+
+def _batch(
+    plan: Plan, smaller: Plan, pipeline: Pipeline | None, seq_len: int, changes: list[str]
+) -> tuple[Batch, Pipeline | None]:
+    """Micro batches of at most two sequences: as many as the schedule needs, and two where gradients accumulate."""
+    batch, mesh = plan.batch, smaller.mesh
+    accumulation = batch.global_batch // (batch.micro_batch * plan.mesh.data_parallel)
+    count = min(2, accumulation)
+    if pipeline is not None:
+        whole = pipeline.microbatches or accumulation
+        one_pass = whole if isinstance(pipeline.schedule, OrderFile) else min(whole, _one_pass(plan, smaller, whole))
+        count = one_pass * min(2, accumulation // whole)
+        if pipeline.microbatches is not None:
+            pipeline = changed(pipeline, microbatches=one_pass)
+    micro = min(2, batch.micro_batch)
+    values = {"global_batch": micro * mesh.data_parallel * count, "micro_batch": micro, "seq_len": seq_len}
+    words = [
+        f"{batch.option(field).name} {getattr(batch, field)} → {value}"
+        for field, value in values.items()
+        if value != getattr(batch, field)
+    ]
+    if words:
+        changes.append(f"batch: {', '.join(words)}")
+    return changed(batch, **values), pipeline
+
+
+def _one_pass(plan: Plan, smaller: Plan, whole: int) -> int:
+    """Micro batches that fill every stage; no multiple of the ranks where they were none."""
+    assert plan.pipeline is not None
+    ranks = smaller.mesh.pp
+    uneven = whole % plan.mesh.pp != 0
+    if uneven and plan.pipeline.schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
+        return ranks + 1  # one round, whatever the number
+    return max(4, _stages(plan) // plan.mesh.pp * ranks) + uneven
+
+
+def _schedule(plan: Plan, changes: list[str]) -> Plan:
+    """A warm-up that ends while steps are compared, since its first steps change nearly nothing."""
+    form = plan.schedule.form
+    if form.warmup <= 2:
+        return plan
+    changes.append(f"schedule: warm-up of 2 steps, not {form.warmup}")
+    return replace(plan, schedule=changed(plan.schedule, form=changed(form, warmup=2)))
+
+
+Rewrite = Callable[[Directive, Rule[Any]], Rule[Any] | None]
+
+
+def _rules(plan: Plan, rewrite: Rewrite) -> Plan:
+    """The plan with every rule rewritten, or without it where nothing is left of it."""
+
+    def over(directive: D) -> D:
+        assert isinstance(directive, Directive)
+        return _with_rules(directive, lambda rule: rewrite(directive, rule))
+
+    found = replace(plan, shard=tuple(over(item) for item in plan.shard))
+    for field in ("fsdp", "checkpoint", "comm", "precision", "compile"):
+        directive = getattr(plan, field)
+        if directive is not None and directive.rules:
+            found = replace(found, **{field: over(directive)})
+    return found
+
+
+def _with_rules(directive: D, rewrite: Callable[[Rule[Any]], Rule[Any] | None]) -> D:
+    assert isinstance(directive, Directive)
+    if not directive.rules:
+        return directive
+    found = [rewrite(rule) for rule in directive.rules]
+    return changed(directive, rules=tuple(rule for rule in found if rule is not None))
+
+
+def _renamed(blocks: Blocks | None) -> Rewrite:
+    def rewrite(directive: Directive, rule: Rule[Any]) -> Rule[Any] | None:
+        path = rule.path if blocks is None else rewritten(blocks, rule.path)
+        return None if path is None else replace(rule, path=path)
+
+    return rewrite
+
+
+def _every(changes: list[str]) -> Rewrite:
+    """`every(n)` over few blocks: every second one."""
+
+    def rewrite(directive: Directive, rule: Rule[Any]) -> Rule[Any]:
+        treatment = rule.treatment
+        if not isinstance(directive, Checkpoint) or not isinstance(treatment, Every) or treatment.n <= 2:
+            return rule
+        changes.append(f"checkpoint: every(2) for every({treatment.n})")
+        return replace(rule, treatment=changed(treatment, n=2))
+
+    return rewrite
+
+
+def _bytes(plan: Plan, ratio: float, changes: list[str]) -> Plan:
+    """Sizes in bytes shrink as the blocks' parameters do, so that they hold as many blocks as before."""
+
+    def scaled(value: int, what: str) -> int:
+        smaller = max(_SMALLEST_BUCKET, round(value * ratio))
+        if smaller >= value:
+            return value
+        changes.append(f"{what}: {value} → {smaller} bytes")
+        return smaller
+
+    found = plan
+    if plan.replicate is not None:
+        bucket = scaled(plan.replicate.bucket, "replicate: bucket")
+        found = replace(found, replicate=changed(plan.replicate, bucket=bucket))
+    if plan.comm is not None:
+        found = replace(found, comm=_comm(plan.comm, scaled))
+    if plan.checkpoint is not None:
+
+        def kept(rule: Rule[Any]) -> Rule[Any]:
+            treatment = rule.treatment
+            if not isinstance(treatment, Budget) or not isinstance(treatment.amount, int) or treatment.amount <= 1:
+                return rule
+            amount = scaled(treatment.amount, "checkpoint: budget")
+            return replace(rule, treatment=changed(treatment, amount=amount))
+
+        found = replace(found, checkpoint=_with_rules(plan.checkpoint, kept))
+    return found
+
+
+def _comm(comm: Comm, scaled: Callable[[int, str], int]) -> Comm:
+    def bucket(rule: Rule[Any]) -> Rule[Any]:
+        by = rule.treatment.by
+        if not isinstance(by, ByBytes):
+            return rule
+        return replace(rule, treatment=changed(rule.treatment, by=changed(by, n=scaled(by.n, "comm: bucket"))))
+
+    found = _with_rules(comm, bucket)
+    if isinstance(comm.prefetch, Proactive):
+        limit = scaled(comm.prefetch.limit, "comm: prefetch limit")
+        found = changed(found, prefetch=changed(comm.prefetch, limit=limit))
+    return found

@@ -1,0 +1,166 @@
+"""Which blocks of a model does a smaller one keep, so that every rule about blocks still has some to speak of?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from legoai.dsl.paths import pattern, segments_of
+from legoai.dsl.rules.split_points import SplitPoints
+from legoai.specs.directives.checkpoint import Every
+from legoai.specs.directives.comm import Units
+from legoai.specs.models.manifest import BlockList, Manifest
+from legoai.specs.plan import Plan
+
+_BLOCKS: Final = 2
+"""The fewest blocks of a model without stages: the first and another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks that are kept, in their order; they are numbered anew from 0."""
+
+    path: str
+    """Of the list of blocks."""
+    names: tuple[str, ...]
+    """Of all blocks of the whole model."""
+    kept: tuple[int, ...]
+    """Places of the kept blocks among all."""
+
+    def original(self, path: str) -> str:
+        """The path in the whole model of a module or parameter of the smaller one."""
+        prefix = f"{self.path}." if self.path else ""
+        if not path.startswith(prefix):
+            return path
+        name, dot, rest = path[len(prefix) :].partition(".")
+        if not name.isdecimal() or int(name) >= len(self.kept):
+            return path
+        return f"{prefix}{self.names[self.kept[int(name)]]}{dot}{rest}"
+
+
+def choose_blocks(
+    plan: Plan, manifest: Manifest, *, stages: tuple[int, int] | None, split: Sequence[str] = ()
+) -> Blocks | None:
+    """Choose blocks so that each rule and each stage has its own.
+
+    Args:
+        plan: the whole plan.
+        manifest: of its model.
+        stages: of the whole plan's pipeline and of the smaller one; None without a pipeline.
+        split: the first module of each stage but the first that the smaller plan has, where the plan names them.
+
+    Returns:
+        None where the model has no single list of numbered blocks.
+    """
+    if len(manifest.block_lists) != 1:
+        return None
+    blocks = manifest.block_lists[0]
+    if blocks.names != tuple(str(index) for index in range(len(blocks))):
+        return None
+    chosen: set[int] = set()
+    for alike, wanted in _classes(plan, manifest, blocks, split):
+        chosen.update(alike[:wanted])
+    count = max(len(chosen), min(_BLOCKS, len(blocks)), min(_prefetched(plan) + 1, len(blocks)))
+    if stages is not None:
+        count = _for_stages(count, stages, len(blocks), even=not split)
+    spread = [place * (len(blocks) - 1) // max(1, count - 1) for place in range(count - 1, -1, -1)]
+    for index in (*spread, *range(len(blocks))):
+        if len(chosen) < count:
+            chosen.add(index)
+    return Blocks(blocks.path, blocks.names, tuple(sorted(chosen)))
+
+
+def _classes(
+    plan: Plan, manifest: Manifest, blocks: BlockList, split: Sequence[str]
+) -> Iterator[tuple[list[int], int]]:
+    """Blocks that no rule tells apart, and how many of them are wanted."""
+    marks: list[list[object]] = [[] for _ in blocks.names]
+    wanted = 1
+    for directive in plan.directives():
+        for rule in directive.rules:
+            segment = _segment(blocks, rule.path)
+            if isinstance(rule.treatment, Every):
+                wanted = 2
+            if segment is not None and segment != "*":
+                found = pattern(segment)
+                for name, mark in zip(blocks.names, marks, strict=True):
+                    mark.append(found.matches(name))
+    for number, group in enumerate(blocks.groups):
+        for index in group:
+            marks[index].append(number)
+    if split:
+        held = SplitPoints(manifest).stages(split, len(split) + 1)
+        prefix = f"{blocks.path}." if blocks.path else ""
+        for stage, paths in enumerate(held):
+            for index, name in enumerate(blocks.names):
+                marks[index] += [stage] if prefix + name in paths else []
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, mark in enumerate(marks):
+        alike.setdefault(tuple(mark), []).append(index)
+    for members in alike.values():
+        yield members, wanted
+
+
+def _prefetched(plan: Plan) -> int:
+    if plan.comm is None or not isinstance(plan.comm.prefetch, Units):
+        return 0
+    return min(3, max(plan.comm.prefetch.forward, plan.comm.prefetch.backward))
+
+
+def _for_stages(count: int, stages: tuple[int, int], whole: int, *, even: bool) -> int:
+    """A block for each stage at least; stages have as many as each other where they have in the whole model."""
+    before, now = stages
+    count = max(count, now)
+    if even:
+        count = count + (count % now == 0) if whole % before else -(-count // now) * now
+    return min(count, whole)
+
+
+def _segment(blocks: BlockList, path: str) -> str | None:
+    """The part of a pattern that names the blocks; None where it does not reach them or leaves the depth open."""
+    containers = blocks.path.split(".") if blocks.path else []
+    if path == "root":
+        return None
+    segments = [segment for _, segment in segments_of(path)]
+    if len(segments) <= len(containers):
+        return None
+    for segment, name in zip(segments, containers, strict=False):
+        if segment == "**" or not pattern(segment).matches(name):
+            return None
+    found = segments[len(containers)]
+    return None if found == "**" else found
+
+
+def rewritten(blocks: Blocks, path: str) -> str | None:
+    """A pattern with the numbers that blocks have in the smaller model; None where none of its blocks is kept."""
+    whole = BlockList(path=blocks.path, names=blocks.names, groups=())
+    segment = _segment(whole, path)
+    if segment is None or "*" in segment:
+        return path
+    found = pattern(segment)
+    places = [new for new, old in enumerate(blocks.kept) if found.matches(blocks.names[old])]
+    if not places:
+        return None if any(found.matches(name) for name in blocks.names) else path
+    if ".." in segment and places == list(range(places[0], places[-1] + 1)):
+        numbers = f"{{{places[0]}..{places[-1]}}}"
+    else:
+        numbers = str(places[0]) if len(places) == 1 else f"{{{', '.join(map(str, places))}}}"
+    parts = [text for _, text in segments_of(path)]
+    parts[len(blocks.path.split(".")) if blocks.path else 0] = numbers
+    return ".".join(parts)
+
+
+def points_of(blocks: Blocks, split: Sequence[str]) -> tuple[str, ...]:
+    """The first module of each stage but the first, in the smaller model."""
+    prefix = f"{blocks.path}." if blocks.path else ""
+    found = []
+    for point in split:
+        name = point[len(prefix) :] if point.startswith(prefix) else ""
+        if name in blocks.names:
+            first = blocks.names.index(name)
+            place = next((new for new, old in enumerate(blocks.kept) if old >= first), None)
+            found.append(point if place is None else f"{prefix}{place}")
+        else:
+            found.append(point)
+    return tuple(found)

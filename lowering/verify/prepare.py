@@ -1,0 +1,83 @@
+"""Which smaller plan stands for a plan, and what is its program?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from legoai.dsl import suppress
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.lint import Linted
+from legoai.dsl.rules import checks
+from legoai.lowering.program import Program, lower, refuse_holes
+from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
+
+
+class ShrunkenPlanError(Exception):
+    """A smaller plan that breaks rules which the plan itself keeps: our mistake.
+
+    Attributes:
+        diagnostics: what the smaller plan breaks.
+    """
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:
+        first = diagnostics[0]
+        super().__init__(f"{first.label.span}: {first.code} {first.message}")
+        self.diagnostics = diagnostics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan that is ready to be run here: a smaller one in its place, and that one's program."""
+
+    shrunken: Shrunken
+    program: Program
+
+
+def prepare(
+    linted: Linted,
+    *,
+    directory: Path,
+    ranks: int = MAX_RANKS,
+    double: bool = True,
+) -> Prepared:
+    """Shrink a plan and lower what comes of it.
+
+    Args:
+        linted: the plan, without errors.
+        directory: the plan's.
+        ranks: the most ranks to use.
+        double: compute in fp64, instead of in the plan's dtypes.
+
+    Raises:
+        LoweringError: the plan has holes, or says what cannot be lowered.
+        CannotShrinkError: no smaller plan can stand for it.
+        ShrunkenPlanError: the smaller plan has lint errors.
+        ManifestError: the smaller model cannot be built.
+    """
+    context = linted.context
+    assert linted.plan is not None
+    assert context is not None
+    assert context.manifest is not None, "a model that cannot be looked at is a finding"
+    name = linted.resolution.file.name
+    refuse_holes(linted.plan, name)
+    config = None
+    if linted.plan.model.family == "huggingface":
+        from legoai.specs.models.inspection import read_config
+
+        assert linted.plan.model.target is not None
+        config = read_config(directory / linted.plan.model.target)
+    small = shrink(linted.plan, context.manifest, ranks=ranks, double=double, config=config)
+    manifest = context.manifest
+    if small.plan.model is not linted.plan.model:
+        from legoai.specs.models.inspect import inspect_model
+
+        # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
+        manifest = inspect_model(small.plan.model.source(), directory)
+    smaller = Context(small.plan, linted.resolution, manifest, directory)
+    found = [item for check in checks() for item in check.check(smaller) if item.severity == "error"]
+    kept, _, _ = suppress.split(found, linted.files.values())
+    if kept:
+        raise ShrunkenPlanError(tuple(kept))
+    return Prepared(shrunken=small, program=lower(small.plan, manifest, source_name=name))

@@ -1,0 +1,149 @@
+"""Which operators' outputs are kept for the backward pass, and which are computed again?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
+"""What `torch.utils.checkpoint.checkpoint(context_fn=…)` enters in forward and in recomputation."""
+
+_ATTENTION: Final = (
+    "aten._scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu",
+    "aten._scaled_dot_product_efficient_attention",
+    "aten._scaled_dot_product_cudnn_attention",
+    "aten._scaled_dot_product_fused_attention_overrideable",
+)
+_MATMUL: Final = (
+    "aten.mm",
+    "aten.addmm",
+    "aten.bmm",
+    "aten.baddbmm",
+    "aten.linear",
+    "aten._grouped_mm",
+    "aten._scaled_mm",
+    "aten._scaled_grouped_mm",
+)
+_WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
+
+WORDS: Final = ("attention", "matmul", "alternate_matmul", "collective")
+"""What `keep_outputs` takes beside names of operators."""
+
+
+def keep_outputs(*names: str) -> Callable[[], Contexts]:
+    """Return the `context_fn` of checkpointing that keeps what some operators compute, and recomputes the rest.
+
+    Random operators are always computed again, attention with dropout among them: where one of them is not run
+    again, those after it would draw other numbers than they drew in forward.
+
+    Args:
+        names: `attention`, `matmul`, `alternate_matmul` (the first, the third, … in one call of the module),
+            `collective`, or operators as `torch.ops` names them: `aten.mm.default`, or `aten.mm` for all of
+            its overloads.
+
+    Raises:
+        RunError: torch has no operator of that name, or none whose output could be kept.
+    """
+    kept, alternate, collectives = _resolve(names)
+
+    def contexts() -> Contexts:
+        products = 0
+
+        def policy(_: Any, operator: OpOverload, *arguments: Any, **options: Any) -> CheckpointPolicy:
+            nonlocal products
+            keep = operator in kept or (collectives and is_collective(operator))
+            if operator in alternate:
+                keep = keep or products % 2 == 0
+                products += 1
+            return save(keep and not is_random(operator, arguments, options))
+
+        return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call,no-any-return]
+
+    return contexts
+
+
+def save(keep: bool) -> CheckpointPolicy:
+    """Return torch's word for keeping an output, or for computing it again."""
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _resolve(names: Iterable[str]) -> tuple[frozenset[OpOverload], frozenset[OpOverload], bool]:
+    """The operators that are kept, those of which every second is, and whether collectives are."""
+    kept: set[OpOverload] = set()
+    alternate: frozenset[OpOverload] = frozenset()
+    for name in names:
+        if name == "attention":
+            kept.update(_operators_of(_ATTENTION))
+        elif name == "matmul":
+            kept.update(_operators_of(_MATMUL))
+        elif name == "alternate_matmul":
+            alternate = frozenset(_operators_of(_MATMUL))
+        elif name != "collective":
+            kept.update(operators(name))
+    return frozenset(kept), alternate, "collective" in names
+
+
+def _operators_of(names: Iterable[str]) -> set[OpOverload]:
+    """The operators of a list of ours; a build of torch for one device lacks those of others."""
+    return {operator for name in names for operator in _find(name)}
+
+
+def operators(name: str) -> set[OpOverload]:
+    """Return the operator of a name such as `aten.mm.default`, or all overloads of one such as `aten.mm`.
+
+    Raises:
+        RunError: torch has none, or none that leaves its inputs as they are and draws no random numbers.
+    """
+    found = _find(name)
+    if not found:
+        raise RunError(
+            RunErrorCode.NO_OPERATOR,
+            f'torch {torch.__version__} has no operator "{name}"',
+            help=f"operators are named as torch.ops names them, such as aten.mm or aten.mm.default; there are also the "
+            f"words {', '.join(WORDS)}",
+        )
+    keepable = {item for item in found if not item._schema.is_mutable and not is_random(item, (), {})}
+    if not keepable:
+        why = "changes its input in place" if any(item._schema.is_mutable for item in found) else "draws random numbers"
+        raise RunError(
+            RunErrorCode.NO_OPERATOR,
+            f'the operator "{name}" {why}, and what it computes cannot be kept',
+            help="leave it out: it is computed again",
+        )
+    return keepable
+
+
+def _find(name: str) -> set[OpOverload]:
+    namespace, _, rest = name.partition(".")
+    packet_name, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), packet_name, None) if packet_name else None
+    if not isinstance(packet, OpOverloadPacket):
+        return set()
+    if overload:
+        return {getattr(packet, overload)} if overload in packet.overloads() else set()  # type: ignore[no-untyped-call]
+    return {getattr(packet, each) for each in packet.overloads()}  # type: ignore[no-untyped-call]
+
+
+def is_collective(operator: OpOverload) -> bool:
+    """Whether the operator communicates; waiting for a result does not."""
+    return operator.namespace in ("_c10d_functional", "c10d_functional") and operator is not _WAIT
+
+
+def is_random(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Whether the operator draws from the random generator. Attention does so only where it drops."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    parameters = operator._schema.arguments
+    place = next((index for index, item in enumerate(parameters) if item.name == "dropout_p"), None)
+    if place is None:
+        return True
+    given = arguments[place] if place < len(arguments) else options.get("dropout_p", parameters[place].default_value)
+    return bool(given)

@@ -1,0 +1,154 @@
+"""Which kernel computes attention to a set of keys, and the logarithm of its softmax sums?"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+aten = torch.ops.aten
+
+_FLASH_DTYPES = (torch.float16, torch.bfloat16)
+_FLASH_HEAD_DIM = 256
+"""The widest head of FlashAttention-2."""
+
+Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Inputs(NamedTuple):
+    """What is attended to by whom.
+
+    Attributes:
+        query: [batch, heads, tokens, head_dim].
+        key: [batch, key/value heads, other tokens, head_dim]; the key/value heads divide the heads.
+        value: as `key`.
+        causal: whether query i sees only the keys 0 to i.
+        scale: of the products of query and key.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    causal: bool
+    scale: float
+
+
+class Kernel(Protocol):
+    """Attention to a set of keys."""
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the result, like `query`, and the logarithm of the sum of exp(score), [batch, heads, tokens]."""
+
+    def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
+        """Return the gradients of queries, keys and values.
+
+        Args:
+            inputs: as in forward.
+            grad: of the result.
+            out: the result for these keys, or for these and others.
+            log_sum: for the keys of `out`.
+        """
+
+
+def choose_kernel(query: torch.Tensor, value: torch.Tensor) -> Kernel:
+    """Return a flash kernel where the device has one for these tensors, or else matrix products.
+
+    `torch.nn.attention.sdpa_kernel` without `FLASH_ATTENTION` switches it off.
+    """
+    alike = query.shape[-1] == value.shape[-1]
+    if not alike or not _flash_is_on():
+        return MathKernel()
+    if query.device.type == "cpu":
+        return CpuFlashKernel()
+    fits = query.dtype in _FLASH_DTYPES and query.shape[-1] % 8 == 0 and query.shape[-1] <= _FLASH_HEAD_DIM
+    return FlashKernel() if fits else MathKernel()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _flash_is_on() -> bool:
+    return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
+
+
+class FlashKernel:
+    """FlashAttention-2 on an accelerator."""
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel`."""
+        query, key, value, causal, scale = inputs
+        out, log_sum, *_ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+        return out, log_sum
+
+    def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
+        """See `Kernel`."""
+        query, key, value, causal, scale = inputs
+        lengths = (None, None, query.shape[2], key.shape[2])
+        random_state = (query.new_zeros(2, dtype=torch.uint64), query.new_zeros(0))  # only dropout would read it
+        grad_query, grad_key, grad_value = aten._scaled_dot_product_flash_attention_backward(
+            grad, query, key, value, out, log_sum, *lengths, 0.0, causal, *random_state, scale=scale
+        )
+        return grad_query, grad_key, grad_value
+
+
+class CpuFlashKernel:
+    """Flash attention on a CPU, in any floating-point dtype."""
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel`."""
+        query, key, value, causal, scale = _for_each_head(inputs)
+        out, log_sum = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+        return out, log_sum
+
+    def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
+        """See `Kernel`."""
+        query, key, value, causal, scale = _for_each_head(inputs)
+        grad_query, grad_key, grad_value = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, out, log_sum, 0.0, causal, scale=scale
+        )
+        return grad_query, _summed(grad_key, inputs.key), _summed(grad_value, inputs.key)
+
+
+class MathKernel:
+    """Plain matrix products, which hold all scores at once: for dtypes and devices without a flash kernel."""
+
+    def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Kernel`."""
+        whole = _for_each_head(inputs)
+        scores = _scores(whole)
+        log_sum = scores.logsumexp(-1)
+        return (scores - log_sum.unsqueeze(-1)).exp().to(whole.value.dtype) @ whole.value, log_sum
+
+    def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
+        """See `Kernel`."""
+        whole = _for_each_head(inputs)
+        shares = (_scores(whole) - log_sum.unsqueeze(-1)).exp()
+        grad_shares = (grad @ whole.value.mT).to(shares.dtype)
+        through_sum = (grad.to(shares.dtype) * out).sum(-1, keepdim=True)
+        grad_scores = (shares * (grad_shares - through_sum) * whole.scale).to(grad.dtype)
+        grad_key, grad_value = grad_scores.mT @ whole.query, shares.to(grad.dtype).mT @ grad
+        return grad_scores @ whole.key, _summed(grad_key, inputs.key), _summed(grad_value, inputs.key)
+
+
+def _scores(inputs: Inputs) -> torch.Tensor:
+    """Scaled and masked, in fp32 or higher: [batch, heads, tokens, other tokens]."""
+    products = inputs.query @ inputs.key.mT
+    scores = products.to(torch.promote_types(products.dtype, torch.float32)) * inputs.scale
+    if inputs.causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    return scores
+
+
+def _for_each_head(inputs: Inputs) -> Inputs:
+    """Repeat each key/value head for the query heads that share it."""
+    shared = inputs.query.shape[1] // inputs.key.shape[1]
+    if shared == 1:
+        return inputs
+    key, value = (item.repeat_interleave(shared, dim=1) for item in (inputs.key, inputs.value))
+    return inputs._replace(key=key, value=value)
+
+
+def _summed(grad: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Add the gradients of the query heads that share a key/value head."""
+    if grad.shape[1] == key.shape[1]:
+        return grad
+    return grad.reshape(len(grad), key.shape[1], -1, *grad.shape[2:]).sum(2)

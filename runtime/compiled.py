@@ -1,0 +1,56 @@
+"""What do compiled modules need from what is around them?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor, wait_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils._pytree import tree_map_only
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+
+def wait_for_output(module: nn.Module) -> None:
+    """Make a module wait for the collectives in its output before it returns.
+
+    The output of a tensor-parallel module is a collective on its way, an `AsyncCollectiveTensor`. A compiled module
+    that takes one loses its gradient (PyTorch 2.13).
+    """
+    module.register_forward_hook(lambda _module, _args, output: _waited(output))
+
+
+def wait_for_inputs(module: nn.Module) -> None:
+    """Make a module wait for the collectives in its inputs, for the compiled modules inside of it."""
+    module.register_forward_pre_hook(
+        lambda _module, args, kwargs: (_waited(args), _waited(kwargs)),
+        with_kwargs=True,
+    )
+
+
+def _waited(tree: Any) -> Any:
+    """Wait by the operator that has a gradient, which `AsyncCollectiveTensor.wait` has not."""
+    return tree_map_only(AsyncCollectiveTensor, wait_tensor, tree)
+
+
+def overlap_tensor_parallel(mesh: DeviceMesh) -> None:
+    """Let inductor split tensor-parallel products into pieces, so that they overlap their collectives (AsyncTP).
+
+    Args:
+        mesh: of tensor parallelism, whose ranks share symmetric memory.
+
+    Raises:
+        RunError: the device has no symmetric memory.
+    """
+    if mesh.device_type != "cuda":
+        raise RunError(
+            RunErrorCode.DEVICE,
+            f"async_tp needs symmetric memory, which {mesh.device_type} devices do not share",
+            help="leave `async_tp` out of the plan",
+        )
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    torch._inductor.config._micro_pipeline_tp = True
+    enable_symm_mem_for_group(mesh.get_group().group_name)

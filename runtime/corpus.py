@@ -1,0 +1,206 @@
+"""Which bytes does a run train on, and where are they kept?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+VOCABULARY = 256
+"""Tokens are bytes."""
+
+BUILTIN = "python"
+"""The corpus that every machine has: the sources of the Python standard library that runs the program."""
+
+SEPARATOR = b"\x00"
+"""Ends a document; it does not occur in text."""
+
+VALIDATION_EVERY = 20
+"""Every 20th document is validation; a corpus of fewer documents gives the last 20th of its bytes."""
+
+TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".tex"})
+"""The files of a folder that are text; a file that is named itself is taken whatever its suffix."""
+
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
+"""Folders beside the library's own code, which distributions install or leave out as they like."""
+
+FORMAT_VERSION = 1
+"""Part of the cache key; a change of separator or split gives a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """A byte-level text corpus, cut into a training part and a validation part that share no document.
+
+    Attributes:
+        name: as given on the command line.
+        digest: of the documents' names and sizes; the same on every machine that has the same files.
+        train: [bytes], uint8, memory-mapped.
+        validation: [bytes], uint8, memory-mapped.
+    """
+
+    name: str
+    digest: str
+    train: NDArray[np.uint8]
+    validation: NDArray[np.uint8]
+
+    def unigram_entropy(self) -> float:
+        """Return the entropy of a byte of the training part in nats.
+
+        It is the loss of a model that knows only how often each byte occurs.
+        """
+        counts = np.zeros(VOCABULARY, dtype=np.int64)
+        chunk = 1 << 24
+        for start in range(0, len(self.train), chunk):
+            counts += np.bincount(self.train[start : start + chunk], minlength=VOCABULARY)
+        frequencies = counts[counts > 0] / counts.sum()
+        return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
+
+
+def open_corpus(source: str, *, field: str = "text", cache: Path | None = None) -> Corpus:
+    """Open a corpus, building its memory-mapped files on first use.
+
+    Args:
+        source: `python`, a text file, a JSONL file, or a folder of such files.
+        field: the field of a JSONL object that holds its text.
+        cache: where the files are kept; the user's cache folder by default.
+
+    Raises:
+        RunError: the source is missing, has no text, or is not what its suffix says.
+    """
+    files = _library_files() if source == BUILTIN else _local_files(Path(source))
+    if not files:
+        raise RunError(
+            RunErrorCode.DATA_EMPTY,
+            f"{source} has no text files",
+            help=f"text files end in {', '.join(sorted(TEXT_SUFFIXES))}",
+        )
+    digest = _digest(files, field)
+    folder = (cache or cache_folder()) / "corpora"
+    parts = [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
+    if not all(part.exists() for part in parts):
+        _build(files, field, parts, source)
+    train, validation = (_open_bytes(part) for part in parts)
+    return Corpus(name=source, digest=digest, train=train, validation=validation)
+
+
+def cache_folder() -> Path:
+    """Return LegoAI's folder in the user's cache, after the XDG base directory specification."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "legoai"
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceFile:
+    path: Path
+    name: str  # relative to the corpus
+    identity: str  # changes when the content may have changed
+
+
+def _library_files() -> list[_SourceFile]:
+    root = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in NOT_LIBRARY)
+        for name in names:
+            if name.endswith(".py"):
+                path = Path(folder, name)
+                relative = path.relative_to(root).as_posix()
+                found.append(_SourceFile(path, relative, f"{relative}:{path.stat().st_size}:{sys.version_info[:3]}"))
+    return sorted(found, key=lambda file: file.name)
+
+
+def _local_files(source: Path) -> list[_SourceFile]:
+    if not source.exists():
+        raise RunError(
+            RunErrorCode.DATA_MISSING,
+            f"--data {source}: no such file or folder",
+            help=f"give a text file, a JSONL file, a folder of them, or {BUILTIN!r} for the built-in corpus",
+        )
+    if source.is_file():
+        paths = [source]
+    else:
+        paths = [path for path in source.rglob("*") if path.suffix in TEXT_SUFFIXES and path.is_file()]
+    base = source.parent if source.is_file() else source
+    files = []
+    for path in paths:
+        status, relative = path.stat(), path.relative_to(base).as_posix()
+        files.append(_SourceFile(path, relative, f"{relative}:{status.st_size}:{status.st_mtime_ns}"))
+    return sorted(files, key=lambda file: file.name)
+
+
+def _digest(files: Iterable[_SourceFile], field: str) -> str:
+    digest = hashlib.sha256(f"{FORMAT_VERSION}:{field}".encode())
+    for file in files:
+        digest.update(f"\n{file.identity}".encode())
+    return digest.hexdigest()
+
+
+def _documents(file: _SourceFile, field: str) -> Iterator[bytes]:
+    if file.path.suffix != ".jsonl":
+        yield file.path.read_bytes()
+        return
+    with file.path.open(encoding="utf-8", errors="surrogateescape") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield _json_text(line, field, f"{file.path}:{number}")
+
+
+def _json_text(line: str, field: str, place: str) -> bytes:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RunError(RunErrorCode.DATA_FORMAT, f"{place}: not a JSON object ({error})") from None
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"{place}: no text in field {field!r}",
+            help="name the field that holds the text with --data-field",
+        )
+    return text.encode("utf-8", errors="surrogateescape")
+
+
+def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str) -> None:
+    """Write both parts under temporary names and rename them; two builders write the same bytes."""
+    parts[0].parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=parts[0].parent, prefix="building-") as temporary:
+        drafts = [Path(temporary, part.name) for part in parts]
+        documents = 0
+        with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
+            for file in files:
+                for document in _documents(file, field):
+                    if document:
+                        documents += 1
+                        kept = validation if documents % VALIDATION_EVERY == 0 else train
+                        kept.write(document + SEPARATOR)
+        if documents == 0:
+            raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file in it is empty")
+        if documents < VALIDATION_EVERY:
+            _split_tail(*drafts)
+        for draft, part in zip(drafts, parts, strict=True):
+            draft.replace(part)
+
+
+def _split_tail(train: Path, validation: Path) -> None:
+    content = train.read_bytes()
+    cut = len(content) - len(content) // VALIDATION_EVERY
+    train.write_bytes(content[:cut])
+    validation.write_bytes(content[cut:])
+
+
+def _open_bytes(path: Path) -> NDArray[np.uint8]:
+    if path.stat().st_size == 0:
+        return np.empty(0, dtype=np.uint8)
+    return np.memmap(path, dtype=np.uint8, mode="r")

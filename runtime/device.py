@@ -1,0 +1,105 @@
+"""On which device does a run compute, and how is that device asked for streams, memory and groups?
+
+Everything that differs between a CPU, a GPU and a simulated device is behind `Device`; no other file of the
+runtime names a device type.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The device of this rank.
+
+    Attributes:
+        type: the device type that `init_device_mesh` takes: `cpu`, `cuda`, or the name of a registered
+            backend.
+        index: this rank's device on its host; ignored on a CPU.
+        holds_values: False for a simulated device, whose tensors have shapes only: parameters are then given memory,
+            and not drawn.
+    """
+
+    type: str
+    index: int = 0
+    holds_values: bool = True
+
+    @classmethod
+    def choose(cls, name: str) -> Device:
+        """Return the device that `--device NAME` means on this host; `auto` prefers a GPU.
+
+        Raises:
+            RunError: the named device is not available, or this host has fewer of them than local ranks.
+        """
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cpu":
+            return cls(type="cpu")
+        if name == "cuda" and not torch.cuda.is_available():
+            raise RunError(RunErrorCode.DEVICE, "--device cuda: this torch finds no GPU", help="use --device cpu")
+        count = torch.get_device_module(name).device_count()
+        if index >= count:
+            raise RunError(
+                RunErrorCode.DEVICE,
+                f"local rank {index} has no device of its own: this host has {count} {name} devices",
+                help=f"start torchrun with --nproc-per-node {count}, or use --device cpu",
+            )
+        return cls(type=name, index=index)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors of this rank live."""
+        return torch.device("cpu") if self.type == "cpu" else torch.device(self.type, self.index)
+
+    @property
+    def collective_backend(self) -> str:
+        """The process group backend: gloo for a CPU; for a GPU also NCCL, with gloo kept for CPU tensors."""
+        return {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}.get(self.type, "gloo")
+
+    def activate(self) -> None:
+        """Make this the current device of the process."""
+        if self.type != "cpu":
+            self._module().set_device(self.index)
+
+    def synchronize(self) -> None:
+        """Wait until all that was started on the device has finished."""
+        if self.type != "cpu":
+            self._module().synchronize()
+
+    def random_state(self) -> torch.Tensor:
+        """Return the state of the device's default random generator."""
+        return torch.get_rng_state() if self.type == "cpu" else self._module().get_rng_state()
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Set the state of the device's default random generator."""
+        if self.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            self._module().set_rng_state(state)
+
+    def reset_peak_memory(self) -> None:
+        """Start a new measurement of `peak_memory`."""
+        reset = getattr(self._module(), "reset_peak_memory_stats", None) if self.type != "cpu" else None
+        if reset is not None:
+            reset()
+
+    def peak_memory(self) -> int:
+        """Return the peak in bytes: allocated by tensors on a GPU; resident memory of the process on a CPU."""
+        if self.type == "cpu":
+            import resource
+            import sys
+
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            return peak if sys.platform == "darwin" else peak * 1024
+        return int(self._module().max_memory_allocated())
+
+    def _module(self) -> Any:
+        return torch.get_device_module(self.type)

@@ -1,0 +1,58 @@
+"""What can a user get wrong in a run, and under which stable code is it told?"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class RunErrorCode(StrEnum):
+    """Stable codes of users' mistakes at run time; a code is never given a second meaning."""
+
+    WRONG_OPTION = "RUN001"
+    WORLD_SIZE = "RUN002"
+    DEVICE = "RUN003"
+    BATCH = "RUN004"
+    DATA_MISSING = "RUN010"
+    DATA_EMPTY = "RUN011"
+    DATA_TOO_SHORT = "RUN012"
+    DATA_FORMAT = "RUN013"
+    CHECKPOINT_MISSING = "RUN020"
+    CHECKPOINT_CORRUPT = "RUN021"
+    CHECKPOINT_OTHER_MODEL = "RUN022"
+    CHECKPOINT_UNSAFE = "RUN023"
+    NOT_FINITE = "RUN030"
+    NO_INITIALISER = "RUN040"
+    ATTENTION = "RUN041"
+    POSITIONS = "RUN042"
+    NO_OPERATOR = "RUN043"
+    NO_FLOAT8 = "RUN044"
+    PROGRAM_MISSING = "RUN050"
+
+
+class RunError(ValueError):
+    """A mistake that the person who started the run can correct.
+
+    The trainer prints it once, without a traceback, and leaves with status 1.
+
+    Attributes:
+        code: the stable code.
+        message: what is wrong, in one sentence that names the values.
+        help: what to do about it; empty where the message says it.
+    """
+
+    def __init__(self, code: RunErrorCode, message: str, *, help: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.help = help
+
+    def __str__(self) -> str:
+        text = f"error[{self.code}]: {self.message}"
+        return f"{text}\n  help: {self.help}" if self.help else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.code, self.message, self.help))
+
+
+def _rebuild(code: RunErrorCode, message: str, help: str) -> RunError:
+    return RunError(code, message, help=help)

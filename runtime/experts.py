@@ -1,0 +1,170 @@
+"""How do tokens reach experts that other ranks hold, how do they come back, and which are dropped?
+
+A module of experts is called with rows sorted by expert and the number of rows of each expert. Its parameters have
+one slice for each expert along dim 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed._functional_collectives as collectives
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
+Experts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rows sorted by expert, [rows, dim], and the number of rows of each expert, int64 [experts], to [rows, dim]."""
+
+
+class ExpertParallel(ParallelStyle):
+    """Puts different experts on different ranks of a mesh of one axis.
+
+    Parameters become DTensors that are sharded on dim 0. In forward, the rows of all ranks travel to the ranks that
+    hold their experts by an all-to-all, and the results travel back by another.
+
+    Each rank of the mesh computes the loss of its own rows, and an expert's gradient comes from the rows of all of
+    them: it is divided by their number, so that it is a mean over these ranks, as it is over those on which the same
+    experts are replicated or fully sharded.
+
+    Args:
+        capacity_factor: rows for one expert, of those that one rank sends in one call, as a multiple of their mean; see
+            `limit_capacity`. None drops nothing.
+    """
+
+    def __init__(self, *, capacity_factor: float | None = None) -> None:
+        super().__init__()
+        self.capacity_factor = capacity_factor
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, parameter in module.named_parameters(recurse=False):
+            placed = distribute_tensor(parameter, device_mesh, (Shard(0),))
+            module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+        group, size = device_mesh.get_group().group_name, device_mesh.size()
+        forward: Experts = module.forward
+
+        def local_experts(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
+            with _local_parameters(module, ranks=size):
+                return forward(rows, rows_per_expert)
+
+        def distributed_experts(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
+            return _dispatch(local_experts, rows, rows_per_expert, group, size)
+
+        module.forward = _uncompiled(distributed_experts)
+        if self.capacity_factor is not None:
+            limit_capacity(module, capacity_factor=self.capacity_factor)
+        return module
+
+
+def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
+    """Let each expert take a limited number of the rows of one call, and drop the rest.
+
+    Of `n` rows for `e` experts, the first `ceil(capacity_factor * n / e)` of each expert are kept, in the order in
+    which they come: by position, where the caller sorts stably. The result of a dropped row is zero, so that its token
+    goes on by the residual stream alone. `n` counts what one rank gives in one call, as in Lepikhin et al. 2020,
+    "GShard", section 2.2, where each group of tokens has a capacity of its own.
+
+    Args:
+        module: of experts.
+        capacity_factor: above 0.
+    """
+    forward: Experts = module.forward
+
+    def limited(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
+        capacity = math.ceil(capacity_factor * len(rows) / len(rows_per_expert))
+        first = rows_per_expert.cumsum(0) - rows_per_expert
+        place = torch.arange(len(rows), device=rows.device) - first.repeat_interleave(
+            rows_per_expert, output_size=len(rows)
+        )
+        kept = (place < capacity).nonzero().squeeze(1)
+        results = forward(rows[kept], rows_per_expert.clamp(max=capacity))
+        return results.new_zeros(len(rows), *results.shape[1:]).index_copy(0, kept, results)
+
+    module.forward = _uncompiled(limited)
+
+
+def _uncompiled(experts: Experts) -> Experts:
+    """Keep the compiler out, which would compile anew for each number of rows."""
+    return torch.compiler.disable(experts)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _dispatch(
+    experts: Experts, rows: torch.Tensor, rows_per_expert: torch.Tensor, group: GroupName, size: int
+) -> torch.Tensor:
+    """Send rows to the ranks of their experts, and bring the results back to where the rows were.
+
+    Args:
+        experts: those of this rank.
+        rows: of this rank, sorted by expert, [rows, dim].
+        rows_per_expert: for all experts, int64 [experts].
+        group: of the ranks among which the experts are divided.
+        size: their number.
+    """
+    if size == 1:
+        return experts(rows, rows_per_expert)
+    arriving = _wait(collectives.all_to_all_single(rows_per_expert, None, None, group)).view(size, -1)
+    numbers = torch.stack((rows_per_expert.view(size, -1).sum(1), arriving.sum(1))).tolist()
+    sent, received = numbers
+    held = _wait(collectives.all_to_all_single(rows.contiguous(), received, sent, group))
+    by_expert = _order_by_expert(arriving, len(held))
+    results = experts(held[by_expert], arriving.sum(0))
+    in_order_of_arrival = results[by_expert.argsort()]
+    return _wait(collectives.all_to_all_single(in_order_of_arrival, sent, received, group))
+
+
+def _order_by_expert(arriving: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return the order that sorts rows, which came sorted by rank and then by expert, by expert and then by rank.
+
+    Args:
+        arriving: rows from each rank for each expert, int64 [ranks, experts].
+        rows: their sum.
+
+    Returns:
+        int64 [rows].
+    """
+    ranks, experts = arriving.shape
+    expert = torch.arange(experts, device=arriving.device).repeat(ranks)
+    return expert.repeat_interleave(arriving.flatten(), output_size=rows).argsort(stable=True)
+
+
+def _wait(tensor: torch.Tensor) -> torch.Tensor:
+    """Wait for a collective, so that its result has a gradient."""
+    if not isinstance(tensor, collectives.AsyncCollectiveTensor):
+        return tensor
+    return collectives.wait_tensor(tensor)  # type: ignore[no-untyped-call, no-any-return]
+
+
+@contextlib.contextmanager
+def _local_parameters(module: nn.Module, *, ranks: int) -> Iterator[None]:
+    """Let a module see the local parts of its DTensor parameters, whose gradients are means over `ranks`."""
+    whole = dict(module._parameters)
+    local: dict[str, Any] = {
+        name: _Mean.apply(parameter.to_local(), ranks) if isinstance(parameter, DTensor) else parameter
+        for name, parameter in whole.items()
+    }
+    module._parameters.update(local)
+    try:
+        yield
+    finally:
+        module._parameters.update(whole)
+
+
+class _Mean(torch.autograd.Function):
+    """The tensor itself; its gradient is divided by a number of ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, ranks: int) -> torch.Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad / ctx.ranks, None

@@ -1,0 +1,192 @@
+"""How do all ranks, on any mesh, start from the same weights without talking to each other?"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from legoai.runtime.device import Device
+from legoai.runtime.errors import RunError, RunErrorCode
+
+WRAPPER_SEGMENTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
+"""Path segments that activation checkpointing and `torch.compile` add."""
+
+
+def plain_path(path: str) -> str:
+    """Return a module or parameter path without the segments of wrappers.
+
+    >>> plain_path("layers.0._checkpoint_wrapped_module.attention.wq")
+    'layers.0.attention.wq'
+    """
+    return ".".join(segment for segment in path.split(".") if segment not in WRAPPER_SEGMENTS)
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return a 63-bit seed that is a function of the run's seed and a name, the same on every rank."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give floating-point parameters on the meta device the dtype in which they will be stored.
+
+    Buffers keep the dtype that the model chose for them.
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)
+
+
+def materialize(model: nn.Module, *, device: Device, seed: int, parameters_on_host: bool = False) -> None:
+    """Allocate a parallelized model that is on the meta device, and give it its first values.
+
+    Each module's own parameters are drawn as whole tensors on every rank, from a generator seeded with the
+    run's seed and the module's path, and the local shard is cut out. No collective is needed, and the
+    weights are equal to the bit on every mesh of one device type. The peak above the shards is the
+    parameters of one module.
+
+    A module's parameters are drawn by its `reset_parameters()`, and its buffers computed by its `init_buffers()`. A
+    model whose class has a method `initialise_module(path, parameters, buffers)` does both for all its modules.
+
+    Args:
+        model: on the meta device; its parameters are plain or DTensors.
+        device: where the parameters will be.
+        seed: the run's seed.
+        parameters_on_host: keep the parameters in host memory, and only the buffers on the device.
+
+    Raises:
+        RunError: a module has parameters or buffers, and no method that initialises them.
+    """
+    _allocate(model, device.torch_device, torch.device("cpu") if parameters_on_host else device.torch_device)
+    if not device.holds_values:
+        return
+    kept_state = device.random_state()
+    initialised: set[nn.Parameter] = set()
+    by_model = _initialiser_of(model)
+    try:
+        with torch.no_grad():
+            for path, module in model.named_modules():
+                _initialise_parameters(
+                    module, plain_path(path), seed, device, initialised=initialised, by_model=by_model
+                )
+                _initialise_buffers(module, plain_path(path), by_model)
+    finally:
+        device.set_random_state(kept_state)
+
+
+def _allocate(model: nn.Module, device: torch.device, home: torch.device) -> None:
+    """Move buffers to the device and parameters to their home, keeping those tied that `to_empty` would untie."""
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append((module, name))
+    model.to_empty(device=home)
+    if home != device:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty_like(buffer, device=device)
+    for (first, first_name), *others in owners.values():
+        for module, name in others:
+            module._parameters[name] = first._parameters[first_name]
+
+
+InitialiseModule = Callable[[str, dict[str, torch.Tensor], dict[str, torch.Tensor]], None]
+"""Of a module's path, its own parameters and its own buffers."""
+
+
+def _initialiser_of(model: nn.Module) -> InitialiseModule | None:
+    """The method of the model itself that initialises its modules, whatever wraps the model."""
+    for path, module in model.named_modules():
+        if plain_path(path) == "" and hasattr(type(module), "initialise_module"):
+            method: InitialiseModule = module.initialise_module
+            return method
+    return None
+
+
+def _initialise_parameters(
+    module: nn.Module,
+    path: str,
+    seed: int,
+    device: Device,
+    *,
+    initialised: set[nn.Parameter],
+    by_model: InitialiseModule | None,
+) -> None:
+    own = {name: p for name, p in module.named_parameters(recurse=False) if p not in initialised}
+    if not own:
+        return
+    whole = {
+        name: nn.Parameter(
+            torch.empty(p.shape, dtype=p.dtype, device=device.torch_device), requires_grad=p.requires_grad
+        )
+        for name, p in module._parameters.items()
+        if p is not None
+    }
+    torch.manual_seed(seed_of(seed, path))
+    if by_model is not None:
+        by_model(path, dict(whole), {})
+    else:
+        _reset(module, path, whole)
+    for name, parameter in own.items():
+        _copy_shard(whole[name].detach(), parameter)
+    initialised.update(own.values())
+
+
+def _reset(module: nn.Module, path: str, whole: dict[str, nn.Parameter]) -> None:
+    """Let a module draw whole parameters in the place of its own."""
+    initialise = _method(module, "reset_parameters")
+    if initialise is None:
+        raise RunError(
+            RunErrorCode.NO_INITIALISER,
+            f"module {path or 'root'} ({type(module).__name__}) has parameters, but no method that initialises them",
+            help=f"give {type(module).__name__} a method reset_parameters(self) that fills its own parameters in place",
+        )
+    shards = dict(module._parameters)
+    module._parameters.update(whole)
+    try:
+        initialise()
+    finally:
+        module._parameters.update(shards)
+
+
+def _copy_shard(whole: torch.Tensor, parameter: nn.Parameter) -> None:
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(whole)
+        return
+    cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    parameter.to_local().copy_(cut.to_local())
+
+
+def _initialise_buffers(module: nn.Module, path: str, by_model: InitialiseModule | None) -> None:
+    own = dict(module.named_buffers(recurse=False))
+    if not own:
+        return
+    initialise = _method(module, "init_buffers")
+    if initialise is not None:
+        initialise()
+        return
+    if by_model is not None:
+        for buffer in own.values():
+            if buffer.is_floating_point():
+                buffer.fill_(math.nan)
+        by_model(path, {}, own)
+        if not any(buffer.is_floating_point() and bool(buffer.isnan().any()) for buffer in own.values()):
+            return
+    raise RunError(
+        RunErrorCode.NO_INITIALISER,
+        f"module {path or 'root'} ({type(module).__name__}) has buffers, but no method that computes them",
+        help=f"give {type(module).__name__} a method init_buffers(self) that fills its own buffers in place",
+    )
+
+
+def _method(module: nn.Module, name: str) -> Callable[[], None] | None:
+    """Return a method that the module's class defines; a wrapper's forwarding to what it wraps does not count."""
+    method: Callable[[], None] | None = getattr(module, name) if hasattr(type(module), name) else None
+    return method

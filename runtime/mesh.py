@@ -1,0 +1,39 @@
+"""Which meshes do the axes of a plan's mesh give, beside those that are cut out of it?"""
+
+from __future__ import annotations
+
+import functools
+
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def join_axes(mesh: DeviceMesh, *groups: tuple[str, ...]) -> DeviceMesh:
+    """Return the mesh that has one axis for each group of another mesh's axes.
+
+    Args:
+        mesh: with the names of its axes.
+        groups: each in the order of the mesh; the first is the outermost axis of the result.
+
+    Returns:
+        A mesh whose axes are called as those of their groups together: `dp_shard_cp` for `("dp_shard", "cp")`.
+    """
+    joined = [mesh[axes] if len(axes) == 1 else mesh[axes]._flatten("_".join(axes)) for axes in groups]
+    return joined[0] if len(joined) == 1 else DeviceMesh._concatenate(joined)
+
+
+@functools.cache
+def split_off_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
+    """Group neighbours on the innermost axis of a mesh: the ranks of a group hold different experts.
+
+    Args:
+        mesh: of the ranks that shard parameters, and of those that replicate them, if any.
+        ep: ranks of a group; divides those of the innermost axis.
+
+    Returns:
+        The mesh with two axes in the place of the innermost one, `axis`: `axis_mod_ep`, along which ranks hold the same
+        experts, and `ep`. It is the same mesh for equal arguments, since each has process groups of its own.
+    """
+    axis = (mesh.mesh_dim_names or ())[-1]
+    ranks = mesh.size(mesh.ndim - 1)
+    assert ranks % ep == 0, f"{ep} does not divide the {ranks} ranks of {axis}"
+    return mesh._unflatten(axis, (ranks // ep, ep), (f"{axis}_mod_ep", "ep"))

@@ -1,0 +1,131 @@
+"""What does a run tell, on the terminal and in `metrics.jsonl`?"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one optimizer step did.
+
+    Attributes:
+        step: counted from 1.
+        loss: mean over the tokens of the global batch, in nats.
+        grad_norm: the 2-norm of the whole gradient before clipping.
+        lr: the learning rate that the step used.
+        tokens_per_second_per_device: tokens of the global batch / (seconds * devices).
+        seconds: of the step on rank 0, data wait included.
+        data_seconds: rank 0's wait for its micro batches.
+        peak_memory: bytes on rank 0 since the run started, as `Device.peak_memory` counts them.
+        epoch: passes over the corpus so far.
+        skipped: whether the update was left out because loss or gradient was not finite.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens_per_second_per_device: float
+    seconds: float
+    data_seconds: float
+    peak_memory: int
+    epoch: float
+    skipped: bool = False
+
+
+class MetricsLog:
+    """Writes a record per step to `metrics.jsonl`, and a line for every n-th to the terminal.
+
+    Ranks other than 0 have a silent one. The file's first record of every run names the plan. A resumed run appends.
+
+    Args:
+        path: of the JSONL file; None writes none.
+        header: what the first record says.
+        every: steps between two lines on the terminal; 0 for none.
+        steps: the last step, for the line.
+        silent: shows nothing on the terminal, as ranks other than 0 do.
+        stream: the terminal.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        header: dict[str, Any],
+        every: int,
+        steps: int,
+        silent: bool = False,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._every = every
+        self._steps = steps
+        self._silent = silent
+        self._file: TextIO | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._write({"event": "start", **header})
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def step(self, record: StepRecord) -> None:
+        """Write the record, and show it when it is an n-th or the last."""
+        self._write({"event": "step", **asdict(record)})
+        if self._every and (record.step % self._every == 0 or record.step in (1, self._steps)):
+            self.say(step_line(record, steps=self._steps, color=uses_color(self._stream)))
+
+    def event(self, name: str, **values: Any) -> None:
+        """Write something other than a step: a validation, a checkpoint, the end."""
+        self._write({"event": name, **values})
+
+    def say(self, line: str) -> None:
+        """Show a line on the terminal."""
+        if not self._silent:
+            print(line, file=self._stream, flush=True)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(_json_safe(record)) + "\n")
+
+
+def step_line(record: StepRecord, *, steps: int, color: bool = False) -> str:
+    """Return the line that the terminal shows for a step."""
+    bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if color else ("", "", "")
+    width = len(str(steps))
+    text = (
+        f"step {record.step:>{width}}/{steps}  {bold}loss {record.loss:.4f}{plain}  grad norm {record.grad_norm:.3f}  "
+        f"lr {record.lr:.2e}  {record.tokens_per_second_per_device:,.0f} tokens/s/device  "
+        f"{dim}step {record.seconds:.3f} s  data {record.data_seconds:.3f} s  "
+        f"peak {record.peak_memory / GIB:.2f} GiB{plain}"
+    )
+    return f"{text}  update skipped" if record.skipped else text
+
+
+def uses_color(stream: TextIO) -> bool:
+    """Return whether lines may carry colour: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def _json_safe(record: dict[str, Any]) -> dict[str, Any]:
+    """Write numbers that JSON does not have as strings."""
+    return {
+        key: str(value) if isinstance(value, float) and not (abs(value) < float("inf")) else value
+        for key, value in record.items()
+    }

@@ -1,0 +1,163 @@
+"""How are parameters grouped, gradients clipped, and learning rates scheduled, whatever the mesh?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+
+Decay = Literal["constant", "linear", "cosine"]
+
+
+def warmup_schedule(
+    optimizer: torch.optim.Optimizer,
+    *,
+    warmup: int,
+    steps: int,
+    decay: Decay = "cosine",
+    floor: float = 0.0,
+) -> LambdaLR:
+    """Return a linear warm-up over `warmup` steps, then a decay until step `steps`.
+
+    Step 0 already trains, at 1/warmup of the optimizer's learning rate; step `warmup - 1` is the first at
+    the whole of it. The decay reaches `floor` at step `steps` and stays there.
+
+    Args:
+        optimizer: its groups' `lr` is the peak.
+        warmup: steps; 0 for none.
+        steps: the length of the schedule, warm-up included.
+        decay: the form of the decay; `constant` keeps the peak.
+        floor: the last learning rate as a fraction of the peak, between 0 and 1.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+    if not 0 <= warmup <= steps:
+        raise ValueError(f"warmup must be between 0 and steps = {steps}, not {warmup}")
+    if not 0.0 <= floor <= 1.0:
+        raise ValueError(f"floor must be a fraction of the peak learning rate between 0 and 1, not {floor}")
+    shapes: dict[str, Callable[[float], float]] = {
+        "constant": lambda progress: 1.0,
+        "linear": lambda progress: 1.0 - progress,
+        "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    }
+    if decay not in shapes:
+        raise ValueError(f"decay must be one of {', '.join(shapes)}, not {decay!r}")
+    shape = shapes[decay]
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+        return floor + (1.0 - floor) * shape(progress)
+
+    return LambdaLR(optimizer, factor)
+
+
+def parameter_groups(
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    *,
+    weight_decay_on: Literal["all", "matrices"] = "all",
+) -> list[dict[str, Any]]:
+    """Group parameters for an optimizer that handles a whole group in one fused or foreach call.
+
+    Such a call cannot mix plain tensors with DTensors, or DTensors of different meshes, as a model has them
+    under tensor parallel (plain norms, sharded matrices) and under FSDP with tensor parallel (one-axis
+    norms, two-axis matrices).
+
+    Args:
+        named_parameters: in the order of the model; frozen ones are left out.
+        weight_decay_on: `matrices` gives parameters of fewer than two dims a weight decay of zero.
+
+    Returns:
+        Groups in order of first appearance, for the constructor of any `torch.optim` class.
+    """
+    groups: dict[tuple[Any, bool], dict[str, Any]] = {}
+    for _, parameter in named_parameters:
+        if not parameter.requires_grad:
+            continue
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        exempt = weight_decay_on == "matrices" and parameter.ndim < 2
+        group = groups.setdefault((mesh, exempt), {"params": []})
+        if exempt:
+            group["weight_decay"] = 0.0
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def reduce_partial_gradients(groups: Iterable[dict[str, Any]]) -> None:
+    """Bring every DTensor gradient to its parameter's placements.
+
+    Tensor parallel leaves the gradients of replicated parameters partial (each rank has its tokens' part).
+    Reducing them once here spares the norm, the clipping and the optimizer from each doing it again.
+    """
+    for group in groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if isinstance(grad, DTensor) and grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
+
+
+def squared_norm_share(groups: Iterable[dict[str, Any]], *, holders: int) -> torch.Tensor:
+    """Return this rank's share of the squared 2-norm of the whole gradient, as a float64 scalar.
+
+    The shares of all ranks add up to the square, so one all-reduce serves every mesh that a model has, and
+    all ranks get the same bits. A rank counts the squares of its local elements, divided by the number of
+    ranks that hold the same ones.
+
+    Args:
+        groups: whose gradients are plain tensors equal on every rank, or DTensors that are not partial.
+        holders: ranks among which each parameter is sharded or replicated.
+    """
+    local: dict[int, list[torch.Tensor]] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                local.setdefault(_shards(parameter.grad), []).append(_local(parameter.grad))
+    shares = [
+        torch.stack(torch._foreach_norm(grads)).double().square().sum() * (shards / holders)
+        for shards, grads in local.items()
+    ]
+    return torch.stack(shares).sum() if shares else torch.zeros((), dtype=torch.float64)
+
+
+@torch.no_grad()
+def clip_gradients(groups: Iterable[dict[str, Any]], *, max_norm: float, total_norm: float) -> None:
+    """Scale all gradients by min(1, max_norm / (total_norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` does."""
+    scale = min(1.0, max_norm / (total_norm + 1e-6))
+    if scale < 1.0:
+        for group in groups:
+            grads = [_local(parameter.grad) for parameter in group["params"] if parameter.grad is not None]
+            if grads:
+                torch._foreach_mul_(grads, scale)
+
+
+def _shards(tensor: torch.Tensor) -> int:
+    """Return into how many parts a tensor is cut."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    assert not any(placement.is_partial() for placement in tensor.placements)
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def set_schedule_step(scheduler: LambdaLR, step: int) -> None:
+    """Put a fresh schedule where it is after `step` optimizer steps.
+
+    The learning rate is a function of the step alone, so no other state has to be kept, and a resumed run
+    may have another number of parameter groups, or another schedule.
+    """
+    scheduler.last_epoch = step
+    rates = [base * factor(step) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = rates

@@ -1,0 +1,158 @@
+"""What can be chosen when a lowered program is started?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+OnNotFinite = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of one run; the plan decides everything else.
+
+    Attributes:
+        steps: optimizer steps of the whole training, those before a resume included.
+        data: `python` (the standard library's sources), a text file, a JSONL file, or a folder.
+        data_field: the field of a JSONL object that holds its text.
+        out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
+        seed: of weights, data order and dropout; None takes the plan's.
+        device: `auto`, `cpu`, `cuda`, or the name of a registered device backend.
+        checkpoint_every: steps between checkpoints; 0 saves only at the end. Without `out` none are saved.
+        keep: complete checkpoints kept; 0 keeps all.
+        resume: `auto` (the newest complete checkpoint in `out`, else from the start), `never`, or a
+            checkpoint's path.
+        resume_other_plan: accept a checkpoint of another model: load what has the same name and shape.
+        log_every: steps between terminal lines; 0 for none.
+        validate_every: steps between validations; 0 for none.
+        validate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
+        on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
+        deterministic: demand deterministic kernels everywhere; slower on a GPU.
+        timeout: seconds after which a collective that does not end fails.
+    """
+
+    steps: int = 1000
+    data: str = "python"
+    data_field: str = "text"
+    out: Path | None = None
+    seed: int | None = None
+    device: str = "auto"
+    checkpoint_every: int = 0
+    keep: int = 3
+    resume: str = "auto"
+    resume_other_plan: bool = False
+    log_every: int = 10
+    validate_every: int = 0
+    validate_batches: int = 8
+    on_nan: OnNotFinite = "stop"
+    deterministic: bool = False
+    timeout: float = 600.0
+
+
+def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int) -> RunOptions:
+    """Read the command line of a lowered program.
+
+    Args:
+        argv: without the program's name; None takes the process's own.
+        plan: the plan's name, in the help text and in the default of `--out`.
+        steps: the default of `--steps`.
+
+    Raises:
+        SystemExit: with status 2 on wrong usage, as argparse does.
+    """
+    parser = argparse.ArgumentParser(
+        description=f"Train the plan {plan}. Start it with torchrun, one process per device.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    _add_training(parser, steps)
+    _add_checkpoints(parser, plan)
+    _add_reporting(parser)
+    return RunOptions(**vars(parser.parse_args(argv)))
+
+
+def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
+    group = parser.add_argument_group("training")
+    group.add_argument(
+        "--steps", type=_positive, default=steps, help="optimizer steps of the whole training, before a resume included"
+    )
+    group.add_argument(
+        "--data",
+        default="python",
+        help="text to train on, byte by byte: 'python' for the standard library's sources, a text file, a JSONL file, "
+        "or a folder of them",
+    )
+    group.add_argument("--data-field", default="text", help="field of a JSONL object that holds its text")
+    group.add_argument("--seed", type=int, help="of weights, data order and dropout (default: the plan's)")
+    group.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    group.add_argument(
+        "--on-nan",
+        choices=("stop", "skip"),
+        default="stop",
+        help="when loss or gradient is not finite: stop, or skip the update",
+    )
+    group.add_argument("--deterministic", action="store_true", help="demand deterministic kernels")
+    group.add_argument(
+        "--timeout", type=_positive_seconds, default=600.0, help="seconds after which a stuck collective fails"
+    )
+
+
+def _add_checkpoints(parser: argparse.ArgumentParser, plan: str) -> None:
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument("--out", type=Path, default=Path("runs", plan), help="folder of metrics.jsonl and checkpoints/")
+    group.add_argument(
+        "--checkpoint-every", type=_count, default=0, help="steps between checkpoints; 0 saves only at the end"
+    )
+    group.add_argument("--keep", type=_count, default=3, help="complete checkpoints kept; 0 keeps all")
+    group.add_argument(
+        "--resume",
+        default="auto",
+        help="auto (the newest complete checkpoint in OUT, else from the start), never, "
+        "or the path of a checkpoint or run",
+    )
+    group.add_argument(
+        "--resume-other-plan",
+        action="store_true",
+        help="accept a checkpoint of another model: load what has the same name and shape",
+    )
+
+
+def _add_reporting(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reporting")
+    group.add_argument("--log-every", type=_count, default=10, help="steps between terminal lines; 0 for none")
+    group.add_argument("--validate-every", type=_count, default=0, help="steps between validations; 0 for none")
+    group.add_argument("--validate-batches", type=_positive, default=8, help="micro batches per rank in one validation")
+
+
+def _count(text: str) -> int:
+    number = _integer(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is negative")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = _integer(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def _positive_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return seconds
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None

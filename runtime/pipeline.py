@@ -1,0 +1,234 @@
+"""How does a model whose stages lie on different ranks run its micro batches?
+
+A stage is the whole model without the modules of the other stages, so that every module and parameter keeps its name.
+The order in which micro batches pass the stages is one of the schedules of `torch.distributed.pipelining`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+
+from legoai.runtime.loss import LossFunction
+
+
+class PipelineSchedule(Protocol):
+    """What the schedules of `torch.distributed.pipelining` have in common."""
+
+    def step(self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor] | None) -> Any:
+        """Forward and backward of all micro batches."""
+
+    def eval(self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor] | None) -> Any:
+        """Forward of all micro batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """What a lowered program says about its pipeline.
+
+    Attributes:
+        stages: the modules that each stage holds, in the model's order.
+        stages_of_rank: the stages that each rank of `pp` holds, ascending.
+        microbatches: micro batches in one pass of the schedule.
+        build_stage: makes torch's stage from the stage's parallelized module, its index, the mesh and the device.
+        build_schedule: makes the schedule from this rank's stages and the loss of one micro batch.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    stages_of_rank: tuple[tuple[int, ...], ...]
+    microbatches: int
+    build_stage: Callable[[nn.Module, int, DeviceMesh, torch.device], PipelineStage]
+    build_schedule: Callable[[list[PipelineStage], LossFunction], PipelineSchedule]
+
+
+def keep_modules(model: nn.Module, kept: Sequence[str]) -> None:
+    """Take every module out of a model that neither is among `kept`, nor inside of one, nor around one.
+
+    What is taken out of a list or dictionary of modules is gone, under its name; another module's place holds None,
+    which the forward of a model of ours passes over.
+
+    Args:
+        model: changed in place.
+        kept: paths as `named_modules()` prints them.
+    """
+    _keep(model, frozenset(kept), "")
+
+
+def _keep(module: nn.Module, kept: frozenset[str], path: str) -> None:
+    for name, child in list(module.named_children()):
+        below = f"{path}.{name}" if path else name
+        if below in kept:
+            continue
+        if any(other.startswith(f"{below}.") for other in kept):
+            _keep(child, kept, below)
+        elif isinstance(child, nn.ModuleDict | nn.ModuleList):
+            child._modules.clear()
+        elif isinstance(module, nn.ModuleDict | nn.ModuleList):
+            del module._modules[name]
+        else:
+            setattr(module, name, None)
+
+
+class StagesOfRank(nn.Module):
+    """The stages of one rank as one module, in which everything has the name that it has in the whole model.
+
+    It is not called; optimizer and checkpoints find parameters by it.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module]) -> None:
+        super().__init__()
+        names = dict.fromkeys(name for stage in stages for name, child in stage.named_children())
+        for name in names:
+            held = [child for stage in stages for other, child in stage.named_children() if other == name]
+            self.add_module(name, held[0] if len(held) == 1 else StagesOfRank(held))
+
+
+class StagedModel:
+    """The stages of this rank, and the schedule that runs them together with those of the other ranks.
+
+    Args:
+        pipeline: what the program says.
+        stages: of this rank, ascending.
+        loss: the mean loss of one micro batch, of the last stage's output and the targets.
+        divisor: by how much the gradient of one micro batch is divided, so that those of a step add up to the mean.
+        autocast: entered for the forward of a stage and for the loss, but not for their backward; None for none.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stages: list[PipelineStage],
+        *,
+        loss: LossFunction,
+        divisor: int,
+        autocast: torch.autocast | None = None,
+    ) -> None:
+        self.microbatches = pipeline.microbatches
+        self.modules = [stage.submod for stage in stages]
+        self.holds_first = any(stage.is_first for stage in stages)
+        self.holds_last = any(stage.is_last for stage in stages)
+        self.divisor = divisor
+        if autocast is not None:
+            loss = autocast(loss)
+            for module in self.modules:
+                module.forward = autocast(module.forward)
+        self._schedule = pipeline.build_schedule(stages, lambda output, targets: loss(output, targets) / divisor)
+
+    def give_all(self, **arguments: torch.Tensor) -> None:
+        """Give the forward of every stage these arguments for every micro batch, such as positions."""
+
+        def add(
+            module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return positional, {**keywords, **arguments}
+
+        for module in self.modules:
+            module.register_forward_pre_hook(add, with_kwargs=True)
+
+    @property
+    def whole(self) -> nn.Module:
+        """Everything that this rank holds, under the names of the whole model."""
+        return self.modules[0] if len(self.modules) == 1 else StagesOfRank(self.modules)
+
+    def train_pass(self, tokens: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run forward and backward of one pass, adding to the gradients.
+
+        Args:
+            tokens: [micro batches * micro batch, sequence] where the first stage is, else None.
+            targets: the same shape where the last stage is, else None.
+
+        Returns:
+            The loss of each micro batch where the last stage is, else nothing.
+        """
+        return self._run(self._schedule.step, tokens, targets)
+
+    def evaluate_pass(self, tokens: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run the forward of one pass. Arguments and result are those of `train_pass`."""
+        with _forward_only(self._schedule):
+            return self._run(self._schedule.eval, tokens, targets)
+
+    def _run(
+        self, run: Callable[..., Any], tokens: torch.Tensor | None, targets: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        losses: list[torch.Tensor] = []
+        inputs = (tokens,) if self.holds_first else ()
+        run(
+            *inputs,
+            target=targets if self.holds_last else None,
+            losses=losses if self.holds_last else None,
+            return_outputs=False,
+        )
+        return [loss.detach() * self.divisor for loss in losses]
+
+
+@contextlib.contextmanager
+def _forward_only(schedule: PipelineSchedule) -> Iterator[None]:
+    """Leave everything but forward out of an order of actions while entered.
+
+    `eval` of torch 2.13 passes over backward itself, but for schedules in which neighbouring stages are on one rank.
+    """
+    if not isinstance(schedule, _PipelineScheduleRuntime):
+        yield
+        return
+    kept = schedule.pipeline_order_with_comms
+    schedule.pipeline_order_with_comms = {
+        rank: [part for action in actions for part in (action.sub_actions or (action,)) if _is_forward(part)]
+        for rank, actions in kept.items()
+    }
+    try:
+        yield
+    finally:
+        schedule.pipeline_order_with_comms = kept
+
+
+_FORWARD = frozenset(
+    {
+        _ComputationType.FORWARD,
+        _ComputationType.SEND_F,
+        _ComputationType.RECV_F,
+        _ComputationType.UNSHARD,
+        _ComputationType.RESHARD,
+    }
+)
+
+
+def _is_forward(action: _Action) -> bool:
+    return action.computation_type in _FORWARD
+
+
+def ordered_schedule(
+    order: Sequence[Sequence[str]],
+    stages: list[PipelineStage],
+    *,
+    n_microbatches: int,
+    loss_fn: LossFunction,
+    scale_grads: bool,
+) -> PipelineSchedule:
+    """Return the schedule that does for each rank the actions of an order, as an order file lists them.
+
+    Args:
+        order: for each rank of `pp` its actions (`2F0`, `0B3`, `1I2`), separated by spaces, in any number of pieces. An
+            order that names a send or receive must name all of them, and all gathering and freeing of parameters;
+            otherwise they are added.
+        stages: of this rank.
+        n_microbatches: micro batches in one pass.
+        loss_fn: of one micro batch.
+        scale_grads: whether gradients are divided by the number of micro batches.
+    """
+    actions = {
+        rank: [_Action.from_str(text) for piece in pieces for text in piece.split()]
+        for rank, pieces in enumerate(order)
+    }
+    explicit = any(not action.is_compute_op for row in actions.values() for action in row)
+    options = {"n_microbatches": n_microbatches, "loss_fn": loss_fn, "scale_grads": scale_grads}
+    schedule = _PipelineScheduleRuntime(stages, **options)  # type: ignore[no-untyped-call]
+    schedule._prepare_schedule_with_comms(actions, format="compute_comms" if explicit else "compute_only")
+    return schedule

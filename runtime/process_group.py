@@ -1,0 +1,79 @@
+"""How does a rank join the others, and how does it leave them?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from legoai.runtime.device import Device
+from legoai.runtime.errors import RunError, RunErrorCode
+
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def process_group(device: Device, *, timeout_seconds: float) -> Iterator[None]:
+    """Join the group that torchrun's environment describes, and always leave it.
+
+    Without torchrun's environment the group has this one process. A group that the caller has already made
+    is used and left alone.
+
+    Raises:
+        RunError: the environment is only partly set.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    timeout = timedelta(seconds=timeout_seconds)
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if not missing:
+        dist.init_process_group(device.collective_backend, timeout=timeout)
+    elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        raise RunError(
+            RunErrorCode.WORLD_SIZE,
+            f"the environment is torchrun's only in part: {', '.join(missing)} not set",
+            help="start the program with torchrun",
+        )
+    else:
+        dist.init_process_group(device.collective_backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def sum_over_world(values: torch.Tensor) -> list[float]:
+    """Add the values of all ranks, elementwise: [n] to n numbers."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return [float(value) for value in values.tolist()]
+
+
+def on_first_rank(function: Callable[[], Result]) -> Result:
+    """Call a function on rank 0 only, and return its result, or raise its error, on every rank."""
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = function()
+        except Exception as error:
+            outcome[1] = error
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    result: Result = outcome[0]
+    return result
+
+
+def gather_objects(value: Result) -> list[Result]:
+    """Return the values of all ranks, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

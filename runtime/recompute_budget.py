@@ -1,0 +1,302 @@
+"""Which operators' outputs fit into a budget of memory, so that the least is computed again?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import nn
+from torch._ops import OpOverload
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.flop_counter import flop_registry
+
+from legoai.runtime.activation import Contexts, is_collective, is_random, save
+
+Method = Literal["greedy", "knapsack"]
+
+FLOP_PER_BYTE: Final = 295
+"""Arithmetic that takes as long as moving a byte of memory: 989 Tflop/s in bf16 over 3.35 TB/s (NVIDIA H100 SXM data
+sheet). It only ranks operators; on other accelerators it is of the same order."""
+FLOP_PER_LINK_BYTE: Final = 2200
+"""Arithmetic that takes as long as moving a byte between devices: 989 Tflop/s over 450 GB/s of NVLink in one direction
+(the same data sheet)."""
+_STEPS: Final = 4096
+"""Into how many pieces the knapsack divides the budget."""
+
+Call = tuple[OpOverload, int]
+"""The n-th call of an operator in one forward, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One call of an operator whose output can be kept.
+
+    Attributes:
+        call: which.
+        size: bytes that keeping its output takes.
+        cost: of computing it again, in floating-point operations or what takes as long.
+    """
+
+    call: Call
+    size: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a module's forward computes and keeps.
+
+    Attributes:
+        operators: between which there is a choice.
+        total: bytes that stay until the backward pass without checkpointing, parameters and inputs not counted.
+    """
+
+    operators: tuple[Operator, ...]
+    total: int
+
+
+class RecomputeWithin:
+    """Checkpointing that keeps operators' outputs until a budget is used up, and computes the others again.
+
+    Pass it as `checkpoint_fn` of `checkpoint_wrapper`. The first forward with gradients is run once more than it would
+    be, to measure every operator at the shapes, dtypes and layouts that training has.
+
+    Args:
+        amount: a float is a share of what the module keeps for the backward pass without checkpointing, 0.0 to 1.0;
+            an int is a number of bytes. The module's inputs, which all checkpointing keeps, are not counted.
+        by: `greedy` takes operators by cost per byte, `knapsack` the best set up to rounding.
+    """
+
+    def __init__(self, amount: float | int, *, by: Method) -> None:
+        self.amount = amount
+        self.by = by
+        self.kept: frozenset[Call] | None = None
+
+    def __call__(self, module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
+        """Run the module checkpointed."""
+        if self.kept is None and torch.is_grad_enabled():
+            self.kept = self._choose(measure(module, *args, **kwargs))
+        return checkpoint(
+            module,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=preserve_rng_state,
+            context_fn=self._contexts,
+            **kwargs,
+        )
+
+    def _choose(self, measured: Measured) -> frozenset[Call]:
+        budget = math.floor(self.amount * measured.total) if isinstance(self.amount, float) else self.amount
+        operators = measured.operators
+        weights = tuple((item.size, item.cost) for item in operators)
+        return frozenset(operators[place].call for place in choose(weights, budget, by=self.by))
+
+    def _contexts(self) -> Contexts:
+        kept = self.kept or frozenset()
+        calls: Counter[OpOverload] = Counter()
+
+        def policy(_: Any, operator: OpOverload, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+            call = (operator, calls[operator])
+            calls[operator] += 1
+            return save(call in kept)
+
+        return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call,no-any-return]
+
+
+@lru_cache(maxsize=256)
+def choose(operators: tuple[tuple[int, float], ...], budget: int, *, by: Method) -> frozenset[int]:
+    """Return the places of the operators to keep, of at most ``budget`` bytes together.
+
+    Args:
+        operators: bytes and cost of each.
+        budget: bytes.
+        by: `greedy` passes once over the operators in the order of cost per byte; `knapsack` solves the 0/1 knapsack
+            problem with sizes rounded up to 1/4096 of the budget, and is never worse than `greedy`.
+    """
+    worthy = [place for place, (size, cost) in enumerate(operators) if 0 < size <= budget and cost > 0]
+    taken = _greedy(operators, worthy, budget)
+    if by == "knapsack":
+        packed = _knapsack(operators, worthy, budget)
+        taken = max((taken, packed), key=lambda places: sum(operators[place][1] for place in places))
+    return taken
+
+
+def _greedy(operators: Sequence[tuple[int, float]], places: Sequence[int], budget: int) -> frozenset[int]:
+    taken = set()
+    for place in sorted(places, key=lambda place: (-operators[place][1] / operators[place][0], place)):
+        if operators[place][0] <= budget:
+            taken.add(place)
+            budget -= operators[place][0]
+    return frozenset(taken)
+
+
+def _knapsack(operators: Sequence[tuple[int, float]], places: Sequence[int], budget: int) -> frozenset[int]:
+    if not places:
+        return frozenset()
+    unit = max(1, budget // _STEPS)
+    capacity = budget // unit
+    best = torch.zeros(capacity + 1, dtype=torch.float64, device="cpu")
+    improved = []
+    for place in places:
+        size, cost = operators[place]
+        weight = -(-size // unit)
+        with_it = torch.full_like(best, -1.0)
+        with_it[weight:] = best[: max(capacity + 1 - weight, 0)] + cost
+        improved.append(with_it > best)
+        best = torch.maximum(best, with_it)
+    taken, room = set(), capacity
+    for place, better in zip(reversed(places), reversed(improved), strict=True):
+        if better[room]:
+            taken.add(place)
+            room -= -(-operators[place][0] // unit)
+    return frozenset(taken)
+
+
+def measure(module: nn.Module, *args: Any, **kwargs: Any) -> Measured:
+    """Run a module's forward, and return what it computes and keeps.
+
+    The random state is left as it was. Where the forward communicates, all members of a group return the same, the
+    largest of what they measured, since they have to keep the same collectives.
+    """
+    recorder = _Recorder()
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = _storage(tensor)
+        saved[storage._cdata] = storage.nbytes()
+        recorder.until = recorder.count
+        return tensor
+
+    with _random_state(args, kwargs), saved_tensors_hooks(pack, lambda tensor: tensor), recorder:
+        output = module(*args, **kwargs)
+    given = {_storage(tensor)._cdata for tensor in (*_tensors((args, kwargs)), *module.parameters())}
+    total = sum(size for storage, size in saved.items() if storage not in given)
+    del output  # it holds what was saved, and thus kept storages apart until here
+    return _agree(Measured(operators=tuple(recorder.operators()), total=total), recorder)
+
+
+def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
+    """Restore the random state of the tensors' device and of the CPU in the end."""
+    devices = {tensor.device for tensor in map(_local, _tensors((args, kwargs)))} - {torch.device("cpu")}
+    kind = next((device.type for device in devices), "cuda")
+    return torch.random.fork_rng([device for device in devices if device.type == kind], device_type=kind)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operator's size and cost, and which outputs cannot be kept."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+        self.until = 0
+        """Recomputation stops when the last tensor is there that the backward pass needs, after so many operators."""
+        self.groups: dict[str, torch.device] = {}
+        self._calls: Counter[OpOverload] = Counter()
+        self._found: dict[Call, tuple[int, Operator]] = {}
+        self._owner: dict[int, Call] = {}
+
+    def operators(self) -> Iterator[Operator]:
+        """The operators between which there is a choice, in the order of their calls."""
+        yield from (operator for place, operator in self._found.values() if place < self.until)
+
+    def __torch_dispatch__(
+        self, operator: OpOverload, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = operator(*args, **kwargs)
+        if operator in SAC_IGNORED_OPS:
+            return output
+        call = (operator, self._calls[operator])
+        self._calls[operator] += 1
+        place, self.count = self.count, self.count + 1
+        read = {_storage(tensor)._cdata for tensor in _tensors((args, kwargs))}
+        made = {storage._cdata: storage.nbytes() for storage in map(_storage, _tensors(output))}
+        if operator._schema.is_mutable:
+            self._forget(operator, args)
+        elif made and not (read & made.keys() or is_random(operator, args, kwargs)):
+            # What shares memory with its input costs nothing to compute again; all random operators are run again, so
+            # that each draws what it drew.
+            cost = _cost(operator, args, kwargs, output)
+            self._found[call] = place, Operator(call=call, size=sum(made.values()), cost=cost)
+            self._owner |= dict.fromkeys(made, call)
+            if is_collective(operator):
+                self._note_groups(operator, args, output)
+        return output
+
+    def _forget(self, operator: OpOverload, args: Sequence[Any]) -> None:
+        """Let nobody keep what is changed in place afterwards."""
+        for parameter, value in zip(operator._schema.arguments, args, strict=False):
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                for storage in map(_storage, _tensors(value)):
+                    owner = self._owner.pop(storage._cdata, None)
+                    if owner is not None:
+                        self._found.pop(owner, None)
+
+    def _note_groups(self, operator: OpOverload, args: Sequence[Any], output: Any) -> None:
+        for parameter, value in zip(operator._schema.arguments, args, strict=False):
+            if parameter.name == "group_name" and isinstance(value, str):
+                self.groups[value] = next(_tensors(output)).device
+
+
+def _agree(measured: Measured, recorder: _Recorder) -> Measured:
+    """Take the largest sizes and costs over all ranks with which the module communicates."""
+    if not recorder.groups:
+        return measured
+    numbers: list[float] = [measured.total]
+    numbers += [number for item in measured.operators for number in (item.size, item.cost)]
+    device = next(iter(recorder.groups.values()))
+    agreed = torch.tensor(numbers, dtype=torch.float64, device=device)
+    for name in sorted(recorder.groups):
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=c10d._resolve_process_group(name))  # type: ignore[attr-defined,arg-type]
+    total, *rest = agreed.tolist()
+    operators = tuple(
+        Operator(call=item.call, size=int(size), cost=cost)
+        for item, size, cost in zip(measured.operators, rest[::2], rest[1::2], strict=True)
+    )
+    return Measured(operators=operators, total=int(total))
+
+
+def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
+    """What computing again takes: arithmetic, or moving the operands where that takes longer."""
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in map(_local, _tensors((args, kwargs, output))))
+    if is_collective(operator):
+        return float(FLOP_PER_LINK_BYTE * moved)
+    formula: Callable[..., Any] | None = flop_registry.get(operator._overloadpacket)
+    flops = 0
+    if formula is not None:
+        args, kwargs, output = tree_map_only(torch.Tensor, _local, (args, kwargs, output))
+        flops = formula(*args, **kwargs, out_val=output)
+    return float(max(flops, FLOP_PER_BYTE * moved))
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor, without waiting for a collective that is on its way."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return _local(tensor).untyped_storage()

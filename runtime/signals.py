@@ -1,0 +1,46 @@
+"""How does a run hear that it should stop?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+IMPATIENCE_SECONDS = 2.0
+"""A second signal this long after the first ends the process at once; the launcher may repeat one sooner."""
+
+
+class StopRequest:
+    """Remembers SIGTERM or SIGINT while it is entered, so that the loop can finish its step and save.
+
+    Attributes:
+        signal: the signal that came, or None.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._since = 0.0
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._hear) for number in self.SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and time.monotonic() - self._since > IMPATIENCE_SECONDS:
+            os._exit(128 + number)
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+            self._since = time.monotonic()

@@ -1,0 +1,1 @@
+"""What a plan talks about: the resolved plan, directives, clusters, units, reference models."""

@@ -1,0 +1,1 @@
+"""The device and fabric catalogue, as package data."""

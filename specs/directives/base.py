@@ -1,0 +1,201 @@
+"""How a directive family is declared: options, treatments and axes, as typed models with documentation.
+
+One declaration serves the resolver, the linter's messages, completion, the language reference, ``legoai explain`` and
+the test that every option is lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
+
+from legoai.specs.record import Record
+from legoai.specs.span import DEFAULT, Origin
+
+if TYPE_CHECKING:
+    from legoai.specs.directives.kinds import Calls, Kind
+
+T = TypeVar("T")
+
+
+class _Missing:
+    """The default of an option that a plan must give."""
+
+
+MISSING = _Missing()
+
+
+class Option:
+    """One named value of a directive or treatment: the language's name for it, its kind, its default, what it does."""
+
+    __slots__ = ("default", "doc", "field", "kind", "name")
+
+    def __init__(self, kind: Kind, doc: str, default: Any, name: str | None) -> None:
+        self.kind = kind
+        self.doc = doc
+        self.default = default
+        self.name = name or ""
+        self.field = ""
+
+    def __set_name__(self, owner: type, field: str) -> None:
+        self.field = field
+        self.name = self.name or field
+
+    @property
+    def required(self) -> bool:
+        """Whether a plan must give the value."""
+        return self.default is MISSING
+
+
+def option(kind: Kind, *, doc: str, default: Any = MISSING, name: str | None = None) -> Any:
+    """Declares a field as an option; ``name`` where the language's word is not a Python identifier."""
+    return Option(kind, doc, default, name)
+
+
+class AxisUse(Record):
+    """Which mesh axes a statement takes after ``on``, and how many."""
+
+    names: tuple[str, ...]
+    minimum: int = 1
+    maximum: int = 1
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+class Declared:
+    """What directives and treatments share: options with documentation, and where each value came from.
+
+    To a type checker a subclass is a frozen, keyword-only dataclass. It is none, because a plan uses some fifty of them
+    and generating a dataclass costs half a millisecond, a third of the time that linting a plan may take.
+    """
+
+    origins: Mapping[str, Origin] = {}
+    options: ClassVar[tuple[Option, ...]] = ()
+    """Every option, in the order of declaration, which is also the order of positional arguments."""
+    _extra: ClassVar[Mapping[str, Any]] = {"origins": {}}
+    """Fields that are no options, with their defaults."""
+
+    def __init_subclass__(cls) -> None:
+        own = tuple(value for value in cls.__dict__.values() if isinstance(value, Option))
+        cls.options = cls.options + own
+
+    def __init__(self, **values: Any) -> None:
+        fields = self.__dict__
+        for item in self.options:
+            value = values.pop(item.field, item.default)
+            if value is MISSING:
+                raise TypeError(f"{type(self).__name__} needs {item.field}")
+            fields[item.field] = value
+        for name, default in self._extra.items():
+            fields[name] = values.pop(name, default)
+        if values:
+            raise TypeError(f"{type(self).__name__} has no {', '.join(values)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and describe(other) == describe(self)
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, repr(describe(self))))
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{item.field}={getattr(self, item.field)!r}" for item in self.options)
+        return f"{type(self).__name__}({values})"
+
+    @classmethod
+    def option(cls, field: str) -> Option:
+        """The option that is held in ``field``."""
+        return next(item for item in cls.options if item.field == field)
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the class's documentation."""
+        return (cls.__doc__ or "").strip().partition("\n")[0]
+
+    def origin(self, field: str) -> Origin:
+        """Where the value of ``field`` came from."""
+        return self.origins.get(field, DEFAULT)
+
+
+class Treatment(Declared):
+    """A named value with arguments: what a rule does to the modules that it matches, or one choice of an option."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    def signature(cls) -> str:
+        """The treatment as it is written, with ``…`` for arguments that it must have: ``colwise``, ``every(…)``."""
+        return f"{cls.name}(…)" if any(item.required for item in cls.options) else cls.name
+
+
+class Rule(Record, Generic[T], kw_only=True):
+    """One line of a block: a path pattern and what happens to the modules or parameters that it matches."""
+
+    path: str
+    treatment: T
+    origin: Origin = DEFAULT
+    """The whole line."""
+    path_origin: Origin = DEFAULT
+    """The pattern alone."""
+
+
+class Directive(Declared):
+    """One statement of a plan."""
+
+    origins: Mapping[str, Origin] = {}
+    axes: tuple[str, ...] = ()
+    rules: tuple[Rule[Any], ...] = ()
+    arguments: Mapping[str, Any] = {}
+    _extra: ClassVar[Mapping[str, Any]] = {"origins": {}, "axes": (), "rules": (), "arguments": {}}
+
+    keyword: ClassVar[str]
+    axis_use: ClassVar[AxisUse | None] = None
+    treatments: ClassVar[Calls | None] = None
+    """What a rule of the statement's block may say; None where the statement takes no block."""
+    subject: ClassVar[str | None] = None
+    """The option that is written right after the keyword (``attention flash``), if any."""
+    subject_holds_options: ClassVar[bool] = False
+    """Whether the subject's arguments are the statement's own options (``cluster h100_sxm(hosts = 4)``)."""
+    open_options: ClassVar[bool] = False
+    """Whether names beyond the declared options are kept in ``arguments``."""
+    repeats_by_axis: ClassVar[bool] = False
+    """Whether a plan may have one such statement for each axis."""
+
+
+def describe(value: Any) -> Any:
+    """The value as plain JSON data, under the language's own names and without origins."""
+    if isinstance(value, Declared):
+        body = {item.name: describe(getattr(value, item.field)) for item in value.options}
+        if isinstance(value, Treatment):
+            return {"treatment": value.name, **body}
+        assert isinstance(value, Directive)
+        extra = {"on": value.axes, "rules": value.rules, "arguments": value.arguments}
+        return body | {name: describe(item) for name, item in extra.items() if item}
+    if isinstance(value, Rule):
+        return {"path": value.path, **describe(value.treatment)}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    described = getattr(value, "describe", None)
+    assert described is not None, f"a plan holds no {type(value).__name__}"
+    return described()
+
+
+def walk(value: Any) -> Iterator[Declared | Rule[Any]]:
+    """Every directive, treatment and rule inside ``value``, outermost first."""
+    if isinstance(value, Declared):
+        yield value
+        for item in value.options:
+            yield from walk(getattr(value, item.field))
+        if isinstance(value, Directive):
+            yield from walk(value.rules)
+    elif isinstance(value, Rule):
+        yield value
+        yield from walk(value.treatment)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from walk(item)

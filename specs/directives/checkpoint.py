@@ -1,0 +1,83 @@
+"""`checkpoint`: which activations are kept for the backward pass, and which are recomputed."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Directive, Treatment, option
+from legoai.specs.directives.kinds import (
+    Boolean,
+    Calls,
+    Choice,
+    Either,
+    Fraction,
+    Integer,
+    ListOf,
+    Size,
+    Text,
+)
+
+
+class KeepAll(Treatment):
+    """Keeps every activation."""
+
+    name: ClassVar[str] = "none"
+
+
+class Full(Treatment):
+    """Keeps the module's input and recomputes the rest (`checkpoint_wrapper`)."""
+
+    name: ClassVar[str] = "full"
+
+
+class Every(Treatment):
+    """Full checkpointing of every n-th module that the rule matches, and none of the others."""
+
+    name: ClassVar[str] = "every"
+
+    n: int = option(Integer(minimum=1), doc="The stride; 1 is the same as `full`.")
+
+
+class Selective(Treatment):
+    """Keeps the outputs of the listed operators and recomputes the others."""
+
+    name: ClassVar[str] = "selective"
+
+    keep: tuple[str, ...] = option(
+        ListOf(
+            Either(
+                (
+                    Choice(("attention", "matmul", "alternate_matmul", "collective")),
+                    Text("an operator in quotes"),
+                )
+            )
+        ),
+        doc=(
+            "What is kept: `attention`, `matmul`, `alternate_matmul` (every second), `collective`, or operators "
+            'by name (`"aten.mm.default"`).'
+        ),
+    )
+
+
+class Budget(Treatment):
+    """Keeps a share of the activations' memory, choosing operators so that the least is recomputed."""
+
+    name: ClassVar[str] = "budget"
+
+    amount: float | int = option(
+        Either((Size(), Fraction())), doc="The memory kept: a fraction of all, or bytes for each module."
+    )
+    by: str = option(Choice(("greedy", "knapsack", "ilp")), doc="How operators are chosen.", default="knapsack")
+
+
+class Checkpoint(Directive):
+    """Activation checkpointing: a treatment for each module path; what no rule names keeps all its activations."""
+
+    keyword: ClassVar[str] = "checkpoint"
+    treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget))
+
+    preserve_rng: bool = option(
+        Boolean(),
+        doc="Save and restore the random state, so that recomputed dropout drops the same elements.",
+        default=True,
+    )

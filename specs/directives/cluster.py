@@ -1,0 +1,48 @@
+"""`cluster`: the machines."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Directive, option
+from legoai.specs.directives.kinds import Integer, Listed, Text
+
+
+def device_choices() -> tuple[str, ...]:
+    """Every name that may stand after `cluster`: the catalogue's devices, and `profile` for a file of one's own."""
+    from legoai.specs.cluster import device_names
+
+    return (*device_names(), "profile")
+
+
+def fabric_choices() -> tuple[str, ...]:
+    """The fabrics of the catalogue."""
+    from legoai.specs.cluster import fabric_names
+
+    return fabric_names()
+
+
+class ClusterUse(Directive):
+    """The cluster: a device of the catalogue or a profile file, the number of hosts, and the fabric between them.
+
+    `cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)`, `cluster profile("our_gpu.toml", hosts = 2, fabric =
+    roce_400)`, `cluster cpu(devices = 4)`.
+    """
+
+    keyword: ClassVar[str] = "cluster"
+    subject: ClassVar[str | None] = "device"
+    subject_holds_options: ClassVar[bool] = True
+
+    device: str = option(Listed(device_choices, "a device"), doc="A device of the catalogue, or `profile`.")
+    profile: str | None = option(
+        Text("a quoted file name"), doc="The profile file, where the device is `profile`.", default=None
+    )
+    hosts: int = option(Integer(minimum=1), doc="Number of hosts.", default=1)
+    devices: int | None = option(
+        Integer(minimum=1), doc="Devices per host; by default what the device's usual host has.", default=None
+    )
+    fabric: str | None = option(
+        Listed(fabric_choices, "a fabric"),
+        doc="The network between hosts; needed where there are several.",
+        default=None,
+    )

@@ -1,0 +1,79 @@
+"""`comm`: when parameters are gathered and gradients reduced, and in what pieces."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Directive, Treatment, option
+from legoai.specs.directives.kinds import Boolean, Calls, Choice, Either, Integer, Size
+
+
+class Units(Treatment):
+    """Explicit prefetch: while one unit computes, the next ones are gathered."""
+
+    name: ClassVar[str] = "units"
+
+    forward: int = option(Integer(minimum=0), doc="Units gathered ahead in the forward pass.", default=1)
+    backward: int = option(Integer(minimum=0), doc="Units gathered ahead in the backward pass.", default=1)
+
+
+class Proactive(Treatment):
+    """Gathers as early as memory allows (DeepCompile, Algorithm 1)."""
+
+    name: ClassVar[str] = "proactive"
+
+    limit: int = option(Size(), doc="Memory that gathered parameters may take beyond the unit that computes.")
+
+
+class ByBytes(Treatment):
+    """Buckets of at least so many bytes."""
+
+    name: ClassVar[str] = "bytes"
+
+    n: int = option(Size(), doc="Bytes in a bucket.")
+
+
+class Bucket(Treatment):
+    """How the collectives of the matched modules are merged."""
+
+    name: ClassVar[str] = "bucket"
+
+    by: str | ByBytes = option(
+        Either((Choice(("module", "balanced", "group")), Calls((ByBytes,)))),
+        doc=(
+            "`module`: one bucket for each matched module; `group`: one for all modules that the rule matches; "
+            "`bytes(n)`: by size; `balanced`: merged until communication outlasts the computation that hides it "
+            "(SimpleFSDP, Algorithm 1)."
+        ),
+    )
+
+
+class Comm(Directive):
+    """The schedule of collectives; it means the same under both backends of `fsdp`."""
+
+    keyword: ClassVar[str] = "comm"
+    treatments: ClassVar[Calls | None] = Calls((Bucket,))
+
+    reorder: bool = option(
+        Boolean(),
+        doc="Move gathers before and waits after the computation that can hide them.",
+        default=False,
+    )
+    prefetch: str | Units | Proactive = option(
+        Either((Choice(("implicit",)), Calls((Units, Proactive)))),
+        doc="`implicit`: FSDP2's own order; `units(…)`: so many units ahead; `proactive(…)`: as memory allows.",
+        default="implicit",
+    )
+    unshard: str = option(
+        Choice(("by_unit", "selective")),
+        doc=(
+            "`by_unit`: as each unit's `reshard` says; `selective`: keep gathered those parameters whose gather costs "
+            "most per byte."
+        ),
+        default="by_unit",
+    )
+    reduce: str = option(
+        Choice(("every_micro_batch", "last_micro_batch")),
+        doc="When gradients are reduced under accumulation: less memory, or less communication.",
+        default="every_micro_batch",
+    )

@@ -1,0 +1,50 @@
+"""`fsdp`: fully sharded data parallelism."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import AxisUse, Directive, Treatment, option
+from legoai.specs.directives.kinds import Calls, Choice, Either, Integer
+
+
+class Unit(Treatment):
+    """A unit (`fully_shard`): parameters below the path that no deeper unit holds are gathered and freed together."""
+
+    name: ClassVar[str] = "unit"
+
+    reshard: str | int | None = option(
+        Either((Choice(("after_forward", "after_backward", "never")), Integer(minimum=2))),
+        doc=(
+            "When gathered parameters are freed: `after_forward` (ZeRO-3), `after_backward` (ZeRO-2), `never` (kept "
+            "from micro batch to micro batch, until the optimizer changes them), or a number: after forward to shards "
+            "over that many ranks. By default `after_forward`, and `after_backward` for `root`, as `fully_shard` does."
+        ),
+        default=None,
+    )
+
+
+class NoUnit(Treatment):
+    """No unit: the modules belong to the unit above them."""
+
+    name: ClassVar[str] = "none"
+
+
+class Fsdp(Directive):
+    """Parameters, gradients and optimizer state in shards over one axis, or hybrid: shards that are replicated.
+
+    `fsdp on dp_shard` shards; `fsdp on dp_replicate, dp_shard` shards over the second and replicates over the first.
+    `fsdp on dp_shard, cp` shards over both together; without `cp` there, its ranks hold replicas, since they see other
+    tokens of the same sequences. Experts on `ep` are units of their own, in shards over the ranks that hold the same
+    ones. Each rule makes units. `root` is always a unit, since something must hold the rest.
+    """
+
+    keyword: ClassVar[str] = "fsdp"
+    axis_use: ClassVar[AxisUse | None] = AxisUse(("dp_replicate", "dp_shard", "cp"), minimum=1, maximum=3)
+    treatments: ClassVar[Calls | None] = Calls((Unit, NoUnit))
+
+    backend: str = option(
+        Choice(("eager", "graph")),
+        doc="`eager`: FSDP2's hooks. `graph`: all-gathers inside one traced graph, which the compiler may schedule.",
+        default="eager",
+    )

@@ -1,0 +1,34 @@
+"""How a tensor lies on a mesh axis: the layouts that styles and placements speak of."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Treatment, option
+from legoai.specs.directives.kinds import Calls, Choice, Either, Integer, ListOf
+
+
+class Replicated(Treatment):
+    """The whole tensor on every rank of the axis."""
+
+    name: ClassVar[str] = "replicate"
+
+
+class Sharded(Treatment):
+    """The tensor cut along one dim, a piece on each rank of the axis."""
+
+    name: ClassVar[str] = "shard"
+
+    dim: int = option(Integer(), doc="The tensor dim that is cut; negative counts from the last.")
+
+
+class Partial(Treatment):
+    """Every rank holds a summand of the tensor."""
+
+    name: ClassVar[str] = "partial"
+
+
+Layout = Replicated | Sharded | Partial
+LAYOUT = Calls((Replicated, Sharded, Partial))
+LAYOUTS = Either((LAYOUT, ListOf(Either((LAYOUT, Choice(("none",)))))))
+"""One layout for the first tensor, or a list with one for each, `none` where the value is no tensor to convert."""

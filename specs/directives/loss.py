@@ -1,0 +1,39 @@
+"""`loss`: how the loss is computed from the last layer."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Directive, Treatment, option
+from legoai.specs.directives.kinds import Calls, Integer
+
+
+class EagerLoss(Treatment):
+    """Cross entropy in fp32 on all logits at once."""
+
+    name: ClassVar[str] = "eager"
+
+
+class FusedLoss(Treatment):
+    """Cross entropy compiled to one kernel, without a copy of the logits in fp32."""
+
+    name: ClassVar[str] = "fused"
+
+
+class ChunkedLoss(Treatment):
+    """Cross entropy in pieces of the sequence, so that only one piece's logits in fp32 are alive."""
+
+    name: ClassVar[str] = "chunked"
+
+    n: int = option(Integer(minimum=2), doc="The number of pieces.")
+
+
+class Loss(Directive):
+    """The loss: cross entropy over tokens."""
+
+    keyword: ClassVar[str] = "loss"
+    subject: ClassVar[str | None] = "form"
+
+    form: EagerLoss | FusedLoss | ChunkedLoss = option(
+        Calls((EagerLoss, FusedLoss, ChunkedLoss)), doc="How it is computed.", default=EagerLoss()
+    )

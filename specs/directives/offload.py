@@ -1,0 +1,25 @@
+"""`offload`: what lives in host memory."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from legoai.specs.directives.base import Directive, option
+from legoai.specs.directives.comm import ByBytes
+from legoai.specs.directives.kinds import Calls, Choice, Either
+
+_AMOUNT = Either((Choice(("none", "all", "adaptive")), Calls((ByBytes,))))
+
+
+class Offload(Directive):
+    """Offloading: none, all, so many bytes, or as much as the memory limit asks for."""
+
+    keyword: ClassVar[str] = "offload"
+
+    optimizer: Any = option(_AMOUNT, doc="Optimizer state, but for the optimizer's step.", default="none")
+    parameters: Any = option(
+        _AMOUNT, doc="Sharded parameters and gradients, and with them the optimizer.", default="none"
+    )
+    activations: Any = option(
+        _AMOUNT, doc="What the forward pass saves for the backward pass, but for parameters.", default="none"
+    )

@@ -1,0 +1,54 @@
+"""`pipeline`: stages of the model on different ranks, and the order in which micro batches pass them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import AxisUse, Directive, Treatment, option
+from legoai.specs.directives.kinds import Calls, Choice, Either, Integer, ListOf, ModulePath, Text
+
+SINGLE_STAGE = ("GPipe", "1F1B")
+"""Schedules in which a rank holds one stage."""
+MULTI_STAGE = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules in which a rank holds several stages."""
+SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules that compute the gradient of a stage's weights apart from that of its input."""
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+"""Schedules in which a rank holds exactly two stages, the i-th from the front and the i-th from the back."""
+
+
+class OrderFile(Treatment):
+    """An order of actions read from a CSV file: a line for each rank, as PyTorch's schedules write and read them."""
+
+    name: ClassVar[str] = "csv"
+
+    file: str = option(Text("a quoted file name"), doc="The file, relative to the plan.")
+
+
+class Pipeline(Directive):
+    """Pipeline parallelism: schedule, number of stages, where the model is split, and the number of micro batches."""
+
+    keyword: ClassVar[str] = "pipeline"
+    axis_use: ClassVar[AxisUse | None] = AxisUse(("pp",))
+
+    schedule: str | OrderFile = option(
+        Either((Choice(SINGLE_STAGE + MULTI_STAGE), Calls((OrderFile,)))),
+        doc="The schedule class of `torch.distributed.pipelining`, or an order file.",
+        default="1F1B",
+    )
+    stages: int | None = option(
+        Integer(minimum=1),
+        doc="Stages in all; by default one for each rank of `pp`, or two where the schedule wants several.",
+        default=None,
+    )
+    split: str | tuple[str, ...] = option(
+        Either((Choice(("even",)), ListOf(ModulePath()))),
+        doc="The first module of each stage but the first, or `even` for equal numbers of blocks.",
+        default="even",
+    )
+    microbatches: int | None = option(
+        Integer(minimum=1),
+        doc="Micro batches in one pass of the schedule; by default all that `batch` gives a rank in a step. The "
+        "gradients of several passes add up.",
+        default=None,
+    )

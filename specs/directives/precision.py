@@ -1,0 +1,55 @@
+"""`precision`: the dtypes in which numbers are stored, computed and reduced."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Directive, Treatment, option
+from legoai.specs.directives.kinds import Calls, Choice
+
+DTYPES = ("fp64", "fp32", "bf16", "fp16")
+_DTYPE = Choice(DTYPES)
+
+
+class Float8(Treatment):
+    """Linear layers in float8 with dynamic scaling (torchao)."""
+
+    name: ClassVar[str] = "float8"
+
+    recipe: str = option(
+        Choice(("tensorwise", "rowwise", "rowwise_with_gw_hp")),
+        doc="One scale for a tensor, or one for each row.",
+        default="tensorwise",
+    )
+
+
+class MxFp8(Treatment):
+    """Linear layers in mxfp8: float8 with a shared scale for each block of 32 numbers (torchao, Blackwell)."""
+
+    name: ClassVar[str] = "mxfp8"
+
+
+class HighPrecision(Treatment):
+    """The dtype of the statement's options."""
+
+    name: ClassVar[str] = "none"
+
+
+class Precision(Directive):
+    """Mixed precision: dtypes of stored parameters, computation and reduction; float8 for linear layers by path."""
+
+    keyword: ClassVar[str] = "precision"
+    treatments: ClassVar[Calls | None] = Calls((Float8, MxFp8, HighPrecision))
+
+    master: str = option(_DTYPE, doc="Parameters as stored and as the optimizer updates them.", default="fp32")
+    param: str = option(_DTYPE, doc="Parameters and activations in forward and backward.", default="bf16")
+    reduce: str = option(_DTYPE, doc="Gradients while they are reduced.", default="fp32")
+    output: str | None = option(_DTYPE, doc="What a unit's forward returns; by default what it computes.", default=None)
+    gradient: str | None = option(
+        _DTYPE,
+        doc=(
+            "Gradients accumulated over micro batches; by default in the dtype of `master`, or, where `comm` reduces "
+            "only the last micro batch, in that of `reduce`."
+        ),
+        default=None,
+    )

@@ -1,0 +1,58 @@
+"""`require`, `minimize` and `maximize`: the budgets that a plan keeps and the figure that it is solved for."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from legoai.specs.record import Record
+from legoai.specs.span import DEFAULT, Origin
+from legoai.specs.units import Dimension
+
+
+class Metric(Record):
+    """A figure that the simulator reports: the units in which it may be bounded, and what it is."""
+
+    dimensions: tuple[Dimension, ...]
+    doc: str
+    better: Literal["less", "more"]
+
+
+METRICS: Final[dict[str, Metric]] = {
+    "peak_memory": Metric(("bytes",), "Peak active memory of the fullest device.", "less"),
+    "reserved_memory": Metric(
+        ("bytes",), "Peak memory that the caching allocator reserves, on the fullest device.", "less"
+    ),
+    "step_time": Metric(("seconds",), "Time of one optimizer step.", "less"),
+    "exposed_comm": Metric(
+        ("fraction", "seconds"), "Communication that no computation hides, of the step or in seconds.", "less"
+    ),
+    "recompute": Metric(
+        ("fraction", "seconds"), "Time spent on recomputing activations, of the step or in seconds.", "less"
+    ),
+    "bubble": Metric(("fraction",), "Share of the step in which a pipeline rank waits.", "less"),
+    "mfu": Metric(("fraction",), "Model FLOPs utilisation.", "more"),
+    "tokens_per_s": Metric(("number",), "Tokens per second and device.", "more"),
+}
+
+COMPARISONS: Final = ("<=", "<", ">=", ">", "==")
+
+
+class Requirement(Record, kw_only=True):
+    """A bound on one figure: ``require peak_memory <= 72GiB``.
+
+    ``bound`` is in bytes, seconds, or a fraction of the step, as ``dimension`` says.
+    """
+
+    metric: str
+    comparison: str
+    bound: float
+    dimension: Dimension
+    origin: Origin = DEFAULT
+
+
+class Objective(Record, kw_only=True):
+    """The figure that solving makes smallest or largest."""
+
+    direction: Literal["minimize", "maximize"]
+    metric: str
+    origin: Origin = DEFAULT

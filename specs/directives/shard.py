@@ -1,0 +1,114 @@
+"""`shard`: how modules and parameters lie on `tp`, and experts on `ep`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import AxisUse, Directive, Treatment, option
+from legoai.specs.directives.kinds import Boolean, Calls, Integer, Number
+from legoai.specs.directives.layouts import LAYOUT, LAYOUTS, Layout, Partial, Replicated, Sharded
+
+
+class Colwise(Treatment):
+    """Cuts a linear layer by output features, an embedding by embedding dim (`ColwiseParallel`)."""
+
+    name: ClassVar[str] = "colwise"
+
+    input: Layout | None = option(
+        LAYOUT, doc="Layout in which the input arrives; `replicate` by default.", default=None
+    )
+    output: Layout | None = option(
+        LAYOUT, doc="Layout in which the output leaves; `shard(-1)` by default.", default=None
+    )
+    loss_parallel: bool = option(
+        Boolean(),
+        doc="Keep the logits sharded over the vocabulary and compute the loss on the shards. Only for the last layer.",
+        default=False,
+    )
+
+
+class Rowwise(Treatment):
+    """Cuts a linear layer by input features, an embedding by rows of its table (`RowwiseParallel`)."""
+
+    name: ClassVar[str] = "rowwise"
+
+    input: Layout | None = option(
+        LAYOUT,
+        doc="Layout in which the input arrives; `shard(-1)` by default, `replicate` for an embedding.",
+        default=None,
+    )
+    output: Layout | None = option(
+        LAYOUT, doc="Layout in which the output leaves; `replicate` by default.", default=None
+    )
+
+
+class SequenceStyle(Treatment):
+    """Runs a norm or dropout on a sequence in pieces (`SequenceParallel`); its parameters are replicated."""
+
+    name: ClassVar[str] = "sequence"
+
+    dim: int = option(Integer(minimum=0), doc="The sequence dim of the activations.", default=1)
+
+
+class Inputs(Treatment):
+    """Changes the layout of a module's inputs (`PrepareModuleInput`)."""
+
+    name: ClassVar[str] = "inputs"
+
+    source: Layout | tuple[Layout | str, ...] = option(
+        LAYOUTS,
+        name="from",
+        doc="Layout in which inputs arrive: one for the first, or a list, `none` to leave one.",
+    )
+    target: Layout | tuple[Layout | str, ...] = option(LAYOUTS, name="to", doc="Layout in which the module wants them.")
+
+
+class Outputs(Treatment):
+    """Changes the layout of a module's outputs (`PrepareModuleOutput`)."""
+
+    name: ClassVar[str] = "outputs"
+
+    source: Layout | tuple[Layout | str, ...] = option(
+        LAYOUTS, name="from", doc="Layout in which outputs leave the module: one for the first, or a list."
+    )
+    target: Layout | tuple[Layout | str, ...] = option(
+        LAYOUTS, name="to", doc="Layout in which the next module wants them."
+    )
+
+
+class Experts(Treatment):
+    """Puts different experts on different ranks; tokens travel to them and back by all-to-all. Only on `ep`.
+
+    An expert with a capacity takes the first rows of each rank's micro batch, by position; what it drops goes on by the
+    residual stream.
+    """
+
+    name: ClassVar[str] = "experts"
+
+    capacity_factor: float | None = option(
+        Number(above=0.0),
+        doc=(
+            "Room of an expert in one rank's micro batch, as a multiple of the mean load; tokens beyond are dropped. "
+            "None drops nothing."
+        ),
+        default=None,
+    )
+
+
+Style = Colwise | Rowwise | SequenceStyle | Inputs | Outputs | Experts | Replicated | Sharded | Partial
+
+
+class Shard(Directive):
+    """Placements on one axis: a style for each module path, or a raw placement for each parameter path.
+
+    On `tp`, a module takes a style, and a parameter (`layers.*.attention.wq.weight = shard(0)`) a placement. On `ep`,
+    the experts of a mixture-of-experts layer take `experts`. A module may take `inputs` or `outputs` beside the styles
+    of its parts.
+    """
+
+    keyword: ClassVar[str] = "shard"
+    axis_use: ClassVar[AxisUse | None] = AxisUse(("tp", "ep"))
+    treatments: ClassVar[Calls | None] = Calls(
+        (Colwise, Rowwise, SequenceStyle, Inputs, Outputs, Experts, Replicated, Sharded)
+    )
+    repeats_by_axis: ClassVar[bool] = True

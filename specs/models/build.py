@@ -1,0 +1,70 @@
+"""Building the model that a plan names, whatever it comes from."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from legoai.specs.models.configs import FAMILIES
+from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.source import ModelSource
+
+
+def build_model(source: ModelSource, base_directory: str | Path) -> nn.Module:
+    """Build a model; call it under `torch.device("meta")`.
+
+    Args:
+        source: the model. A factory's module must be found on `sys.path`.
+        base_directory: the plan's, to which a config file is relative.
+
+    Raises:
+        ConfigError: a built-in model's preset or fields are wrong.
+        ManifestError: it cannot be built.
+    """
+    if source.kind == "builtin":
+        family = FAMILIES[source.target]
+        model: nn.Module = getattr(importlib.import_module(family.module), family.class_name)(source.config())
+        return model
+    if source.kind == "python":
+        return _call_factory(source)
+    from legoai.specs.models import huggingface
+
+    return huggingface.build(Path(base_directory) / source.target, **source.arguments)
+
+
+def _call_factory(source: ModelSource) -> nn.Module:
+    module_name, _, attribute = source.target.partition(":")
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for name in attribute.split("."):
+            factory = getattr(factory, name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _raised(source, error) from error
+        raise ManifestError("factory_not_found", f"there is no module {error.name!r} for {source}") from error
+    except AttributeError as error:
+        if isinstance(getattr(error, "obj", None), type(sys)) or sys.modules.get(module_name) is not None:
+            raise ManifestError(
+                "factory_not_found", f"module {module_name!r} has no {attribute!r}, which {source} names"
+            ) from error
+        raise _raised(source, error) from error
+    except (Exception, SystemExit) as error:
+        raise _raised(source, error) from error
+    try:
+        model = factory(**source.arguments)
+    except (Exception, SystemExit) as error:
+        raise _raised(source, error) from error
+    if not isinstance(model, nn.Module):
+        raise ManifestError("not_a_module", f"{source} returned {type(model).__qualname__}, not a torch.nn.Module")
+    return model
+
+
+def _raised(source: ModelSource, error: BaseException) -> ManifestError:
+    text = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    detail = "".join(traceback.format_exception(error)[-8:])
+    return ManifestError("factory_raised", f"{source} raised {text}", detail)

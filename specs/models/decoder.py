@@ -1,0 +1,173 @@
+"""The decoder that Llama and Mixtral share: rotary positions, grouped-query attention, pre-norm blocks."""
+
+# mypy: no-warn-return-any
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from legoai.specs.models.configs import LlamaConfig, MixtralConfig
+from legoai.specs.models.layers import Embedding, Linear, residual_std
+
+
+def rotary_frequencies(config: LlamaConfig | MixtralConfig) -> list[float]:
+    """Return the angle per position, in radians, of each of a head's `head_dim / 2` rotated pairs.
+
+    Pair i turns by `theta ** (-2 i / head_dim)` (Su et al. 2021, section 3.2.2). Llama 3.1 slows the pairs with
+    long wavelengths down by `rope_scaling`, those with short ones not at all, and blends linearly in between (Llama
+    models repository, `apply_scaling`).
+    """
+    frequencies = [config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)]
+    if isinstance(config, MixtralConfig) or config.rope_scaling == 1:
+        return frequencies
+    low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
+    scaled = []
+    for frequency in frequencies:
+        turns = config.rope_original_seq_len * frequency / (2 * math.pi)
+        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
+        scaled.append(frequency * (kept + (1 - kept) / config.rope_scaling))
+    return scaled
+
+
+def apply_rotary(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+    """Rotate each head's features by the angles of their positions.
+
+    Feature i of a head is paired with feature `i + head_dim / 2`, the layout of Hugging Face checkpoints.
+
+    Args:
+        x: queries or keys, [B, T, heads, head_dim].
+        rope: `exp(i angle)`, complex, [T, head_dim / 2].
+
+    Returns:
+        A tensor like `x`, computed in the higher precision of the two.
+    """
+    cos, sin = torch.view_as_real(rope).unsqueeze(1).unbind(-1)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention (Ainslie et al. 2023) with rotary positions."""
+
+    def __init__(self, config: LlamaConfig | MixtralConfig) -> None:
+        super().__init__()
+        self.n_heads = config.n_heads
+        self.n_kv_heads = config.n_kv_heads
+        self.head_dim = config.head_dim
+        self.wq = Linear(config.dim, config.n_heads * config.head_dim, bias=False)
+        self.wk = Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.wv = Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.wo = Linear(
+            config.n_heads * config.head_dim, config.dim, bias=False, init_std=residual_std(config.n_layers)
+        )
+
+    def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+        """Mix positions: `x` is [B, T, dim], `rope` is [at least T, head_dim / 2]; returns [B, T, dim]."""
+        b, t, _ = x.shape
+        q_bthd = apply_rotary(self.wq(x).view(b, t, -1, self.head_dim), rope[:t])
+        k_bthd = apply_rotary(self.wk(x).view(b, t, -1, self.head_dim), rope[:t])
+        v_bthd = self.wv(x).view(b, t, -1, self.head_dim)
+        mixed_bhtd = F.scaled_dot_product_attention(
+            q_bthd.transpose(1, 2),
+            k_bthd.transpose(1, 2),
+            v_bthd.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.n_kv_heads != self.n_heads,
+        )
+        return self.wo(mixed_bhtd.transpose(1, 2).reshape(b, t, -1))
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feed-forward, each behind an RMSNorm and added to the residual stream."""
+
+    def __init__(self, config: LlamaConfig | MixtralConfig, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.ffn_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.feed_forward = feed_forward
+
+    def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+        """Advance the residual stream by one block: [B, T, dim] to [B, T, dim]."""
+        x = x + self.attention(self.attention_norm(x), rope)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class RotaryDecoder(nn.Module):
+    """Token embedding, blocks, final norm and output layer around one table of rotary angles."""
+
+    rope: torch.Tensor
+
+    def __init__(self, config: LlamaConfig | MixtralConfig, feed_forward: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.config = config
+        self.tok_embeddings = Embedding(config.vocab_size, config.dim)
+        self.layers = nn.ModuleDict({str(i): TransformerBlock(config, feed_forward()) for i in range(config.n_layers)})
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.output = Linear(config.dim, config.vocab_size, bias=False)
+        self.register_buffer("rope", self._rotary_table(torch.get_default_device()), persistent=False)
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Predict the next token at every position.
+
+        Args:
+            tokens: token ids, int64 [B, T]; on a pipeline stage without `tok_embeddings`, the residual
+                stream [B, T, dim].
+            positions: place of each of the T tokens in its sequence, int64 [T]; by default 0 to T - 1. A
+                context-parallel rank, which holds a part of the sequence, has to give it.
+
+        Returns:
+            Logits [B, T, vocab_size]; on a pipeline stage without `output`, the residual stream [B, T, dim].
+
+        Raises:
+            ValueError: the sequence is longer than `max_seq_len`.
+        """
+        h = tokens
+        if self.tok_embeddings is not None:
+            if tokens.shape[1] > len(self.rope):
+                raise ValueError(
+                    f"a sequence of {tokens.shape[1]} tokens is longer than max_seq_len = {len(self.rope)}"
+                )
+            h = self.tok_embeddings(tokens)
+        rope = self.rope if positions is None else self.rope[positions]
+        for layer in self.layers.values():
+            h = layer(h, rope)
+        h = self.norm(h) if self.norm is not None else h
+        return self.output(h) if self.output is not None else h
+
+    def init_buffers(self) -> None:
+        """Compute the rotary table anew, on its device."""
+        self.rope = self._rotary_table(self.rope.device)
+
+    def example_inputs(self) -> tuple[torch.Tensor]:
+        """Return token ids [2, T] for the shortest useful T, on the default device."""
+        return (torch.zeros(2, min(8, self.config.max_seq_len), dtype=torch.int64),)
+
+    def _rotary_table(self, device: torch.device) -> torch.Tensor:
+        """Return `exp(i angle)` of every position and pair, complex [max_seq_len, head_dim / 2].
+
+        The table is complex, since FSDP2 casts the floating-point inputs of a unit to bf16, in which neighbouring far
+        positions are one and the same, and leaves complex ones alone. Angles are computed in fp64 and rounded once.
+        """
+        frequencies = torch.tensor(rotary_frequencies(self.config), dtype=torch.float64, device=device)
+        positions = torch.arange(self.config.max_seq_len, dtype=torch.float64, device=device)
+        angles = torch.outer(positions, frequencies)
+        double = any(parameter.dtype == torch.float64 for parameter in self.parameters())
+        return torch.polar(torch.ones_like(angles), angles).to(torch.complex128 if double else torch.complex64)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Move or cast parameters, and compute the table anew instead of moving or rounding it."""
+        rope = self._buffers.pop("rope")
+        assert rope is not None
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            self._buffers["rope"] = rope
+        device = fn(torch.empty(0, device=rope.device)).device
+        self._buffers["rope"] = self._rotary_table(device)
+        return self

@@ -1,0 +1,258 @@
+"""Turning a model on the meta device into its manifest."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from legoai.specs.models.configs import Scalar
+from legoai.specs.models.flow import Call, FlowRecorder
+from legoai.specs.models.manifest import FORMAT, Manifest, ModuleKind
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_WITHOUT_FLOW: tuple[ModuleKind, ...] = ("linear", "embedding", "norm", "convolution")
+
+# How model codes spell what a manifest wants to know; the first that is found counts.
+_N_HEADS = ("n_heads", "num_heads", "num_attention_heads", "n_head", "nhead")
+_N_KV_HEADS = ("n_kv_heads", "num_kv_heads", "num_key_value_heads", "n_kv_head")
+_HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head")
+_WIDTH = ("dim", "hidden_size", "n_embd", "d_model", "embed_dim")
+_N_EXPERTS = ("n_experts", "num_experts", "num_local_experts", "n_routed_experts")
+_TOP_K = ("top_k", "num_experts_per_tok", "n_experts_per_token", "moe_top_k")
+_VOCAB_SIZE = ("vocab_size", "n_vocab")
+_MAX_SEQ_LEN = ("max_seq_len", "max_position_embeddings", "n_positions", "block_size", "max_seq_length")
+
+
+def describe(model: nn.Module, source: str) -> Manifest:
+    """Return the manifest of a model on the meta device; its forward is run there.
+
+    Args:
+        model: on the meta device. Forward gets `model.example_inputs()` where that exists, else token ids [2, 8].
+        source: the model as a plan writes it.
+    """
+    calls, flow_error = follow(model)
+    return _Describer(model, calls).manifest(source, flow_error)
+
+
+def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
+    """Record the first call of every module, and why forward could not be followed, if so.
+
+    Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
+    """
+    error: Exception | None = None
+    for dtype in (None, torch.bfloat16):
+        with torch.device("meta"):
+            try:
+                inputs = _example_inputs(model)
+                if dtype is not None:
+                    model.to(dtype)
+                    inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
+                with torch.no_grad(), FlowRecorder(model) as recorder:
+                    model(*inputs)
+                return recorder.calls, None
+            except Exception as raised:
+                error = error or raised
+    assert error is not None
+    advice = "" if hasattr(model, "example_inputs") else "; a method example_inputs() may say what it takes"
+    return {}, f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
+
+
+def _cast(value: Any, *, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
+    method = getattr(model, "example_inputs", None)
+    return tuple(method()) if callable(method) else (torch.zeros(2, 8, dtype=torch.int64),)
+
+
+class _Describer:
+    def __init__(self, model: nn.Module, calls: dict[str, Call]) -> None:
+        self.model = model
+        self.calls = calls
+        self.paths = {module: path for path, module in model.named_modules()}
+        self.block_lists = _block_lists(model)
+        self.blocks = {child for container in self.block_lists for child in container.children()}
+        self.templates: list[dict[str, Any]] = []
+        self.numbers: dict[str, int] = {}
+
+    def manifest(self, source: str, flow_error: str | None) -> Manifest:
+        root = self._template(self.model)
+        config: Any = getattr(self.model, "config", None)
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config()
+        raw = {
+            "format": FORMAT,
+            "source": source,
+            "model_class": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
+            "parameter_count": sum(parameter.numel() for parameter in self.model.parameters()),
+            "vocab_size": _integer(_VOCAB_SIZE, self.model, config) or self._embedded_vocabulary(),
+            "max_seq_len": _integer(_MAX_SEQ_LEN, self.model, config),
+            "flow_error": flow_error,
+            "tied": self._tied(),
+            "blocks": [self.paths[container] for container in self.block_lists],
+            "templates": self.templates,
+            "root": root,
+        }
+        # Through JSON, so that a fresh manifest equals one that was stored.
+        return Manifest.from_json(json.dumps(raw))
+
+    def _template(self, module: nn.Module) -> int:
+        """Number of the template of a module; equal modules share one."""
+        children: list[list[Any]] = []
+        for name, child in module._modules.items():
+            path = f"{self.paths[module]}.{name}" if self.paths[module] else name
+            if child is not None and self.paths[child] == path:
+                _append_child(children, name, self._template(child))
+        kind = self._kind(module)
+        call = self.calls.get(self.paths[module], Call(inputs=(), keyword_inputs=()))
+        followed = not (kind in _WITHOUT_FLOW and not children)
+        raw = {
+            "class": type(module).__name__,
+            "kind": kind,
+            "parameters": [[name, list(p.shape)] for name, p in module._parameters.items() if p is not None],
+            "buffers": [[name, list(b.shape)] for name, b in module._buffers.items() if b is not None],
+            "attributes": self._attributes(module, kind),
+            "inputs": call.inputs,
+            "keyword_inputs": call.keyword_inputs,
+            "flow": [[step.op, step.name, step.inputs] for step in call.flow] if followed else [],
+            "outputs": call.outputs if followed else [],
+            "children": children,
+        }
+        text = json.dumps(raw)
+        if text not in self.numbers:
+            self.numbers[text] = len(self.templates)
+            self.templates.append(raw)
+        return self.numbers[text]
+
+    def _kind(self, module: nn.Module) -> ModuleKind:
+        name = type(module).__name__
+        if module is self.model:
+            return "model"
+        if module in self.blocks:
+            return "block"
+        for kind, types in _KIND_OF_TYPE.items():
+            if isinstance(module, types):
+                return kind
+        if name.endswith("Norm"):
+            return "norm"
+        if _experts(module) is not None:
+            return "moe"
+        if name.endswith("Experts"):
+            return "experts"
+        if re.search(r"attention|attn", name, re.IGNORECASE):
+            return "attention"
+        if re.search(r"feedforward|mlp|ffn", name, re.IGNORECASE):
+            return "feed_forward"
+        return "container" if isinstance(module, _CONTAINERS) else "other"
+
+    def _attributes(self, module: nn.Module, kind: ModuleKind) -> dict[str, Scalar]:
+        config = getattr(module, "config", None)
+        found: dict[str, Scalar | None] = {}
+        if isinstance(module, nn.Linear):
+            found = {
+                "in_features": module.in_features,
+                "out_features": module.out_features,
+                "bias": module.bias is not None,
+            }
+        elif isinstance(module, nn.Embedding):
+            found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
+        elif isinstance(module, _CONVOLUTIONS):
+            found = {"in_channels": module.in_channels, "out_channels": module.out_channels}
+        elif kind == "norm":
+            weight = module._parameters.get("weight")
+            eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+            found = {"dim": weight.numel() if weight is not None else None, "eps": eps}
+        elif kind == "attention":
+            n_heads = _integer(_N_HEADS, module, config)
+            width = _integer(_WIDTH, module, config)
+            head_dim = _integer(_HEAD_DIM, module, config)
+            found = {
+                "n_heads": n_heads,
+                "n_kv_heads": _integer(_N_KV_HEADS, module, config) or n_heads,
+                "head_dim": head_dim or (width // n_heads if width and n_heads else None),
+            }
+        elif kind == "moe":
+            holders = (module, *module.children(), config)
+            found = {"n_experts": _integer(_N_EXPERTS, *holders), "top_k": _integer(_TOP_K, *holders)}
+        elif kind == "experts":
+            stacked = next((len(p) for p in module._parameters.values() if p is not None and p.ndim == 3), None)
+            found = {"n_experts": _integer(_N_EXPERTS, module, config) or stacked}
+        return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
+
+    def _tied(self) -> list[list[str]]:
+        places: dict[nn.Parameter, list[str]] = {}
+        for module, path in self.paths.items():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    places.setdefault(parameter, []).append(f"{path}.{name}" if path else name)
+        return [group for group in places.values() if len(group) > 1]
+
+    def _embedded_vocabulary(self) -> int | None:
+        """Size of the embedding that the model's first input goes to."""
+        call = self.calls.get("")
+        for step in call.flow if call is not None else ():
+            if step.op == "call" and step.inputs == (0,):
+                module = self.model.get_submodule(step.name)
+                return module.num_embeddings if isinstance(module, nn.Embedding) else None
+        return None
+
+
+_KIND_OF_TYPE: Mapping[ModuleKind, tuple[type[nn.Module], ...]] = {
+    "linear": (nn.Linear,),
+    "embedding": (nn.Embedding,),
+    "norm": (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm),
+    "convolution": _CONVOLUTIONS,
+    "attention": (nn.MultiheadAttention,),
+}
+
+
+def _append_child(children: list[list[Any]], name: str, template: int) -> None:
+    """Add [name, template], or extend the last run [first, last, template] of consecutive numbers."""
+    if name.isdecimal() and str(int(name)) == name:
+        if children and len(children[-1]) == 3 and children[-1][1:] == [int(name) - 1, template]:
+            children[-1][1] = int(name)
+        else:
+            children.append([int(name), int(name), template])
+    else:
+        children.append([name, template])
+
+
+def _block_lists(model: nn.Module) -> list[nn.Module]:
+    """Outermost containers whose elements are of one class and have children themselves."""
+    found: list[nn.Module] = []
+
+    def search(module: nn.Module) -> None:
+        children = list(module.children())
+        one_class = len({type(child) for child in children}) == 1
+        if isinstance(module, _CONTAINERS) and one_class and all(child._modules for child in children):
+            found.append(module)
+            return
+        for child in children:
+            search(child)
+
+    search(model)
+    return found
+
+
+def _experts(module: nn.Module) -> nn.Module | None:
+    """Return the experts of a routed feed-forward."""
+    return next((child for name, child in module._modules.items() if name == "experts"), None)
+
+
+def _integer(names: tuple[str, ...], *holders: object) -> int | None:
+    """Return the first of `names` that the first possible of `holders` has as an integer."""
+    for holder in holders:
+        for name in names:
+            value = holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+            if type(value) is int:
+                return value
+    return None

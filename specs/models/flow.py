@@ -1,0 +1,206 @@
+"""Following tensors through a model's forward, from module to module."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from legoai.specs.models.manifest import Step, StepOp
+
+_FUNCTIONS: Mapping[StepOp, str] = {
+    "add": "add radd iadd sub rsub isub subtract addcmul add_ lerp",
+    "mul": "mul rmul imul multiply div rdiv truediv rtruediv itruediv divide neg square pow rpow rsqrt sqrt",
+    "matmul": "linear matmul rmatmul mm bmm addmm baddbmm einsum grouped_mm bilinear conv1d conv2d conv3d",
+    "attention": "scaled_dot_product_attention multi_head_attention_forward flex_attention",
+    "activation": "relu relu6 silu gelu sigmoid tanh elu selu celu leaky_relu prelu softplus mish hardswish"
+    " hardsigmoid hardtanh glu logsigmoid softsign exp dropout",
+    "normalize": "layer_norm rms_norm group_norm batch_norm instance_norm normalize",
+    "softmax": "softmax log_softmax",
+    "reduce": "sum mean amax amin max min argmax argmin var std norm prod all any cumsum logsumexp one_hot bincount",
+    "reshape": "view reshape view_as reshape_as transpose swapaxes permute movedim flatten unflatten ravel squeeze"
+    " unsqueeze expand expand_as broadcast_to contiguous chunk split tensor_split unbind cat concat stack hstack repeat"
+    " tile flip roll repeat_interleave T mT H mH t view_as_real real imag clone detach pad",
+    "index": "getitem setitem index index_select gather scatter scatter_add index_add index_copy index_put take"
+    " take_along_dim embedding topk sort argsort where masked_fill masked_scatter masked_select tril triu narrow",
+    "cast": "to type type_as float double half bfloat16 int long bool",
+}
+_OPS: Mapping[str, StepOp] = {name: op for op, names in _FUNCTIONS.items() for name in names.split()}
+_CONSTANT: tuple[StepOp, str] = ("other", "constant")
+
+
+@dataclass(slots=True)
+class Call:
+    """What one call of a module's forward received, did and returned; see `ModuleInfo` for the fields."""
+
+    inputs: tuple[str, ...]
+    keyword_inputs: tuple[str, ...]
+    flow: tuple[Step, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A forward that is being executed."""
+
+    path: str
+    call: Call
+    steps: list[Step] = field(default_factory=list)
+    step_of: dict[int, int] = field(default_factory=dict)
+    """From a tensor's identity to the step that made it."""
+
+    def append(self, op: StepOp, name: str, inputs: tuple[int, ...]) -> int:
+        self.steps.append(Step(op, name, inputs))
+        return len(self.steps) - 1
+
+
+class FlowRecorder(TorchFunctionMode):
+    """Records, while active, the first call of every module of a model.
+
+    Every tensor seen is kept alive until the recorder goes, so that identities stay unique: record on the meta device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.calls: dict[str, Call] = {}
+        self._model = model
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._owned = {id(tensor): (op, path) for tensor, op, path in _owned_tensors(model)}
+        self._frames: list[_Frame] = []
+        self._kept: list[torch.Tensor] = []
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> FlowRecorder:
+        for module in self._paths:
+            self._handles.append(module.register_forward_pre_hook(self._enter_module, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(self._leave_module, with_kwargs=True))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute a torch function and note it in the innermost forward."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        made = _tensors(result)
+        if made and self._frames:
+            frame = self._frames[-1]
+            name = _function_name(func)
+            step = frame.append(_OPS.get(name, "other"), name, self._sources(frame, (args, kwargs)))
+            if name == "setitem" and isinstance(args[0], torch.Tensor):
+                made.append(args[0])
+            self._made(frame, made, step)
+        return result
+
+    def _enter_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = _positional_names(module, len(args))
+        by_keyword = {name: value for name, value in _by_signature(module, kwargs) if _tensors(value)}
+        frame = _Frame(self._paths[module], Call(inputs=names, keyword_inputs=tuple(by_keyword)))
+        for name, value in [*zip(names, args, strict=True), *by_keyword.items()]:
+            for tensor in _tensors(value):
+                self._made(frame, [tensor], frame.append("input", name, ()))
+        self._frames.append(frame)
+
+    def _leave_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        frame = self._frames.pop()
+        if frame.path not in self.calls:
+            outputs = self._sources(frame, result)
+            frame.call.flow, frame.call.outputs = _prune(frame.steps, outputs)
+            self.calls[frame.path] = frame.call
+        if self._frames:
+            caller = self._frames[-1]
+            sources = self._sources(caller, (args, [value for _, value in _by_signature(module, kwargs)]))
+            prefix = f"{caller.path}." if caller.path else ""
+            if frame.path.startswith(prefix):
+                step = caller.append("call", frame.path.removeprefix(prefix), sources)
+            else:
+                step = caller.append("other", type(module).__name__, sources)
+            self._made(caller, _tensors(result), step)
+
+    def _made(self, frame: _Frame, tensors: list[torch.Tensor], step: int) -> None:
+        self._kept += tensors
+        for tensor in tensors:
+            frame.step_of[id(tensor)] = step
+
+    def _sources(self, frame: _Frame, values: Any) -> tuple[int, ...]:
+        """Return the steps of `frame` that made the tensors in `values`, each once."""
+        steps: dict[int, None] = {}
+        for tensor in _tensors(values):
+            step = frame.step_of.get(id(tensor))
+            if step is None:
+                step = self._first_use(frame, tensor)
+            steps[step] = None
+        return tuple(steps)
+
+    def _first_use(self, frame: _Frame, tensor: torch.Tensor) -> int:
+        """Note a tensor that no step made: a parameter, a buffer, or one from around the forward."""
+        op, path = self._owned.get(id(tensor), _CONSTANT)
+        prefix = f"{frame.path}." if frame.path else ""
+        step = frame.append(op, path.removeprefix(prefix), ())
+        self._made(frame, [tensor], step)
+        return step
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _owned_tensors(model: nn.Module) -> Iterator[tuple[torch.Tensor, StepOp, str]]:
+    for path, parameter in model.named_parameters():
+        yield parameter, "parameter", path
+    for path, buffer in model.named_buffers():
+        yield buffer, "buffer", path
+
+
+def _function_name(func: Any) -> str:
+    """Return the plain name of a torch function, method (`__radd__`, `mul_`) or property (`T.__get__`)."""
+    name: str = getattr(func, "__name__", type(func).__name__)
+    if name == "__get__":
+        name = getattr(func.__self__, "__name__", name)
+    return name.strip("_")
+
+
+def _positional_names(module: nn.Module, count: int) -> tuple[str, ...]:
+    """Return the names that `module.forward` gives its first `count` positional arguments."""
+    names: list[str] = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}{index}" for index in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return tuple(names[:count])
+
+
+def _by_signature(module: nn.Module, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Order keyword arguments as `module.forward` declares them; callers may pass them on in any order."""
+    declared = list(inspect.signature(module.forward).parameters)
+    place = {name: index for index, name in enumerate(declared)}
+    return sorted(kwargs.items(), key=lambda item: (place.get(item[0], len(declared)), item[0]))
+
+
+def _prune(steps: list[Step], outputs: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """Keep inputs, calls, and what leads to a call or an output; number the rest anew."""
+    needed = set(outputs)
+    for index in range(len(steps) - 1, -1, -1):
+        if index in needed or steps[index].op in ("input", "call"):
+            needed.add(index)
+            needed.update(steps[index].inputs)
+    number = {index: place for place, index in enumerate(sorted(needed))}
+    kept = (
+        Step(steps[index].op, steps[index].name, tuple(number[source] for source in steps[index].inputs))
+        for index in number
+    )
+    return tuple(kept), tuple(number[index] for index in outputs)

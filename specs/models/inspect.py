@@ -1,0 +1,105 @@
+"""The subprocess that builds a model on the meta device and writes its manifest.
+
+    python -m legoai.specs.models.inspect                    one JSON request on standard input
+    python -m legoai.specs.models.inspect --write-shipped    remake the manifests in this package
+
+A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `sys_path`
+and `reply`, the file to write. The reply is `{"manifest": ..., "dependencies": [[file, sha256], ...]}` or
+`{"error": {"kind": ..., "message": ..., "detail": ...}}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from legoai.specs.models import manifest
+from legoai.specs.models.build import build_model
+from legoai.specs.models.describe import describe
+from legoai.specs.models.manifest import Manifest, ManifestError
+from legoai.specs.models.source import ModelSource
+
+
+def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
+    """Build a model on the meta device and describe it.
+
+    Raises:
+        ManifestError: it cannot be built.
+    """
+    with torch.device("meta"):
+        model = build_model(source, base_directory)
+        if source.kind == "huggingface":
+            # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
+            config: Any = model.config
+            config.use_cache = True
+    return describe(model, str(source))
+
+
+def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:
+    """Return the files of the imported modules that belong to the author, and their digests.
+
+    They are those under the plan's directory and those of the factory's own top-level package.
+    """
+    if source.kind != "python":
+        return []
+    package = source.target.partition(":")[0].partition(".")[0]
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py"):
+            continue
+        path = Path(file)
+        own = name.partition(".")[0] == package
+        if (own or path.is_relative_to(base_directory)) and path.is_file():
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return [[path, digest] for path, digest in sorted(found.items())]
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a request; see the module docstring."""
+    base_directory = Path(request["base_directory"])
+    sys.path[:] = list(dict.fromkeys([str(base_directory), *sys.path, *request["sys_path"]]))
+    source = ModelSource(**{name: request[name] for name in ("kind", "target", "preset", "arguments")})
+    try:
+        made = inspect_model(source, base_directory)
+    except ManifestError as error:
+        return {"error": {"kind": error.kind, "message": error.message, "detail": error.detail}}
+    except Exception as error:
+        message = f"{source} could not be inspected: {type(error).__name__}: {error}"
+        return {"error": {"kind": "inspection_failed", "message": message, "detail": traceback.format_exc()[-4000:]}}
+    return {"manifest": json.loads(made.to_json()), "dependencies": _dependencies(source, base_directory)}
+
+
+def write_shipped(directory: Path) -> None:
+    """Write the manifest of every preset, and remove those of presets that are no more."""
+    directory.mkdir(exist_ok=True)
+    expected = set()
+    for family, preset in manifest.shipped_presets():
+        source = ModelSource(kind="builtin", target=family, preset=preset)
+        file = directory / manifest.shipped_file(family, preset).name
+        file.write_bytes(manifest.pack(inspect_model(source, directory)))
+        expected.add(file)
+    for file in directory.glob("*.json.gz"):
+        if file not in expected:
+            file.unlink()
+
+
+def main() -> None:
+    """Answer the request on standard input, or remake the shipped manifests."""
+    if sys.argv[1:] == ["--write-shipped"]:
+        write_shipped(manifest.SHIPPED_DIRECTORY)
+    elif not sys.argv[1:]:
+        request = json.load(sys.stdin)
+        Path(request["reply"]).write_text(json.dumps(answer(request)))
+    else:
+        sys.exit("usage: python -m legoai.specs.models.inspect [--write-shipped]")
+
+
+if __name__ == "__main__":
+    main()

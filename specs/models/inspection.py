@@ -1,0 +1,205 @@
+"""Asking a subprocess for a model's manifest, and remembering the answer.
+
+An entry of the cache is one JSON file, named by the SHA-256 of what was asked: the source as the plan writes it, the
+text of the files that say what is built (the models of this package, the factory's module, or the config file), and the
+format's version. Beside the manifest it holds the digest of every file of the author's that the factory's import
+read, so that an edit two imports away is noticed. An entry that is damaged or stale is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError
+from legoai.specs.models.source import ModelSource
+
+_INSPECTOR = "legoai.specs.models.inspect"
+
+
+def cached_or_inspected(
+    source: ModelSource,
+    *,
+    base_directory: Path,
+    announce: Callable[[str], None] | None,
+    cache_directory: Path | None,
+    timeout: float,
+) -> Manifest:
+    """Return the manifest from the cache, or inspect the model; see `legoai.specs.models.manifest.load_manifest`."""
+    base_directory = base_directory.resolve()
+    cache_directory = cache_directory or default_cache_directory()
+    file = cache_directory / f"{_key(source, base_directory)}.json"
+    cached = _read_entry(file)
+    if cached is not None:
+        return cached
+    if announce is not None:
+        announce(_announcement(source))
+    reply = _ask(source, base_directory, timeout)
+    if "error" in reply:
+        raise ManifestError(**reply["error"])
+    manifest = Manifest(reply["manifest"])
+    _write_entry(file, reply)
+    return manifest
+
+
+def default_cache_directory() -> Path:
+    """Return `legoai/manifests` under `$XDG_CACHE_HOME`, by default `~/.cache`."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "legoai" / "manifests"
+
+
+def _announcement(source: ModelSource) -> str:
+    consequence = {
+        "builtin": "no manifest is shipped for these dimensions",
+        "python": "this runs the model factory",
+        "huggingface": "this imports transformers",
+    }
+    return f"inspecting {source} in a subprocess: {consequence[source.kind]}"
+
+
+def _key(source: ModelSource, base_directory: Path) -> str:
+    """Digest everything that decides what the model is, as far as it can be found without running anything.
+
+    Raises:
+        ManifestError: a factory is not written `pkg.mod:build`, or a config file is missing or invalid.
+    """
+    digest = hashlib.sha256()
+    place = str(base_directory) if source.kind == "python" else ""
+    digest.update(json.dumps([FORMAT, source.kind, str(source), place]).encode())
+    for file in _source_files(source, base_directory):
+        digest.update(f"\n{file.name}\n".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _source_files(source: ModelSource, base_directory: Path) -> list[Path]:
+    if source.kind == "builtin":
+        return sorted(Path(__file__).parent.glob("*.py"))
+    if source.kind == "huggingface":
+        read_config(base_directory / source.target, name=source.target)
+        return [base_directory / source.target]
+    module, separator, attribute = source.target.partition(":")
+    if not separator or not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
+        raise ManifestError(
+            "factory_not_found", f'a factory is written "package.module:function", not {source.target!r}'
+        )
+    file = find_module_file(module, [str(base_directory), *sys.path])
+    return [] if file is None else [file]
+
+
+def find_module_file(module: str, search_path: list[str]) -> Path | None:
+    """Find the source file of a module without importing it or its parents.
+
+    Returns None for a module that only an import hook could find; its files are known once it was inspected.
+    """
+    relative = Path(*module.split("."))
+    for directory in search_path:
+        for file in (
+            Path(directory or ".", relative, "__init__.py"),
+            Path(directory or ".", relative).with_suffix(".py"),
+        ):
+            if file.is_file():
+                return file
+    return None
+
+
+def read_config(config_file: str | Path, *, name: str | None = None) -> dict[str, Any]:
+    """Read a Hugging Face `config.json`; `name` is what errors call it, its path by default.
+
+    Raises:
+        ManifestError: it is missing, no JSON object, or has no `model_type`.
+    """
+    name = name or str(config_file)
+    try:
+        fields = json.loads(Path(config_file).read_bytes())
+    except OSError as error:
+        raise ManifestError("config_missing", f"cannot read {name}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ManifestError("config_invalid", f"{name} is not JSON: {error}") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise ManifestError("config_invalid", f"{name} is not a model config: it has no model_type")
+    return fields
+
+
+def _read_entry(file: Path) -> Manifest | None:
+    """Return the manifest of a cache entry that is whole and whose dependencies are unchanged."""
+    try:
+        entry = json.loads(file.read_bytes())
+        for path, digest in entry["dependencies"]:
+            if hashlib.sha256(Path(path).read_bytes()).hexdigest() != digest:
+                return None
+        return Manifest(entry["manifest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_entry(file: Path, entry: dict[str, Any]) -> None:
+    """Write a cache entry by renaming a finished file; where the cache cannot be written, there is none."""
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    except OSError:
+        return
+    try:
+        with os.fdopen(descriptor, "w") as stream:
+            json.dump(entry, stream, separators=(",", ":"))
+        Path(unfinished).replace(file)
+    except OSError:
+        Path(unfinished).unlink(missing_ok=True)
+
+
+def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
+    """Run the inspector; requests and replies go through files, so that a factory may print what it likes."""
+    with tempfile.TemporaryDirectory(prefix="legoai-inspect-") as scratch:
+        reply = Path(scratch, "reply.json")
+        request = {
+            "kind": source.kind,
+            "target": source.target,
+            "preset": source.preset,
+            "arguments": dict(source.arguments),
+            "base_directory": str(base_directory),
+            "sys_path": sys.path,
+            "reply": str(reply),
+        }
+        Path(scratch, "request.json").write_text(json.dumps(request))
+        with Path(scratch, "request.json").open("rb") as stdin, Path(scratch, "log").open("w+b") as log:
+            status = _run(stdin, log, source=source, directory=base_directory, timeout=timeout)
+            log.seek(0)
+            said = log.read().decode(errors="replace")[-4000:]
+        try:
+            answer = json.loads(reply.read_bytes())
+            assert isinstance(answer, dict)
+            return answer
+        except (OSError, ValueError):
+            raise ManifestError(
+                "inspection_failed", f"the inspection of {source} ended with status {status} and no answer", said
+            ) from None
+
+
+def _run(stdin: IO[bytes], log: IO[bytes], *, source: ModelSource, directory: Path, timeout: float) -> int:
+    """Run the inspector in a session of its own, and end that session if the inspector does not end by itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", _INSPECTOR],
+        stdin=stdin,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd=directory,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        start_new_session=True,
+    )
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        raise ManifestError("timeout", f"the inspection of {source} took more than {timeout:g} s") from None
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,430 @@
+"""What a model consists of, told without torch: modules, shapes, heads, experts, repeated blocks and data flow.
+
+A `Manifest` is made once per model by running its constructor and its forward on the meta device in a
+subprocess (`legoai.specs.models.inspect`). It is shipped for every preset of every built-in family, and cached
+for all other models. `load_manifest` finds or makes it and never imports torch.
+
+    manifest = load_manifest(ModelSource(kind="builtin", target="llama3", preset="8b"), base_directory=".")
+    manifest.modules["layers.0.attention.wq"].attributes["out_features"]   # 4096
+    [list.path for list in manifest.block_lists]                           # ["layers"]
+
+`manifest.modules` maps every path of `named_modules()`, in that order, to a `ModuleInfo`; the model itself is
+`""`. Looking one up costs microseconds: equal blocks are stored once and expanded on demand.
+
+A module that computes with its children has a *flow*: the steps of its forward, first its own inputs
+(`op == "input"`), then in order of execution each call of a descendant (`op == "call"`, `name` is its path relative
+to the module) and each tensor operation that lies on the way from inputs and parameters to the outputs. A
+step lists the earlier steps whose results it takes, so that a layout can be followed from module to module:
+
+    0 input x    1 input rope    2 call attention_norm (0)    3 call attention (2, 1)    4 add (0, 3) ...
+
+Every text and number here is data about a model; nothing in a manifest is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from legoai.specs.models.configs import FAMILIES, Scalar
+from legoai.specs.models.source import ModelSource
+
+FORMAT = 1
+"""Version of the serialised form; a cached manifest of another version is made anew."""
+
+ModuleKind = Literal[
+    "model",
+    "block",
+    "attention",
+    "feed_forward",
+    "moe",
+    "experts",
+    "linear",
+    "embedding",
+    "norm",
+    "convolution",
+    "container",
+    "other",
+]
+"""What a module is: `model` is the root, `block` an element of a list of repeated blocks, `container` a list,
+dictionary or sequence of modules, `moe` a routed feed-forward and `experts` its stacked experts."""
+
+StepOp = Literal[
+    "input",
+    "parameter",
+    "buffer",
+    "call",
+    "add",
+    "mul",
+    "matmul",
+    "attention",
+    "activation",
+    "normalize",
+    "softmax",
+    "reduce",
+    "reshape",
+    "index",
+    "cast",
+    "other",
+]
+"""What a step of a flow does. `add` is any sum or difference, `mul` any product or quotient, `reshape` anything
+that only rearranges elements, `index` anything that selects, gathers or scatters."""
+
+ManifestErrorKind = Literal[
+    "factory_not_found",
+    "factory_raised",
+    "not_a_module",
+    "timeout",
+    "transformers_missing",
+    "config_missing",
+    "config_invalid",
+    "unknown_architecture",
+    "inspection_failed",
+]
+
+
+class ManifestError(ValueError):
+    """A model could not be inspected.
+
+    Attributes:
+        kind: what went wrong; see `ManifestErrorKind`.
+        message: one sentence for the author of a plan.
+        detail: the other side's own words, such as the end of a traceback; may be empty.
+    """
+
+    def __init__(self, kind: ManifestErrorKind, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.kind: ManifestErrorKind = kind
+        self.message = message
+        self.detail = detail
+
+
+class TensorInfo(NamedTuple):
+    """A parameter or buffer that belongs to a module directly."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for length in self.shape:
+            count *= length
+        return count
+
+
+class Step(NamedTuple):
+    """One step of a module's forward; see the module docstring."""
+
+    op: StepOp
+    name: str
+    """`input`: the argument's name; `parameter`, `buffer`: its name; `call`: the descendant's path relative to the
+    module; otherwise the torch function's name."""
+    inputs: tuple[int, ...]
+    """Indices of the earlier steps whose results this one takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleInfo:
+    """One module of a model."""
+
+    path: str
+    """Name in `named_modules()`; `""` is the model itself."""
+    class_name: str
+    kind: ModuleKind
+    parameters: tuple[TensorInfo, ...]
+    """Parameters that belong to the module directly, in order of registration. A tied parameter is listed at
+    each of its places; see `Manifest.tied_parameters`."""
+    buffers: tuple[TensorInfo, ...]
+    attributes: Mapping[str, Scalar]
+    """What the kind gives meaning to. `linear`: in_features, out_features, bias. `embedding`: num_embeddings,
+    embedding_dim. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim. `moe`: n_experts, top_k.
+    `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it could not be told."""
+    children: tuple[str, ...]
+    """Names of the direct children, in order of registration."""
+    position: int
+    """Index among the parent's children; 0 for the model itself."""
+    inputs: tuple[str, ...]
+    """Names of the arguments that forward received by position, in order; empty when it was never called."""
+    keyword_inputs: tuple[str, ...]
+    """Names of the tensor arguments that forward received by keyword."""
+    flow: tuple[Step, ...]
+    """Steps of forward; empty for modules without children that compute nothing of their own kind to follow, such
+    as a linear layer, and for modules that were never called."""
+    outputs: tuple[int, ...]
+    """Indices of the steps whose results forward returned."""
+
+    def child_path(self, name: str) -> str:
+        """Path of the descendant that is called `name` relative to this module."""
+        return f"{self.path}.{name}" if self.path else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockList:
+    """A container of repeated blocks, such as the layers of a transformer."""
+
+    path: str
+    """Path of the container."""
+    names: tuple[str, ...]
+    """Names of the blocks inside it, in order: block i is the module `path.names[i]`."""
+    groups: tuple[tuple[int, ...], ...]
+    """Indices of blocks that are equal in class, shapes, attributes and flow; one group when all are alike."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class _Template:
+    """The part of a manifest that equal modules share: everything but the path."""
+
+    __slots__ = ("_places", "children", "fields")
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.fields: dict[str, Any] = {
+            "class_name": raw["class"],
+            "kind": raw["kind"],
+            "parameters": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["parameters"]),
+            "buffers": tuple(TensorInfo(name, tuple(shape)) for name, shape in raw["buffers"]),
+            "attributes": raw["attributes"],
+            "inputs": tuple(raw["inputs"]),
+            "keyword_inputs": tuple(raw["keyword_inputs"]),
+            "flow": tuple(Step(op, name, tuple(inputs)) for op, name, inputs in raw["flow"]),
+            "outputs": tuple(raw["outputs"]),
+        }
+        # A child is [name, template], a run of equal ones with consecutive numbers [first, last, template].
+        self.children: list[tuple[str, int]] = []
+        for child in raw["children"]:
+            if len(child) == 2:
+                self.children.append((child[0], child[1]))
+            else:
+                self.children += [(str(number), child[2]) for number in range(child[0], child[1] + 1)]
+        self.fields["children"] = tuple(name for name, _ in self.children)
+
+
+class _Modules(Mapping[str, ModuleInfo]):
+    """Paths in `named_modules()` order to module information, expanded from templates on demand."""
+
+    def __init__(self, raw_templates: list[Mapping[str, Any]], root: int) -> None:
+        self._raw = raw_templates
+        self._templates: dict[int, _Template] = {}
+        self._root = root
+        self._made: dict[str, ModuleInfo] = {}
+
+    def _template(self, number: int) -> _Template:
+        if number not in self._templates:
+            self._templates[number] = _Template(self._raw[number])
+        return self._templates[number]
+
+    def _find(self, path: str) -> tuple[int, int] | None:
+        """Template number and position among siblings of the module at `path`."""
+        return self._places.get(path)
+
+    def template_of(self, path: str) -> int:
+        """Number of the template that the module at `path` shares with its equals."""
+        found = self._find(path)
+        if found is None:
+            raise KeyError(path)
+        return found[0]
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Template number and position among siblings of every path, in order."""
+        below: dict[int, list[tuple[str, tuple[int, int]]]] = {}
+
+        def collect(number: int) -> list[tuple[str, tuple[int, int]]]:
+            if number not in below:
+                paths: list[tuple[str, tuple[int, int]]] = []
+                for position, (name, child) in enumerate(self._template(number).children):
+                    paths.append((name, (child, position)))
+                    paths += [(f"{name}.{rest}", place) for rest, place in collect(child)]
+                below[number] = paths
+            return below[number]
+
+        return {"": (self._root, 0), **dict(collect(self._root))}
+
+    @cached_property
+    def _paths(self) -> tuple[str, ...]:
+        return tuple(self._places)
+
+    def parameter_paths(self) -> Iterator[str]:
+        """Every parameter's path, in the order of the modules."""
+        for path, (number, _) in self._places.items():
+            for parameter in self._template(number).fields["parameters"]:
+                yield f"{path}.{parameter.name}" if path else parameter.name
+
+    def __getitem__(self, path: str) -> ModuleInfo:
+        made = self._made.get(path)
+        if made is None:
+            found = self._find(path)
+            if found is None:
+                raise KeyError(path)
+            number, position = found
+            made = ModuleInfo(path=path, position=position, **self._template(number).fields)
+            self._made[path] = made
+        return made
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and self._find(path) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+class Manifest:
+    """A model's modules, shapes, repeated blocks and data flow."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        """Read the serialised form, `raw`, which `legoai.specs.models.inspect` writes.
+
+        Raises:
+            ValueError: `raw` is not a manifest of this `FORMAT`.
+        """
+        if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+            raise ValueError(f"expected a model manifest of format {FORMAT}")
+        try:
+            self._raw = raw
+            self._modules = _Modules(raw["templates"], raw["root"])
+            self.source: str = raw["source"]
+            """The model as a plan writes it, such as `llama3("8b")`."""
+            self.model_class: str = raw["model_class"]
+            """Dotted name of the model's class."""
+            self.parameter_count: int = raw["parameter_count"]
+            """Number of elements of all parameters; a tied parameter counts once."""
+            self.tied_parameters: tuple[tuple[str, ...], ...] = tuple(tuple(group) for group in raw["tied"])
+            """Groups of parameter paths that are one parameter, each in order of `named_parameters()`."""
+            self.vocab_size: int | None = raw["vocab_size"]
+            self.max_seq_len: int | None = raw["max_seq_len"]
+            """Longest sequence the model's positions allow, in tokens."""
+            self.flow_error: str | None = raw["flow_error"]
+            """Why forward could not be followed, or None. If set, flows and inputs may be missing."""
+            self.block_lists: tuple[BlockList, ...] = tuple(self._block_list(path) for path in raw["blocks"])
+            """Containers of repeated blocks, outermost only, in order."""
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"damaged model manifest: {error!r}") from error
+
+    @property
+    def modules(self) -> Mapping[str, ModuleInfo]:
+        """Every module by path, in `named_modules()` order; the model itself is `""`."""
+        return self._modules
+
+    def parameter_paths(self) -> Iterator[str]:
+        """Yield the path of every parameter, as :meth:`parameters` does but without making the modules."""
+        yield from self._modules.parameter_paths()
+
+    def parameters(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the path and shape of every parameter, each place of a tied one included."""
+        for module in self._modules.values():
+            for parameter in module.parameters:
+                yield module.child_path(parameter.name), parameter.shape
+
+    def to_json(self) -> str:
+        """Write the compact serialised form; equal manifests give equal text."""
+        return json.dumps(self._raw, separators=(",", ":"), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: the text is not a manifest of this `FORMAT`.
+        """
+        return cls(json.loads(text))
+
+    def _block_list(self, path: str) -> BlockList:
+        names = self._modules[path].children
+        groups: dict[int, list[int]] = {}
+        for index, name in enumerate(names):
+            groups.setdefault(self._modules.template_of(f"{path}.{name}" if path else name), []).append(index)
+        return BlockList(path=path, names=names, groups=tuple(tuple(group) for group in groups.values()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self._raw == other._raw
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.parameter_count))
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.source}, {len(self.modules)} modules, {self.parameter_count:,} parameters)"
+
+
+SHIPPED_DIRECTORY = Path(__file__).parent / "manifests"
+
+
+def shipped_file(family: str, preset: str) -> Path:
+    """Return the file of the manifest that is shipped for a preset."""
+    return SHIPPED_DIRECTORY / f"{family}-{preset}.json.gz"
+
+
+def shipped_presets() -> Iterator[tuple[str, str]]:
+    """Yield the family and preset of every shipped manifest; of equal presets only the first."""
+    for name, family in FAMILIES.items():
+        seen: list[object] = []
+        for preset, config in family.presets.items():
+            if config not in seen:
+                seen.append(config)
+                yield name, preset
+
+
+def pack(manifest: Manifest) -> bytes:
+    """Compress a manifest to the shipped form, a gzip member without a time stamp: equal in, equal out."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return packer.compress(manifest.to_json().encode()) + packer.flush()
+
+
+def unpack(data: bytes) -> Manifest:
+    """Read what `pack` wrote."""
+    return Manifest.from_json(zlib.decompress(data, wbits=31))
+
+
+def load_manifest(
+    source: ModelSource,
+    *,
+    base_directory: str | Path,
+    announce: Callable[[str], None] | None = None,
+    cache_directory: str | Path | None = None,
+    timeout: float = 120.0,
+) -> Manifest:
+    """Find the manifest of a model, or make and cache it by inspecting the model in a subprocess.
+
+    A built-in model whose config equals a preset's is read from this package. Everything else is looked up in the
+    cache, whose entries are dropped when the model's source text or config changed; only then a subprocess builds the
+    model on the meta device, which for `python(...)` runs the author's factory.
+
+    Args:
+        source: the model.
+        base_directory: the plan's directory; a Hugging Face path is relative to it, a factory is sought there first.
+        announce: told in one line what is about to be run, before a subprocess starts.
+        cache_directory: by default `legoai/manifests` under the user's cache directory.
+        timeout: seconds that the subprocess may take.
+
+    Raises:
+        ConfigError: a built-in model's preset or fields are wrong.
+        ManifestError: the model could not be inspected.
+    """
+    if source.kind == "builtin":
+        config = source.config()
+        for preset, shipped in FAMILIES[source.target].presets.items():
+            if shipped == config:
+                file = shipped_file(source.target, preset)
+                if file.exists():
+                    return unpack(file.read_bytes())
+                break
+
+    from legoai.specs.models.inspection import cached_or_inspected
+
+    return cached_or_inspected(
+        source,
+        base_directory=Path(base_directory),
+        announce=announce,
+        cache_directory=None if cache_directory is None else Path(cache_directory),
+        timeout=timeout,
+    )

@@ -1,0 +1,141 @@
+"""The resolved plan: every decision about one model's training on one cluster, typed, without its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legoai.specs.directives.base import Directive, Rule, describe, walk
+from legoai.specs.directives.hole import Hole
+from legoai.specs.record import Record
+from legoai.specs.span import DEFAULT, Origin
+
+if TYPE_CHECKING:
+    from legoai.specs.directives.attention import Attention
+    from legoai.specs.directives.batch import Batch
+    from legoai.specs.directives.checkpoint import Checkpoint
+    from legoai.specs.directives.clip import Clip
+    from legoai.specs.directives.cluster import ClusterUse
+    from legoai.specs.directives.comm import Comm
+    from legoai.specs.directives.compile import Compile
+    from legoai.specs.directives.context import Context
+    from legoai.specs.directives.fsdp import Fsdp
+    from legoai.specs.directives.loss import Loss
+    from legoai.specs.directives.mesh import Mesh
+    from legoai.specs.directives.model import Model
+    from legoai.specs.directives.offload import Offload
+    from legoai.specs.directives.optimizer import Optimizer
+    from legoai.specs.directives.pipeline import Pipeline
+    from legoai.specs.directives.precision import Precision
+    from legoai.specs.directives.replicate import ReplicateUse
+    from legoai.specs.directives.require import Objective, Requirement
+    from legoai.specs.directives.schedule import Schedule
+    from legoai.specs.directives.shard import Shard
+
+
+class Solved(Record, kw_only=True):
+    """What the solver wrote about its last answer: the plan that it answered, and how good the answer is."""
+
+    digest: str
+    version: str
+    profile: str
+    gap: float
+    origin: Origin = DEFAULT
+
+
+class HoleFound(Record):
+    """An undecided value: what it is in words, where it stands, and the hole."""
+
+    what: str
+    origin: Origin
+    hole: Hole
+
+
+class Plan(Record, kw_only=True):
+    """A resolved plan. A field is None where the plan has no such statement.
+
+    Where a plan still has holes, the field of an undecided value holds a :class:`Hole`, which raises when it is used as
+    a value.
+    """
+
+    name: str
+    model: Model
+    cluster: ClusterUse
+    batch: Batch
+    mesh: Mesh
+    shard: tuple[Shard, ...] = ()
+    fsdp: Fsdp | None = None
+    replicate: ReplicateUse | None = None
+    pipeline: Pipeline | None = None
+    context: Context | None = None
+    checkpoint: Checkpoint | None = None
+    comm: Comm | None = None
+    offload: Offload | None = None
+    precision: Precision
+    attention: Attention
+    loss: Loss
+    compile: Compile | None = None
+    optimizer: Optimizer
+    clip: Clip | None = None
+    schedule: Schedule
+    require: tuple[Requirement, ...] = ()
+    objective: Objective | None = None
+    variant: str | None = None
+    solved: Solved | None = None
+
+    def directives(self) -> Iterator[Directive]:
+        """Every statement that the plan has or that has defaults, in the language's order."""
+        for field in self.fields_:
+            value = getattr(self, field)
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Directive):
+                    yield item
+
+    def shard_on(self, axis: str) -> Shard | None:
+        """The `shard` statement for ``axis``, if there is one."""
+        return next((item for item in self.shard if axis in item.axes), None)
+
+    def holes(self) -> Iterator[HoleFound]:
+        """Every undecided value."""
+        for directive in self.directives():
+            for item in walk(directive):
+                if isinstance(item, Rule):
+                    if isinstance(item.treatment, Hole):
+                        yield HoleFound(f"the treatment of `{item.path}`", item.origin, item.treatment)
+                    continue
+                for option in item.options:
+                    value = getattr(item, option.field)
+                    origin = item.origins.get(option.field, item.origin("keyword"))
+                    for part in value if isinstance(value, tuple) else (value,):
+                        if isinstance(part, Hole):
+                            yield HoleFound(f"`{option.name}`", origin, part)
+
+    def canonical(self) -> dict[str, Any]:
+        """The plan as plain data: the same for two plans that say the same, whatever their text, order or file.
+
+        Rules are sorted, since their order has no meaning; defaults are written out; `require`, the objective, the
+        variant's name and the solver's line are left out, since they change nothing that is run.
+        """
+        body: dict[str, Any] = {"format": 1, "name": self.name}
+        for directive in self.directives():
+            described = describe(directive)
+            if "rules" in described:
+                described["rules"] = sorted(described["rules"], key=lambda rule: json.dumps(rule, sort_keys=True))
+            if directive.repeats_by_axis:
+                body.setdefault(directive.keyword, []).append(described)
+            else:
+                body[directive.keyword] = described
+        body.get("shard", []).sort(key=lambda item: item["on"])
+        return body
+
+    def canonical_json(self) -> str:
+        """:meth:`canonical` as JSON with sorted keys and no spaces."""
+        return json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    @property
+    def digest(self) -> str:
+        """The plan's identity: ``sha256:`` and the SHA-256 of :meth:`canonical_json` in hexadecimal."""
+        import hashlib
+
+        return "sha256:" + hashlib.sha256(self.canonical_json().encode()).hexdigest()

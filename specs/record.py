@@ -1,0 +1,117 @@
+"""Frozen records that cost little to define: what a dataclass is to a reader, without the code that it generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+T = TypeVar("T", bound="Record")
+
+
+@dataclass_transform(frozen_default=True)
+class _RecordType(type):
+    """Makes the annotated names of a class body its slots, in order; values beside them are defaults."""
+
+    def __new__(
+        cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], *, kw_only: bool = False
+    ) -> _RecordType:
+        annotations: dict[str, str] = namespace.get("__annotations__", {})
+        own = [field for field, kind in annotations.items() if not kind.startswith("ClassVar")]
+        defaults = {field: namespace.pop(field) for field in own if field in namespace}
+        inherited: tuple[str, ...] = ()
+        for base in bases:
+            inherited += getattr(base, "fields_", ())
+            defaults = {**getattr(base, "defaults_", {}), **defaults}
+        namespace["__slots__"] = (*namespace.get("__slots__", ()), *own)
+        namespace["fields_"] = namespace["__match_args__"] = (*inherited, *own)
+        namespace["defaults_"] = defaults
+        made = super().__new__(cls, name, bases, namespace)
+        setters: tuple[Callable[[Any, Any], None], ...]
+        setters = tuple(getattr(made, field).__set__ for field in made.fields_)  # type: ignore[attr-defined]
+        made.setters_ = setters  # type: ignore[attr-defined]
+        made.by_position_ = not kw_only  # type: ignore[attr-defined]
+        return made
+
+
+class _DataclassFields:
+    """Gives ``dataclasses.replace``, ``fields`` and ``asdict`` what they ask a class for; made when they ask."""
+
+    def __get__(self, record: object, kind: _RecordType) -> dict[str, Any]:
+        from dataclasses import make_dataclass
+
+        made = make_dataclass(kind.__name__, kind.fields_)  # type: ignore[attr-defined]
+        return made.__dataclass_fields__  # type: ignore[no-any-return, attr-defined]
+
+
+class Record(metaclass=_RecordType):
+    """A frozen, slotted record, to a type checker a frozen dataclass.
+
+    A subclass is declared as a dataclass is, with ``kw_only=True`` where fields may be given by name only; its module
+    must have ``from __future__ import annotations``. Generating a dataclass costs half a millisecond, and linting a
+    plan uses a hundred classes within the time that a person does not notice; a record costs a twentieth of that.
+
+    >>> class Point(Record):
+    ...     x: int
+    ...     y: int = 0
+    >>> Point(1), Point(1) == Point(x=1, y=0)
+    (Point(x=1, y=0), True)
+    """
+
+    fields_: ClassVar[tuple[str, ...]] = ()
+    """The names of the fields, in order."""
+    defaults_: ClassVar[dict[str, Any]] = {}
+    setters_: ClassVar[tuple[Callable[[Any, Any], None], ...]] = ()
+    by_position_: ClassVar[bool] = True
+    __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        if named or len(values) != len(self.fields_) or not self.by_position_:
+            values = self._complete(values, named)
+        for setter, value in zip(self.setters_, values, strict=True):
+            setter(self, value)
+
+    def _complete(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        fields = self.fields_
+        given = dict(zip(fields, values, strict=False))
+        held = self.defaults_ | given | named
+        twice = bool(given) and any(field in named for field in given)
+        if twice or len(held) != len(fields) or len(values) > (len(fields) if self.by_position_ else 0):
+            raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
+        try:
+            return tuple(map(held.__getitem__, fields))
+        except KeyError as error:
+            raise TypeError(f"{type(self).__name__} needs {error}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field) for field in self.fields_)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{field}={getattr(self, field)!r}" for field in self.fields_)
+        return f"{type(self).__name__}({values})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._key())
+
+
+def _rebuild(kind: type[T], values: tuple[Any, ...]) -> T:
+    record = kind.__new__(kind)
+    for setter, value in zip(kind.setters_, values, strict=True):
+        setter(record, value)
+    return record
+
+
+def replace(record: T, **changes: Any) -> T:
+    """The record with other values for some of its fields."""
+    return type(record)(**{field: getattr(record, field) for field in record.fields_} | changes)

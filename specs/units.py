@@ -1,0 +1,55 @@
+"""Units of the plan language: bytes, seconds and fractions, read and printed."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Dimension = Literal["bytes", "seconds", "fraction", "number"]
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+TIB: Final = 2**40
+
+UNITS: Final[dict[str, tuple[Dimension, float]]] = {
+    "B": ("bytes", 1),
+    "KiB": ("bytes", KIB),
+    "MiB": ("bytes", MIB),
+    "GiB": ("bytes", GIB),
+    "TiB": ("bytes", TIB),
+    "KB": ("bytes", 10**3),
+    "MB": ("bytes", 10**6),
+    "GB": ("bytes", 10**9),
+    "TB": ("bytes", 10**12),
+    "us": ("seconds", 1e-6),
+    "ms": ("seconds", 1e-3),
+    "s": ("seconds", 1),
+    "min": ("seconds", 60),
+    "%": ("fraction", 0.01),
+}
+"""Unit name to its dimension and its size in that dimension's base unit (byte, second, one)."""
+
+
+def format_bytes(count: float) -> str:
+    """The number of bytes in the largest binary unit that keeps at least one whole digit: ``72GiB``, ``1.5MiB``."""
+    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(count) >= size:
+            return f"{_plain(count / size)}{unit}"
+    return f"{_plain(count)}B"
+
+
+def format_seconds(duration: float) -> str:
+    """The duration in the largest of s, ms and us that keeps at least one whole digit: ``1.25s``, ``340us``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(duration) >= size:
+            return f"{_plain(duration / size)}{unit}"
+    return f"{_plain(duration / 1e-6)}us"
+
+
+def format_fraction(fraction: float) -> str:
+    """The fraction as a percentage: ``10%``."""
+    return f"{_plain(fraction * 100)}%"
+
+
+def _plain(value: float) -> str:
+    return f"{value:.6g}"

@@ -1,0 +1,26 @@
+"""LegoAI: a declarative schedule language for distributed training.
+
+>>> import legoai
+>>> plan = legoai.load("plans/tiny.plan")
+>>> plan.mesh.world_size
+4
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from legoai.api import PlanError, lint, load, lower
+
+__version__ = "0.1.0"
+__all__ = ["PlanError", "__version__", "lint", "load", "lower"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the API when it is used, since every process of every plan imports this package."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from legoai import api
+
+    return getattr(api, name)

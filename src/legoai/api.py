@@ -1,0 +1,102 @@
+"""The Python API: a plan from its file, what is wrong with it, and its program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.formats import Files, render_full
+from legoai.dsl.lint import Linted
+from legoai.dsl.lint import lint as lint_text
+from legoai.dsl.sources import UnreadableError, read_base, read_source
+from legoai.specs.plan import Plan
+
+if TYPE_CHECKING:
+    from legoai.lowering.program import Program
+
+PathLike = str | os.PathLike[str]
+
+
+class PlanError(ValueError):
+    """A plan that cannot be used. Its text is what `legoai lint` prints.
+
+    Attributes:
+        diagnostics: the findings, errors only.
+    """
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...], files: Files) -> None:
+        super().__init__("\n" + render_full(diagnostics, files).rstrip())
+        self.diagnostics = diagnostics
+
+
+def lint(
+    path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None
+) -> tuple[Diagnostic, ...]:
+    """Everything that `legoai lint` finds in a plan, in the order of its text.
+
+    Args:
+        path: the plan's file, or `plan.NAME` as on the command line.
+        settings: values for `let` names, each as a plan would write it: ``{"hosts": "4"}``.
+        variant: look at this variant only; by default at the plan and each of its variants.
+
+    A Python factory that the plan names as its model is run, in a process of its own. Nothing is raised for any file:
+    one that cannot be read is a finding.
+    """
+    try:
+        return _linted(path, settings, variant, variants=True).diagnostics
+    except UnreadableError as error:
+        return (error.diagnostic,)
+
+
+def load(path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None) -> Plan:
+    """The resolved plan of a file, without importing torch. Arguments are those of :func:`lint`.
+
+    Raises:
+        PlanError: the plan, with the variant, has errors or cannot be read.
+    """
+    return _checked(path, settings, variant)[0]
+
+
+def lower(path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None) -> Program:
+    """The program that a plan becomes. Arguments are those of :func:`lint`.
+
+    Raises:
+        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
+    """
+    from legoai.lowering.program import LoweringError
+    from legoai.lowering.program import lower as lower_plan
+
+    plan, linted = _checked(path, settings, variant)
+    assert linted.context is not None
+    assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
+    try:
+        return lower_plan(plan, linted.context.manifest, source_name=linted.resolution.file.name)
+    except LoweringError as error:
+        raise PlanError(error.diagnostics, linted.files) from error
+
+
+def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, *, variants: bool) -> Linted:
+    source = read_source(os.fspath(path))
+    return lint_text(
+        source.text,
+        source.name,
+        directory=source.directory,
+        settings=settings,
+        variant=variant,
+        read=read_base,
+        variants=variants,
+    )
+
+
+def _checked(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Plan, Linted]:
+    try:
+        linted = _linted(path, settings, variant, variants=False)
+    except UnreadableError as error:
+        raise PlanError((error.diagnostic,), {error.file.name: error.file} if error.file else {}) from error
+    errors = tuple(item for item in linted.diagnostics if item.severity == "error")
+    if errors:
+        raise PlanError(errors, linted.files)
+    assert linted.plan is not None, "a plan that could not be resolved has an error"
+    return linted.plan, linted

@@ -1,0 +1,128 @@
+"""The command line: chooses the command, and turns whatever happens into an exit status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from legoai import __version__
+from legoai.commands import COMMANDS, WrongUsage, command, parse, parser_of
+
+CLEAN, FINDINGS, FAILURE = 0, 1, 2
+INTERRUPTED = 128 + 2
+BROKEN_PIPE = 128 + 13
+
+_PAGE = """\
+A plan is a text file that states how a model is trained on a cluster. LegoAI checks it and turns it into
+a PyTorch program.
+
+usage: legoai COMMAND [ARGUMENTS]
+
+commands:
+{commands}
+
+A plan is named by its path; by plan.NAME, which means NAME.plan here or in plans/; or by -, which is
+standard input.
+
+examples:
+  legoai lint plans/tiny.plan           find mistakes
+  legoai lower plan.tiny                see the program that the plan becomes
+  legoai run plan.tiny -- --steps 200   train it here, for 200 steps
+  legoai explain LP401                  read about a finding
+  legoai explain fsdp                   read about a statement
+
+`legoai COMMAND --help` says more about a command. The exit status is 0 if all is well, 1 if a plan has
+errors, and 2 if the command line is wrong or LegoAI itself failed.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``, by default the process's own; the result is the exit status."""
+    _prepare_streams()
+    try:
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        print(f"legoai: {error}", file=sys.stderr)
+        _discard_output()
+        return FAILURE
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else FAILURE
+    except WrongUsage as error:
+        print(f"legoai: {error}", file=sys.stderr)
+        return FAILURE
+    except Exception as error:
+        return _internal_failure(error)
+    return status
+
+
+def help_page() -> str:
+    """What `legoai --help` prints."""
+    width = max(map(len, COMMANDS))
+    return _PAGE.format(commands="\n".join(f"  {name:<{width}}  {does}" for name, does in COMMANDS.items()))
+
+
+def _dispatch(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else ""
+    if first in COMMANDS:
+        return command(first).run(parse(first, arguments[1:]))
+    if first in ("-h", "--help", "help"):
+        return _help(arguments[1:])
+    if first in ("-V", "--version"):
+        print(f"legoai {__version__}")
+        return CLEAN
+    if not first:
+        sys.stderr.write(help_page())
+        return FAILURE
+    from legoai.dsl.rules.base import suggestion
+
+    what = "option" if first.startswith("-") else "command"
+    hint = suggestion(first, tuple(COMMANDS)) or [f"commands are {', '.join(COMMANDS)}"]
+    print(f"legoai: there is no {what} `{first}`; {hint[0]}\n`legoai --help` lists what there is", file=sys.stderr)
+    return FAILURE
+
+
+def _prepare_streams() -> None:
+    """Make both outputs take any text, and be there even in a process that was started without them."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115 - stays open to the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115 - stays open to the end
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Let what is still in the buffer go nowhere: writing it would fail again when Python exits."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return  # standard output is no file, or closed
+
+
+def _help(arguments: list[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        parser_of(arguments[0]).print_help()
+    else:
+        sys.stdout.write(help_page())
+    return CLEAN
+
+
+def _internal_failure(error: Exception) -> int:
+    if os.environ.get("LEGOAI_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exc()
+    said = " ".join(str(error).split())[:200]
+    print(
+        f"legoai {__version__} failed on its own account: {type(error).__name__}: {said}\n"
+        "This is a mistake in LegoAI, not in the plan. Please report it with the plan and the command; "
+        "LEGOAI_DEBUG=1 shows where it happened.",
+        file=sys.stderr,
+    )
+    return FAILURE

@@ -1,0 +1,61 @@
+"""The commands: a table of what there is, each in a module of its own that is imported when it is used."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+COMMANDS: Final[dict[str, str]] = {
+    "lint": "find mistakes in plans without running anything",
+    "fmt": "lay plans out in the one canonical form",
+    "explain": "explain a finding, a statement, a default, or what a plan says about one module",
+    "lower": "print the PyTorch program that a plan becomes",
+    "verify": "run a shrunken copy of a plan here and compare it with one device",
+    "run": "lower a plan and train it on this machine",
+    "calibrate": "measure this machine, and write a device and its profile for plans to name",
+}
+"""Name to what the command does, in the order in which help lists them."""
+
+_PASSING_ON: Final = ("run",)
+
+
+class WrongUsage(Exception):  # noqa: N818 - the person's, not the program's
+    """A command line that cannot be followed."""
+
+
+class Command(Protocol):
+    """What a command's module holds."""
+
+    def configure(self, parser: ArgumentParser) -> None:
+        """Add the command's arguments, description and examples."""
+
+    def run(self, arguments: Namespace) -> int:
+        """Do it; the result is the exit status."""
+
+
+def command(name: str) -> Command:
+    """The command called ``name``, one of :data:`COMMANDS`."""
+    return cast(Command, import_module(f"legoai.commands.{name}"))
+
+
+def parse(name: str, arguments: Sequence[str]) -> Namespace:
+    """The arguments of a command. What follows `--` is kept in ``arguments`` where the command passes it on."""
+    rest: Sequence[str] = ()
+    if name in _PASSING_ON and "--" in arguments:
+        cut = arguments.index("--")
+        arguments, rest = arguments[:cut], arguments[cut + 1 :]
+    parsed = parser_of(name).parse_args(arguments)
+    if name in _PASSING_ON:
+        parsed.arguments = list(rest)
+    return parsed
+
+
+def parser_of(name: str) -> ArgumentParser:
+    """The parser of a command's arguments."""
+    from argparse import RawDescriptionHelpFormatter
+
+    parser = ArgumentParser(prog=f"legoai {name}", formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    command(name).configure(parser)
+    return parser

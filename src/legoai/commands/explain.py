@@ -1,0 +1,142 @@
+"""`legoai explain`: a finding, a statement, the defaults, or what a plan says about one module."""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
+
+from legoai.commands import WrongUsage
+from legoai.commands.shared import add_resolution, examine, files_of, settings_of, show
+from legoai.dsl.context import Context
+from legoai.dsl.rules import all_rules, rule_of
+from legoai.dsl.rules.base import suggestion
+from legoai.dsl.sources import UnreadableError, read_source
+from legoai.specs.directives import FAMILIES
+
+_CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
+_WIDTH = 100
+
+_DESCRIPTION = """\
+Explain a finding by its code or name, a statement by its keyword, or with `defaults` every default of the
+language. With --plan, explain everything that this plan says about one module or parameter, and which line
+says it; with `defaults`, the defaults that this plan takes.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai explain LP401                                      a finding
+  legoai explain fsdp                                       a statement
+  legoai explain defaults                                   every default
+  legoai explain layers.3.attention.wq --plan plan.tiny     one module of a plan
+  legoai explain root --plan plan.tiny                      the model itself
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai explain`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument(
+        "subject", metavar="SUBJECT", help="a code, a keyword, `defaults`, or with --plan a module's path"
+    )
+    parser.add_argument("--plan", metavar="FILE", help="the plan to explain")
+    add_resolution(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Explain; returns 1 where the plan has no answer because of its errors, 2 for what does not exist."""
+    if arguments.plan is not None:
+        return _of_plan(arguments)
+    if arguments.settings or arguments.variant:
+        raise WrongUsage("--set and --variant need a plan: --plan FILE")
+    subject: str = arguments.subject
+    if subject == "defaults":
+        from legoai.dsl.reference import defaults
+
+        _table((owner, option.name, value) for owner, option, value in defaults())
+        return 0
+    rule = rule_of(subject)
+    if rule is not None:
+        from legoai.dsl.reference import rule_page
+
+        print(f"{rule.code} {rule.slug} ({rule.severity})\n")
+        sys.stdout.write(rule_page(rule))
+        return 0
+    return _statement(subject)
+
+
+def _statement(subject: str) -> int:
+    from legoai.dsl.reference import OWN_STATEMENTS, keyword_page
+
+    if subject in FAMILIES or subject in OWN_STATEMENTS:
+        sys.stdout.write(_wrapped(keyword_page(subject)))
+        return 0
+    if _CODE.fullmatch(subject):
+        codes = [rule.code for rule in all_rules()]
+        raise WrongUsage(
+            " ".join([f"no rule has the code `{subject}`;", *suggestion(subject.upper(), codes)]).rstrip(";")
+        )
+    words = [*FAMILIES, *OWN_STATEMENTS, *(rule.slug for rule in all_rules()), "defaults"]
+    help = suggestion(subject, words) if "." not in subject else []
+    raise WrongUsage(
+        f"`{subject}` is no code and no keyword; "
+        + (help[0] if help else "if it is a module of a model, name the plan: --plan FILE")
+    )
+
+
+def _of_plan(arguments: Namespace) -> int:
+    """What one plan says about a module, or its defaults."""
+    from legoai.dsl.explain import NoSuchModuleError, defaults_of, explain
+
+    context = _context(arguments)
+    if context is None:
+        return 1
+    if arguments.subject == "defaults":
+        _table(defaults_of(context))
+        return 0
+    try:
+        sys.stdout.write(explain(context, arguments.subject))
+    except NoSuchModuleError as error:
+        raise WrongUsage(str(error)) from error
+    return 0
+
+
+def _context(arguments: Namespace) -> Context | None:
+    """The plan; None, after its errors were shown, where it comes to nothing or its model is not known."""
+    try:
+        source = read_source(arguments.plan)
+    except UnreadableError as error:
+        show([error.diagnostic], files_of(error))
+        return None
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
+    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    if linted.context is not None and linted.context.manifest is not None:
+        if errors:
+            print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
+        return linted.context
+    show(errors, linted.files)
+    return None
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> None:
+    held = list(rows)
+    widths = [max((len(row[column]) for row in held), default=0) for column in (0, 1)]
+    previous = None
+    for owner, option, value in held:
+        print(f"{owner if owner != previous else '':<{widths[0]}}  {option:<{widths[1]}} = {value}")
+        previous = owner
+
+
+def _wrapped(page: str) -> str:
+    """The page with each paragraph and each item of a list filled to the width of a terminal."""
+    from textwrap import fill
+
+    blocks = []
+    for block in page.rstrip().split("\n\n"):
+        items = block.splitlines() if block.lstrip().startswith("- ") else [" ".join(block.split())]
+        for item in items:
+            hang = " " * (len(item) - len(item.lstrip()) + 2) if item.lstrip().startswith("- ") else ""
+            blocks.append(fill(item, _WIDTH, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False))
+        blocks.append("")
+    return "\n".join(blocks[:-1]) + "\n"

@@ -1,0 +1,117 @@
+"""`legoai fmt`: the one canonical layout of a plan."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+
+from legoai.commands import WrongUsage
+from legoai.commands.shared import counted, files_of, show
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.format import format_text
+from legoai.dsl.sources import STANDARD_INPUT, Source, UnreadableError, named, read_base, read_source, replace_file
+from legoai.dsl.syntax import PlanFile
+
+_DESCRIPTION = """\
+Lay plans out in the one canonical form, which has no options. Comments, blank lines and order stay; the
+result is proved to say what the plan said. Files are rewritten in place; a plan from standard input is
+written to standard output.
+
+The exit status is 1 if a plan cannot be read, or with --check if one would change.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai fmt plans/               every plan in a directory
+  legoai fmt --check plans/       in CI: say which plans would change
+  legoai fmt --diff plan.tiny     show what would change
+  legoai fmt - < plans/tiny.plan  from standard input to standard output
+  legoai fmt --expand plan.tiny   print the plan with every default written out
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai fmt`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a plan, a directory of plans, plan.NAME, or -")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where a plan would change")
+    parser.add_argument("--diff", action="store_true", help="change nothing; print what would change")
+    parser.add_argument(
+        "--expand", action="store_true", help="change nothing; print the plan with every default visible"
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Format; returns 1 where a plan cannot be read or, with `--check`, would change."""
+    if arguments.files.count(STANDARD_INPUT) > 1:
+        raise WrongUsage("standard input can be read only once")
+    if arguments.expand and (len(arguments.files) > 1 or arguments.check or arguments.diff):
+        raise WrongUsage("--expand prints one plan, and neither checks nor compares")
+    found: list[Diagnostic] = []
+    files: dict[str, PlanFile] = {}
+    changed = []
+    names = list(named(arguments.files))
+    for name in names:
+        try:
+            source = read_source(name)
+        except UnreadableError as error:
+            found.append(error.diagnostic)
+            files |= files_of(error)
+            continue
+        text, diagnostics, parsed = _formatted(source, expand=arguments.expand)
+        found += diagnostics
+        files |= parsed
+        if text is None:
+            continue
+        if text != source.text:
+            changed.append(source.name)
+        _put(source, text, arguments)
+    show(found, files, stream=sys.stderr if STANDARD_INPUT in names or arguments.expand else sys.stdout)
+    if not arguments.expand:
+        would = "would change" if arguments.check or arguments.diff else "changed"
+        print(f"{counted(len(names), 'plan')}, {len(changed)} {would}", file=sys.stderr)
+    return int(bool(found) or bool(arguments.check and changed))
+
+
+def _formatted(source: Source, *, expand: bool) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:
+    """The plan laid out, None where it cannot be; why; and the files that the findings speak of."""
+    if expand:
+        return _expanded(source)
+    formatted = format_text(source.text, source.name)
+    return formatted.text, formatted.diagnostics, {source.name: PlanFile(source.name, source.text, (), ())}
+
+
+def _expanded(source: Source) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:
+    from legoai.dsl.expand import expand
+    from legoai.dsl.resolve import resolve
+
+    resolution = resolve(source.text, source.name, directory=source.directory, read=read_base)
+    errors = [item for item in resolution.diagnostics if item.severity == "error"]
+    return (None if errors else expand(resolution)), errors, resolution.files
+
+
+def _put(source: Source, text: str, arguments: Namespace) -> None:
+    """Write the result where it belongs."""
+    if arguments.diff:
+        sys.stdout.writelines(_difference(source, text))
+    elif arguments.check:
+        if text != source.text:
+            print(f"would change {source.name}")
+    elif source.path is None or arguments.expand:
+        sys.stdout.write(text)
+    elif text != source.text:
+        replace_file(source.path, text)
+
+
+def _difference(source: Source, text: str) -> Iterator[str]:
+    from difflib import unified_diff
+
+    before, after = _lines(source.text), _lines(text)
+    for line in unified_diff(before, after, source.name, f"{source.name} (formatted)"):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _lines(text: str) -> list[str]:
+    *whole, last = text.split("\n")
+    return [*(f"{line}\n" for line in whole), *([last] if last else [])]

@@ -1,0 +1,133 @@
+"""What several commands need: arguments, findings on the terminal, and a plan that may be lowered."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
+
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.formats import render
+from legoai.dsl.lint import Linted, lint
+from legoai.dsl.sources import Source, UnreadableError, read_base, read_source
+from legoai.dsl.syntax import PlanFile
+
+if TYPE_CHECKING:
+    from legoai.lowering.program import Program
+
+_SETTING = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(\S[^\r\n]*)")
+
+
+def add_resolution(parser: ArgumentParser) -> None:
+    """Add the options that decide which plan a file comes to."""
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="NAME=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="give a `let` name of the plan another value; may be repeated",
+    )
+    parser.add_argument("--variant", metavar="NAME", help="apply this variant of the plan")
+
+
+def settings_of(arguments: Namespace) -> dict[str, str]:
+    """What `--set` says, by name; the last wins."""
+    return dict(arguments.settings)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    match = _SETTING.fullmatch(text.strip())
+    if match is None:
+        raise ArgumentTypeError(f"expected NAME=VALUE, such as hosts=4, not {text!r}")
+    return match[1], match[2]
+
+
+def announce(message: str) -> None:
+    """Tell on standard error what is about to be run."""
+    print(f"legoai: {message}", file=sys.stderr, flush=True)
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Whether colours are shown: on a terminal that knows them, unless NO_COLOR is set to anything."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def show(
+    diagnostics: Sequence[Diagnostic],
+    files: Mapping[str, PlanFile],
+    *,
+    format: str = "full",
+    stream: TextIO | None = None,
+) -> None:
+    """Write findings, to standard output unless ``stream`` is given."""
+    stream = stream or sys.stdout
+    stream.write(render(format, diagnostics, files, color=wants_color(stream)))
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun: ``1 error``, ``3 errors``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def summary(diagnostics: Sequence[Diagnostic]) -> str:
+    """How many findings there are of each severity: ``2 errors and 1 warning``; empty for none."""
+    kinds = [item.severity for item in diagnostics]
+    parts = [counted(kinds.count(kind), kind) for kind in ("error", "warning") if kind in kinds]
+    if "advice" in kinds:
+        parts.append(f"{kinds.count('advice')} advice")
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def examine(source: Source, settings: Mapping[str, str], variant: str | None, *, variants: bool = True) -> Linted:
+    """Lint one plan, telling on standard error before a model factory is run."""
+    return lint(
+        source.text,
+        source.name,
+        directory=source.directory,
+        settings=settings,
+        variant=variant,
+        announce=announce,
+        read=read_base,
+        variants=variants,
+    )
+
+
+def files_of(error: UnreadableError) -> dict[str, PlanFile]:
+    """What could be read of the file that an error is about, by name."""
+    return {error.file.name: error.file} if error.file is not None else {}
+
+
+def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
+    """The plan that ``arguments.file`` names and its program; None after its findings were shown, where it has errors.
+
+    What a project selects or ignores is about reports: an error stops here whatever it is, unless the plan itself
+    suppresses it.
+    """
+    try:
+        source = read_source(arguments.file)
+    except UnreadableError as error:
+        show([error.diagnostic], files_of(error))
+        return None
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
+    diagnostics = [item for item in linted.diagnostics if item.severity == "error"]
+    program = None
+    if not diagnostics:
+        from legoai.lowering.program import LoweringError, lower
+
+        assert linted.plan is not None
+        assert linted.context is not None
+        assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
+        try:
+            program = lower(linted.plan, linted.context.manifest, source_name=source.name)
+        except LoweringError as error:
+            diagnostics = list(error.diagnostics)
+    if program is None:
+        show(diagnostics, linted.files)
+        print(f"legoai: {source.name} is not lowered: {summary(diagnostics)}", file=sys.stderr)
+        return None
+    return linted, program

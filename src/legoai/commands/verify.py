@@ -1,0 +1,227 @@
+"""`legoai verify`: does a plan compute what one device computes?"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legoai.commands import WrongUsage
+from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
+from legoai.dsl.lint import Linted
+from legoai.dsl.sources import UnreadableError, read_source
+
+if TYPE_CHECKING:
+    from legoai.lowering.shrink import Shrunken
+    from legoai.lowering.verify.compare import Difference
+    from legoai.lowering.verify.prepare import Prepared
+    from legoai.lowering.verify.run import Verdict
+
+_MOST_RANKS = 16
+_SHOWN = 8
+
+_DESCRIPTION = """\
+Run a shrunken copy of a plan on a few processes of this machine, and the same training on one device
+without any plan, and compare: the loss and the norm of the gradient in every step, every gradient of the
+first step, every parameter after the first step and after the last. Model, mesh and batch shrink, with the
+ratios that the plan relies on kept; what changed is printed. Everything runs on the CPU.
+
+The exit status is 0 if nothing differs by more than rounding, 1 if something does, if the program fails, or if
+the plan has errors, and 2 if the plan cannot be verified here.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai verify plan.tiny                 in fp64, where rounding hides nothing
+  legoai verify plan.tiny --ranks 2       with fewer processes
+  legoai verify plan.tiny --dtype plan    in the plan's own dtypes, with looser tolerances
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai verify`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
+    parser.add_argument(
+        "--ranks",
+        type=_ranks,
+        default=_MOST_RANKS,
+        metavar="N",
+        help="the most processes to start (default: what the shrunken plan needs, at most 16)",
+    )
+    parser.add_argument("--steps", type=_steps, default=2, metavar="N", help="optimizer steps (default: 2)")
+    parser.add_argument(
+        "--dtype", choices=("fp64", "plan"), default="fp64", help="compute in fp64, or in the plan's dtypes"
+    )
+    add_resolution(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Verify; returns 1 where something differs, fails or is wrong with the plan."""
+    try:
+        source = read_source(arguments.file)
+    except UnreadableError as error:
+        show([error.diagnostic], files_of(error))
+        return 1
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
+    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    if errors:
+        show(errors, linted.files)
+        print(f"legoai: {source.name} is not verified: {summary(errors)}", file=sys.stderr)
+        return 1
+
+    from legoai.lowering.program import LoweringError
+    from legoai.lowering.shrink import CannotShrinkError
+    from legoai.lowering.verify.prepare import prepare
+
+    try:
+        prepared = prepare(
+            linted,
+            directory=source.directory,
+            ranks=arguments.ranks,
+            double=arguments.dtype == "fp64",
+        )
+    except LoweringError as error:
+        show(error.diagnostics, linted.files)
+        print(f"legoai: {source.name} is not lowered: {summary(error.diagnostics)}", file=sys.stderr)
+        return 1
+    except CannotShrinkError as error:
+        raise WrongUsage(f"{source.name} cannot be verified: {error}") from error
+    return _run(arguments, linted, prepared)
+
+
+def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
+    from legoai.lowering.verify.processes import leaving_on_signals
+    from legoai.lowering.verify.run import ProgramFailedError, run
+
+    name = linted.resolution.file.name
+    small = prepared.shrunken
+    for line in small.changes:
+        print(f"  {line}")
+    sys.stdout.flush()
+    progress = _Progress()
+    try:
+        with leaving_on_signals():
+            verdict = run(
+                prepared.program,
+                small.plan,
+                directory=linted.context.directory if linted.context is not None else ".",
+                steps=arguments.steps,
+                watch=progress,
+            )
+    except ProgramFailedError as error:
+        progress.clear()
+        print(f"{name}: the program of the shrunken plan fails: {error.message}")
+        if os.environ.get("LEGOAI_DEBUG") == "1":
+            print(error.detail, file=sys.stderr)
+        else:
+            print("legoai: LEGOAI_DEBUG=1 shows where", file=sys.stderr)
+        return 1
+    progress.clear()
+    for line in report(verdict, small, linted):
+        print(line)
+    return 0 if verdict.equal else 1
+
+
+def report(verdict: Verdict, small: Shrunken, linted: Linted) -> Iterator[str]:
+    """What was found, in lines."""
+    name = linted.resolution.file.name
+    ranks = counted(small.plan.mesh.world_size, "rank")
+    if verdict.equal:
+        yield f"{name}: {ranks} compute what one device computes"
+    else:
+        yield f"{name}: {ranks} do not compute what one device computes"
+    yield from _table(verdict)
+    if verdict.first is not None:
+        yield from _first(verdict, verdict.first, small, linted)
+
+
+def _table(verdict: Verdict) -> Iterator[str]:
+    """One line for each kind of number: how many were compared, the largest difference, and what is allowed."""
+    from legoai.lowering.verify.compare import relative
+
+    limits = verdict.tolerances
+    rows = [
+        ("loss", [relative(*pair) for pair in verdict.losses], limits.loss, "of its value"),
+        ("gradient norm", [relative(*pair) for pair in verdict.norms], limits.loss, "of its value"),
+    ]
+    for kind, words in (("gradient", "of its norm"), ("update", "of the learning rate")):
+        sizes = [item.size for item in verdict.differences if item.kind == kind]
+        rows.append((f"{kind}s", sizes, verdict.tolerances.gradient if kind == "gradient" else limits.update, words))
+    for what, sizes, limit, words in rows:
+        wrong = sum(not size <= limit for size in sizes)
+        found = f"{wrong} of {len(sizes)} differ" if wrong else f"{len(sizes)} equal"
+        yield f"  {what:<13}  {found:<16}  by at most {_size(max(sizes))} {words} (allowed {limit:.0e})"
+
+
+def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted) -> Iterator[str]:
+    """Where it begins, and what the plan says about that."""
+    from legoai.dsl.explain import place, said_of
+
+    path = small.original(first.name)
+    module, _, parameter = path.rpartition(".")
+    what = "the gradient of" if first.kind == "gradient" else f"after step {first.step}"
+    yield f"  the first that differs, in the model's order: {what} {path}" + (
+        f" ({first.name} of the shrunken model)" if path != first.name else ""
+    )
+    if math.isinf(first.largest):
+        yield "    it is missing, has another shape, or is not finite"
+    else:
+        yield f"    by {_size(first.size)}; its largest element by {_size(first.largest)}"
+    assert linted.context is not None
+    rows = [row for row in said_of(linted.context, module, parameter) if place(row.origin) != "default"]
+    if rows:
+        yield f"  what the plan says about {module or 'root'}:"
+        width = max(len(f"{row.statement}: {row.what}") for row in rows)
+        for row in rows:
+            yield f"    {f'{row.statement}: {row.what}':<{width}}  {place(row.origin)}"
+    others = [item for item in verdict.differences if item.kind == first.kind and item.step == first.step]
+    wrong = [small.original(item.name) for item in others if not item.size <= verdict.limit(item)]
+    if len(wrong) > 1:
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        yield f"  differ: {', '.join(wrong[:_SHOWN])}{more}"
+
+
+def _size(value: float) -> str:
+    return "infinity" if math.isinf(value) else f"{value:.1e}"
+
+
+class _Progress:
+    """One line on a terminal that says what the processes do; elsewhere nothing."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+        self.width = 0
+
+    def __call__(self, told: dict[str, str]) -> None:
+        if not self.shown:
+            return
+        device = told.get("one device", "")
+        ranks = Counter(text for name, text in told.items() if name != "one device")
+        words = [f"{count} ranks: {text}" if count > 1 else f"1 rank: {text}" for text, count in ranks.most_common()]
+        line = f"one device: {device}; {'; '.join(words)}"[:100]
+        sys.stderr.write(f"\r{line:<{self.width}}")
+        sys.stderr.flush()
+        self.width = max(self.width, len(line))
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.shown and self.width:
+            sys.stderr.write(f"\r{'':<{self.width}}\r")
+            sys.stderr.flush()
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_RANKS:
+        raise ArgumentTypeError(f"expected a number of processes from 1 to {_MOST_RANKS}, not {text!r}")
+    return int(text)
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100:
+        raise ArgumentTypeError(f"expected a number of steps from 1 to 100, not {text!r}")
+    return int(text)

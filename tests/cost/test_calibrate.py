@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from legoai.cost.calibrate import measure, three_segments
+from legoai.cost.calibrate_run import NoDeviceError, calibrate_machine, profile_beside
+from legoai.cost.kernels import seconds_of
+from legoai.cost.kernels.roofline import MovementCurve
+from legoai.cost.kernels.work import Movement, Product
+from legoai.cost.network import network_of, seconds_on
+from legoai.cost.network.topology import Placement
+from legoai.cost.profiles import load
+from legoai.specs.cluster import Cluster, load_profile
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibrated") / "here.toml"
+    command = ["calibrate", "--device", "cpu", "--processes", "2", "--seconds", "6", "-o", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", *command], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_a_calibration_can_be_named_in_a_plan(calibrated: Path) -> None:
+    measured = load_profile(calibrated)
+    assert (measured.name, measured.kind, measured.devices_per_host) == ("here", "cpu", 2)
+    assert measured.figure("memory.bandwidth_bytes_per_second") > 1e8
+    assert profile_beside(calibrated).is_file()
+    assert sorted(path.name for path in calibrated.parent.iterdir()) == ["here.json.gz", "here.toml"]
+
+
+def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> None:
+    found = load(profile_beside(calibrated))
+    (source,) = found.sources
+    assert source["torch"] == torch.__version__
+    assert "threads" in source["from"]
+    assert source["dated"] == found.made
+    assert found.held_out["movement elementwise"]["rows"] > 0
+
+
+def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) -> None:
+    found = load(profile_beside(calibrated))
+    product = Product(batch=1, m=128, n=128, k=128, rate="fp32", bytes=3 * 4 * 128**2)
+    seconds, model = seconds_of(product, found)
+    assert model == "measured table"
+    a, b = torch.randn(128, 128), torch.randn(128, 128)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        least, _ = measure(lambda: torch.mm(a, b), "cpu", 0.2)
+    finally:
+        torch.set_num_threads(threads)
+    assert seconds == pytest.approx(least, rel=4.0)
+
+
+def test_a_calibrated_group_has_its_collectives(calibrated: Path) -> None:
+    found = load(profile_beside(calibrated))
+    cluster = Cluster(device=load_profile(calibrated), hosts=1, devices_per_host=2)
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"):
+        seconds, model = seconds_on(Placement(2, 1, 2), kind, 2**16, network_of(cluster), found)
+        assert 1e-6 < seconds < 1.0
+        assert model == "measured table"
+
+
+def test_more_processes_than_gpus_are_refused(tmp_path: Path) -> None:
+    count = torch.cuda.device_count() + 1
+    with pytest.raises(NoDeviceError, match=f"{count} processes need {count} gpus"):
+        calibrate_machine(tmp_path / "x.toml", device="cuda", seconds=1, processes=count, progress=lambda text: None)
+
+
+@pytest.mark.parametrize("arguments", [["--seconds", "0"], ["--processes", "none"], ["-o", "x.json"]])
+def test_a_wrong_command_line_is_refused(arguments: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", "calibrate", *arguments],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_three_segments_recover_a_line_of_three_segments() -> None:
+    truth = MovementCurve(rate=1e10, floor=0.0, first=2.0**14, second=2.0**22, slope_first=0.0, slope_second=0.6)
+    points = [(2.0**power, truth.seconds(2.0**power)) for power in range(10, 27)]
+    found = MovementCurve.read({**three_segments(points), "floor": 0.0})
+    for moved, seconds in points:
+        assert math.log(found.seconds(moved) / seconds) == pytest.approx(0.0, abs=0.02)
+
+
+def test_the_shipped_cpu_moves_bytes_at_the_speed_that_it_was_measured() -> None:
+    from legoai.cost.profiles import profile
+
+    cpu = profile("cpu")
+    seconds, model = seconds_of(Movement(kind="copy", bytes=2**24), cpu)
+    assert model == "measured table"
+    assert 1e8 < 2**24 / seconds < 1e11

@@ -1,0 +1,165 @@
+"""A simulated rank does what a real one does: the same operators, and the same collectives in the same order."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+
+import pytest
+import simulated
+import torch.distributed as dist
+
+from legoai.cost.capture import capture
+from legoai.cost.device import SimulationError
+from legoai.cost.memory import steps
+from legoai.cost.trace import (
+    Collective,
+    Copy,
+    HostWaitDevice,
+    HostWaitStream,
+    Kernel,
+    Mark,
+    Trace,
+    WaitWork,
+    load,
+    save,
+)
+
+
+@pytest.fixture(scope="module")
+def traced():
+    """`traced(name)` is the trace of rank 1 of a program, or 0 where it is alone."""
+    kept: dict[str, Trace] = {}
+
+    def of(name: str) -> Trace:
+        if name not in kept:
+            kept[name] = simulated.traced(name, kind="cpu")
+        return kept[name]
+
+    return of
+
+
+def steady(trace: Trace) -> list:
+    span = steps(trace)[-1]
+    return list(trace.records[span.start : span.stop])
+
+
+@pytest.mark.parametrize("name", simulated.PROGRAMS)
+def test_kernels_and_collectives_are_those_of_a_real_run(name, traced, gloo):
+    world = simulated.world_of(name)
+    kernels, collectives = gloo(world)(simulated.real_step, name)[min(1, world - 1)]
+    records = steady(traced(name))
+    found = [(item.kind, item.ranks, item.bytes) for item in records if isinstance(item, Collective)]
+    assert found == collectives
+    ops = [item.op for item in records if isinstance(item, Kernel) and item.op != "aten.scalar_tensor"]
+    real = [op for op, _ in kernels if op != "aten.scalar_tensor"]
+    if "fsdp" in name:  # gloo copies the result of a reduce-scatter out of a buffer of its own
+        pairs = zip(["", *real], real, strict=False)
+        real = [op for before, op in pairs if (before, op) != ("fsdp.chunk_cat", "aten.copy_")]
+    assert "\n".join(difflib.unified_diff(real, ops, "real", "simulated", n=1, lineterm="")) == ""
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp and tensor parallel"])
+def test_every_collective_is_waited_for_once(name, traced):
+    records = steady(traced(name))
+    works = [item.work for item in records if isinstance(item, Collective)]
+    assert sorted(works) == sorted(item.work for item in records if isinstance(item, WaitWork))
+
+
+def test_groups_have_the_names_of_mesh_axes(traced):
+    found = {
+        (item.axis, item.ranks) for item in steady(traced("fsdp and tensor parallel")) if isinstance(item, Collective)
+    }
+    assert found == {("dp_shard", (1, 3)), ("tp", (0, 1)), ("dp_shard+tp", (0, 1, 2, 3))}
+
+
+def test_steps_micro_batches_and_modules_are_marked(traced):
+    names = [item.name for item in steady(traced("one device")) if isinstance(item, Mark)]
+    assert names[0] == "step 2" and names[-1] == "end step 2"
+    assert [name for name in names if name.startswith("micro batch")] == [f"micro batch {index}" for index in range(4)]
+    assert names.count("forward layers.0.attention.wq") == names.count("end layers.0.attention.wq") == 4
+
+
+def test_phases_follow_each_other_and_recomputation_is_told_from_forward(traced):
+    records = [item for item in steady(traced("one device, checkpointed")) if isinstance(item, Kernel)]
+    products = Counter(item.phase for item in records if item.op == "aten.mm")
+    layers = 2 * 4 * 7  # layers, micro batches, matrices of a layer; the last of a layer is not needed again
+    assert products == {"forward": layers + 4, "recompute": layers - 8, "backward": 2 * (layers + 4)}
+    assert records[-1].phase == "optimizer" and records[-1].op == "aten._fused_adamw_"
+
+
+def test_kernels_of_backward_belong_to_the_module_whose_forward_they_answer(traced):
+    records = [item for item in steady(traced("fsdp")) if isinstance(item, Kernel) and item.op == "aten.mm"]
+    by_module = {}
+    for item in records:
+        by_module.setdefault(item.module, []).append(item.phase)
+    assert set(by_module.pop("output")) == {"forward", "backward"}
+    assert len(by_module) == 2 * 7
+    assert all(phases.count("backward") == 2 * phases.count("forward") for phases in by_module.values())
+
+
+def test_flops_are_those_of_the_formula(traced):
+    """6 floating-point operations for each parameter of a matrix and token (Kaplan et al. 2020, section 2.1)."""
+    records = [item for item in steady(traced("one device")) if isinstance(item, Kernel) and item.op == "aten.mm"]
+    matrices = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 32 * 256
+    assert sum(item.flops for item in records) == 6 * matrices * 8 * 32
+
+
+def test_bytes_are_read_and_written_once(traced):
+    records = steady(traced("one device"))
+    norm = next(item for item in records if isinstance(item, Kernel) and item.op == "aten.silu")
+    assert (norm.bytes_read, norm.bytes_written) == (2 * 32 * 64 * 4, 2 * 32 * 64 * 4)
+    update = next(item for item in records if isinstance(item, Kernel) and item.op == "aten._fused_adamw_")
+    parameters = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 2 * 32 * 256 + 32
+    assert update.bytes_written == 3 * 4 * parameters  # parameter and both moments
+    assert update.bytes_read == 4 * 4 * parameters + 4 * 21  # the gradient too, and the counts of steps
+
+
+def test_the_host_waits_once_for_the_loss_and_once_at_the_end(traced):
+    records = steady(traced("one device"))
+    assert sum(isinstance(item, HostWaitStream) for item in records) == 1
+    assert sum(isinstance(item, HostWaitDevice) for item in records) == 1
+    assert [item.bytes for item in records if isinstance(item, Copy) and item.direction == "device_to_host"] == [32]
+
+
+def test_a_trace_is_the_same_each_time_and_survives_as_text(traced):
+    again = simulated.traced("fsdp and tensor parallel", kind="cpu")
+    assert again == traced("fsdp and tensor parallel")
+    assert load(save(again)) == again
+
+
+def test_two_simulations_follow_each_other_in_one_process_and_leave_no_process_group_behind():
+    assert simulated.in_a_fork(twice, "fsdp and tensor parallel") == (True, False)
+
+
+def twice(name: str) -> tuple[bool, bool]:
+    first, second = (capture(simulated.trainer_of(name), world=4, rank=1) for _ in range(2))
+    return first == second, dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "name", ["one device", "fsdp and tensor parallel, checkpointed", "fsdp, reduced last", "replicated"]
+)
+def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):
+    whole = simulated.traced(name, micro_batches=8, replay=False)
+    assert simulated.traced(name, micro_batches=8) == whole
+    assert sum(isinstance(item, Mark) and item.name.startswith("micro batch") for item in whole.records) == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = (", "no Python"),
+        ("x = 1", r"no trainer\(\)"),
+        ("def trainer(): return 1", "returned int"),
+        ("def trainer(): raise KeyError('layers')", "KeyError"),
+    ],
+)
+def test_what_is_no_program_is_refused(text, why):
+    with pytest.raises(SimulationError, match=why):
+        simulated.in_a_fork(capture, text, world=1)
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    with pytest.raises(SimulationError, match="needs 4 processes, and 2 were started"):
+        simulated.in_a_fork(capture, simulated.trainer_of("fsdp and tensor parallel"), world=2)

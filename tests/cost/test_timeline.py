@@ -1,0 +1,210 @@
+"""The timeline agrees with closed forms on constructed cases, and with a brute-force longest path."""
+
+import itertools
+import random
+
+import pytest
+
+from legoai.cost.timeline import Cost, Host, busy, exposed, simulate
+from legoai.cost.trace import (
+    Collective,
+    Copy,
+    HostWaitDevice,
+    HostWaitEvent,
+    HostWaitStream,
+    Kernel,
+    Mark,
+    RecordEvent,
+    Trace,
+    WaitEvent,
+    WaitStream,
+    WaitWork,
+)
+
+WHERE = {"module": "", "phase": "forward"}
+
+
+def kernel(seconds, stream=0):
+    return Kernel(
+        stream=stream, op="aten.mm", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0,
+        attributes={"seconds": seconds}, **WHERE,
+    )  # fmt: skip
+
+
+def collective(work, seconds, stream=0, axis="dp_shard"):
+    return Collective(
+        work=work,
+        stream=stream,
+        kind="all_gather",
+        ranks=(0, 1),
+        axis=axis,
+        bytes=round(seconds * 1e6),
+        dtype="uint8",
+        **WHERE,
+    )
+
+
+def copy(seconds, blocking, direction="host_to_device", stream=0):
+    return Copy(stream=stream, direction=direction, bytes=round(seconds * 1e6), blocking=blocking, **WHERE)
+
+
+def cost(record):
+    if isinstance(record, Kernel):
+        return Cost(seconds=record.attributes["seconds"], resource="compute", model="given")
+    resource = record.direction if isinstance(record, Copy) else "intra_host"
+    return Cost(seconds=record.bytes / 1e6, resource=resource, model="given")
+
+
+def run(*records, **host):
+    return simulate(Trace(rank=0, world=2, stage=0, records=records), cost, Host(**host))
+
+
+def test_a_stream_runs_in_order():
+    timeline = run(kernel(1.0), kernel(2.0))
+    assert [(item.start, item.end) for item in timeline.intervals] == [(0.0, 1.0), (1.0, 3.0)]
+
+
+def test_perfect_overlap_takes_as_long_as_the_longer():
+    timeline = run(collective(1, 2.0), kernel(2.0), WaitWork(0, 1), kernel(1.0))
+    assert timeline.end == 3.0
+    assert [seconds for _, seconds in exposed(timeline.intervals)] == [0.0]
+
+
+def test_without_overlap_times_add_up():
+    timeline = run(collective(1, 2.0), WaitWork(0, 1), kernel(3.0))
+    assert timeline.end == 5.0
+    assert [seconds for _, seconds in exposed(timeline.intervals)] == [2.0]
+
+
+def test_partial_overlap_exposes_the_rest():
+    timeline = run(collective(1, 2.0), kernel(0.5), WaitWork(0, 1), kernel(1.0))
+    assert timeline.end == 3.0
+    assert [seconds for _, seconds in exposed(timeline.intervals)] == [1.5]
+
+
+def test_prefetching_layers_hides_all_gathers_but_the_first():
+    layers, gather, compute = 8, 1.0, 3.0
+    records = [collective(0, gather, stream=1)]
+    for layer in range(layers):
+        if layer + 1 < layers:
+            records.append(collective(layer + 1, gather, stream=1))
+        records += [WaitWork(0, layer), kernel(compute)]
+    timeline = run(*records)
+    assert timeline.end == pytest.approx(gather + layers * compute)
+    assert sum(seconds for _, seconds in exposed(timeline.intervals)) == pytest.approx(gather)
+
+
+def test_events_order_streams():
+    timeline = run(kernel(1.0), RecordEvent(7, 0), kernel(4.0), WaitEvent(1, 7), copy(2.0, blocking=False, stream=1))
+    assert timeline.end == 5.0
+    # The event was recorded after the first kernel: stream 1 goes on then.
+    timeline = run(kernel(1.0), RecordEvent(7, 0), WaitEvent(1, 7), kernel(2.0, stream=1))
+    assert timeline.intervals[-1].start == 1.0
+
+
+def test_an_event_that_was_never_recorded_is_complete():
+    assert run(WaitEvent(0, 3), kernel(1.0)).end == 1.0
+
+
+def test_a_recorded_event_includes_what_its_stream_waits_for():
+    timeline = run(kernel(2.0, stream=1), WaitStream(0, 1), RecordEvent(1, 0), WaitEvent(2, 1), kernel(1.0, stream=2))
+    assert timeline.end == 3.0
+
+
+def test_wait_stream_takes_only_earlier_work():
+    timeline = run(kernel(1.0, stream=1), WaitStream(0, 1), collective(5, 9.0, stream=1), kernel(1.0))
+    assert max(item.end for item in timeline.intervals if isinstance(item.record, Kernel)) == 2.0
+
+
+def test_a_communicator_is_a_queue_and_two_communicators_share_the_network():
+    same = run(collective(1, 1.0), collective(2, 1.0))
+    other = run(collective(1, 1.0), collective(2, 1.0, axis="tp"))
+    assert same.end == other.end == 2.0
+
+
+@pytest.mark.parametrize(
+    ("wait", "host_time"), [(HostWaitDevice(), 5.0), (HostWaitStream(0), 1.0), (HostWaitEvent(9), 1.0)]
+)
+def test_the_host_waits_for_what_it_names(wait, host_time):
+    timeline = run(kernel(1.0), RecordEvent(9, 0), collective(1, 4.0), wait, Mark("after"))
+    assert dict(timeline.marks)["after"] == host_time
+    assert timeline.host_blocked == host_time
+
+
+def test_a_blocking_copy_stops_the_host():
+    timeline = run(kernel(2.0), copy(1.0, blocking=True, direction="device_to_host"), Mark("after"), kernel(1.0))
+    assert dict(timeline.marks)["after"] == 3.0
+    assert timeline.end == 4.0
+
+
+def test_the_host_bounds_a_stream_of_small_kernels():
+    timeline = run(*[kernel(1e-6) for _ in range(100)], dispatch_seconds=1e-5)
+    assert timeline.end == pytest.approx(100 * 1e-5 + 1e-6)
+    timeline = run(*[kernel(1e-4) for _ in range(100)], dispatch_seconds=1e-5)
+    assert timeline.end == pytest.approx(1e-5 + 100 * 1e-4)
+
+
+def test_communication_slows_the_computation_beside_it():
+    timeline = run(collective(1, 1.0), kernel(2.0), compute_slowdown=1.25)
+    # One second at 1/1.25 of the speed does 0.8 of the kernel; the other 1.2 run alone.
+    assert timeline.end == pytest.approx(1.0 + 1.2)
+
+
+def test_waiting_for_unknown_work_is_an_error():
+    with pytest.raises(ValueError, match="never started"):
+        run(WaitWork(0, 4))
+
+
+def test_busy_merges_what_overlaps():
+    timeline = run(kernel(1.0), collective(1, 3.0), kernel(1.0))
+    assert busy(timeline.intervals, ("compute",)) == [(0.0, 2.0)]
+
+
+def longest_path(records):
+    """Completion times where resources are not shared: a brute-force evaluation of the waits."""
+    end, last, waits, events, works = {}, {}, {}, {}, {}
+    for index, record in enumerate(records):
+        if isinstance(record, Kernel | Collective):
+            stream = record.stream
+            queue = f"c{record.axis}" if isinstance(record, Collective) else stream
+            start = max([last.get(stream, 0.0), last.get(queue, 0.0), *waits.get(stream, [])])
+            end[index] = start + cost(record).seconds
+            last[queue] = end[index]
+            if isinstance(record, Collective):
+                works[record.work] = end[index]
+            else:
+                waits[stream] = []
+        elif isinstance(record, RecordEvent):
+            events[record.event] = max([last.get(record.stream, 0.0), *waits.get(record.stream, [])])
+        elif isinstance(record, WaitEvent):
+            waits.setdefault(record.stream, []).append(events.get(record.event, 0.0))
+        elif isinstance(record, WaitStream):
+            waits.setdefault(record.stream, []).append(max([last.get(record.other, 0.0), *waits.get(record.other, [])]))
+        elif isinstance(record, WaitWork):
+            waits.setdefault(record.stream, []).append(works[record.work])
+    return max(end.values(), default=0.0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_programs_agree_with_the_longest_path(seed):
+    # One compute stream and one communicator: nothing shares a resource, so waits alone decide.
+    random_ = random.Random(seed)
+    records, work, events = [], itertools.count(1), itertools.count(1)
+    started, recorded = [], []
+    for _ in range(60):
+        kind = random_.choice(["kernel", "collective", "record", "event", "stream", "work"])
+        if kind == "kernel":
+            records.append(kernel(random_.randint(1, 9) / 8))
+        elif kind == "collective":
+            started.append(next(work))
+            records.append(collective(started[-1], random_.randint(1, 9) / 8, stream=random_.choice([0, 1])))
+        elif kind == "record":
+            recorded.append(next(events))
+            records.append(RecordEvent(recorded[-1], random_.choice([0, 1])))
+        elif kind == "event" and recorded:
+            records.append(WaitEvent(random_.choice([0, 1]), random_.choice(recorded)))
+        elif kind == "stream":
+            records.append(WaitStream(*random_.sample([0, 1], 2)))
+        elif kind == "work" and started:
+            records.append(WaitWork(random_.choice([0, 1]), random_.choice(started)))
+    assert run(*records).end == pytest.approx(longest_path(records))

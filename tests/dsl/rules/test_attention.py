@@ -1,0 +1,68 @@
+"""The rules about attention kernels agree with the kernels of this machine's processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rule_plans import codes, message
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def trains(kernel: str, dtype: torch.dtype) -> bool:
+    """Whether forward and backward run with this kernel on a CPU."""
+    query = torch.randn(1, 2, 16, 8, dtype=dtype, requires_grad=True)
+    try:
+        if kernel == "flex":
+            flex_attention(query, query, query).sum().backward()
+        else:
+            with sdpa_kernel(BACKENDS[kernel]):
+                torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kernel", [*BACKENDS, "flex"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
+def test_a_cpu_trains_with_the_kernels_that_are_not_refused(kernel: str, dtype: str) -> None:
+    names = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    refused = codes(f"cluster cpu(devices = 1)\nattention {kernel}\nprecision (param = {dtype})") & {"LP631", "LP632"}
+    assert bool(refused) is not trains(kernel, names[dtype])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtypes"),
+    [("flash", "bf16 fp16"), ("cudnn", "bf16 fp16"), ("efficient", "fp32 bf16 fp16"), ("math", "fp64 fp32 bf16 fp16")],
+)
+def test_dtypes_that_the_cuda_kernels_take(kernel: str, dtypes: str) -> None:
+    for dtype in ("fp64", "fp32", "bf16", "fp16"):
+        found = codes(f"attention {kernel}\nprecision (param = {dtype})")
+        assert ("LP632" not in found) is (dtype in dtypes.split())
+
+
+def test_kernels_for_the_dtype_are_named() -> None:
+    assert "takes bf16 and fp16 on `h100_sxm`, and the plan computes in fp32" in message(
+        "attention flash\nprecision (param = fp32)", "LP632"
+    )
+
+
+def test_heads_wider_than_flash_takes() -> None:
+    plan = 'model gpt3("13b", n_layers = 1, dim = 5120, n_heads = {})\nattention {}'
+    assert "`layers.0.attention` has 512" in message(plan.format(10, "flash"), "LP633")
+    assert "LP633" not in codes(plan.format(20, "flash"))
+    assert "LP633" not in codes(plan.format(10, "math"))
+
+
+def test_a_kernel_for_a_model_without_attention_has_no_effect() -> None:
+    assert "LP634" in codes('model python("torch.nn:Identity")\nattention flash')
+    assert "LP634" not in codes('model python("torch.nn:Identity")\nattention default')
+    assert "LP634" not in codes("attention flash")

@@ -1,0 +1,46 @@
+"""The rules about batches say what the runtime and the models would otherwise raise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rule_plans import codes, findings, message
+
+from legoai.specs.models.configs import resolve_config
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "micro", "legal"), [(64, 2, True), (48, 3, True), (60, 2, False), (4, 1, False)]
+)
+def test_the_global_batch_is_a_multiple_of_micro_batch_and_ranks(global_batch: int, micro: int, legal: bool) -> None:
+    plan = f"batch (global = {global_batch}, micro = {micro}, seq_len = 256)\nmesh (dp_replicate = 2, dp_shard = 4)"
+    assert (global_batch % (micro * 8) == 0) is legal
+    assert ("LP601" not in codes(plan)) is legal
+
+
+def test_legal_batches_nearby_are_named() -> None:
+    found = findings("batch (global = 60, micro = 2, seq_len = 256)\nmesh (dp_shard = 4)")
+    [finding] = [item for item in found if item.code == "LP601"]
+    assert "60 sequences" in finding.message
+    assert "legal global batches are 56 and 64" in finding.help[0]
+    assert "legal micro batches are 1, 3, 5, 15" in finding.help[1]
+    assert [finding.label.span.line, finding.others[1].span.line] == [3, 4]
+    first = findings("batch (global = 2, micro = 1, seq_len = 256)\nmesh (dp_shard = 4)")
+    assert any("smallest legal global batch is 4" in help for item in first for help in item.help)
+
+
+def test_sequences_reach_no_further_than_positions() -> None:
+    batch = "batch (global = 64, micro = 1, seq_len = {})"
+    assert "1024" in message('model gpt2("small")\n' + batch.format(1025), "LP602")
+    assert "LP602" not in codes('model gpt2("small")\n' + batch.format(1024))
+    positions = torch.nn.Embedding(1024, 4)
+    with pytest.raises(IndexError):
+        positions(torch.arange(1025))
+
+
+def test_a_vision_model_has_the_tokens_that_its_image_has() -> None:
+    tokens = resolve_config("vit", "b16", {}).n_tokens  # type: ignore[union-attr]
+    batch = 'model vit("b16")\nbatch (global = 64, micro = 1, seq_len = {})'
+    assert tokens == (224 // 16) ** 2 + 1
+    assert f"{tokens} tokens of an image" in message(batch.format(256), "LP603")
+    assert "LP603" not in codes(batch.format(tokens))

@@ -1,0 +1,172 @@
+"""The rules about recomputation, against what PyTorch's checkpointing does."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from rule_plans import codes, message
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from legoai.dsl.rules.checkpoint import is_operator_name
+
+
+def test_every_operator_that_pytorch_has_is_a_legal_name() -> None:
+    names = set()
+    for schema in torch._C._jit_get_all_schemas():
+        if "::" in schema.name:
+            names.add(schema.name.replace("::", "."))
+            names.add(f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}")
+    assert len(names) > 2000
+    assert [name for name in names if not is_operator_name(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["mm", "torch.mm", "nn.functional.linear", "aten::mm", "aten.", "aten.mm.default.x", ""]
+)
+def test_names_that_no_operator_has(name: str) -> None:
+    assert not is_operator_name(name)
+    assert "LP653" in codes(f'checkpoint {{ layers.* = selective(["{name}"]) }}')
+
+
+def test_a_list_of_modules_is_never_called() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(2, 2)])
+            self.layers.register_forward_hook(lambda *_: pytest.fail("a list was called"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    Model()(torch.ones(1, 2))
+    assert "LP651" in codes("checkpoint { layers = full }")
+    assert "LP651" in codes("compile { layers = inductor }")
+    assert "LP651" not in codes("checkpoint { layers = none }")
+    assert "LP651" not in codes("checkpoint { layers.* = full }")
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        ("layers.0 = every(2)", True),
+        ("layers.{0..1} = every(3)", True),
+        ("layers.* = every(4)", False),
+        ("layers.0 = every(1)", False),
+    ],
+)
+def test_a_stride_needs_modules_to_stride_over(rule: str, found: bool) -> None:
+    assert ("LP652" in codes(f"checkpoint {{ {rule} }}")) is found
+
+
+@pytest.mark.parametrize(
+    ("path", "keep", "found"),
+    [
+        ("layers.*", "[]", True),
+        ("layers.*", "[attention, matmul]", False),
+        ("layers.*.feed_forward", "[attention]", True),
+        ("layers.*.feed_forward", "[matmul]", False),
+        ("layers.*.attention_norm", "[alternate_matmul]", True),
+        ("layers.*", "[collective]", True),
+    ],
+)
+def test_selective_rules_that_keep_nothing(path: str, keep: str, found: bool) -> None:
+    assert ("LP654" in codes(f"checkpoint {{ {path} = selective({keep}) }}")) is found
+
+
+def test_collectives_are_there_to_be_kept_under_tensor_parallelism() -> None:
+    plan = "mesh (tp = 8)\nshard on tp { layers.*.attention.wo = rowwise }\n"
+    assert "LP654" not in codes(plan + "checkpoint { layers.* = selective([collective]) }")
+
+
+@pytest.mark.parametrize(
+    ("amount", "found"), [("0%", True), ("1.0", True), ("50%", False), ("90GiB", True), ("1GiB", False)]
+)
+def test_budgets_that_limit_nothing(amount: str, found: bool) -> None:
+    assert ("LP655" in codes(f"checkpoint {{ layers.* = budget({amount}) }}")) is found
+
+
+def test_nested_checkpoints_are_exact_and_so_only_advised_against() -> None:
+    def gradient(inner: bool, outer: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        middle: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+        middle = checkpoint_wrapper(middle) if inner else middle
+        model: nn.Module = nn.Sequential(nn.Linear(4, 4), middle, nn.Linear(4, 1))
+        model = checkpoint_wrapper(model) if outer else model
+        model(torch.ones(2, 4)).sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+    assert torch.equal(gradient(inner=True, outer=True), gradient(inner=False, outer=False))
+    plan = "checkpoint {{ layers.* = full, layers.*.feed_forward = {} }}"
+    assert "recomputed as a part of `layers.0`" in message(plan.format("full"), "LP824")
+    assert "LP824" in codes(plan.format("selective([matmul])"))
+    assert "LP824" not in codes(plan.format("none"))
+
+
+class Alive(TorchDispatchMode):
+    """Counts the bytes of tensors that operators made and that still exist, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        given = {item.untyped_storage().data_ptr() for item in tree_leaves(args) if isinstance(item, torch.Tensor)}
+        for tensor in tree_leaves(results):
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is not None and storage.data_ptr() not in given:
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.free, storage.nbytes())
+        return results
+
+    def free(self, size: int) -> None:
+        self.now -= size
+
+
+def test_recomputing_the_whole_model_at_once_saves_nothing_at_the_peak() -> None:
+    def peak(*, blocks: bool, root: bool) -> int:
+        layers: list[nn.Module] = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(16)]
+        model: nn.Module = nn.Sequential(*(checkpoint_wrapper(layer) if blocks else layer for layer in layers))
+        model = checkpoint_wrapper(model) if root else model
+        with Alive() as alive:
+            model(torch.ones(4096, 64, requires_grad=True)).sum().backward()
+        return alive.peak
+
+    kept = peak(blocks=False, root=False)
+    assert peak(blocks=False, root=True) > 0.9 * kept
+    assert peak(blocks=True, root=False) < 0.7 * kept
+    assert "LP825" in codes("checkpoint { root = full }")
+    assert "LP825" not in codes("checkpoint { layers.* = full }")
+    assert "LP825" not in codes("checkpoint { root = selective([matmul]) }")
+
+
+@pytest.mark.parametrize(
+    ("layer", "path", "saves"),
+    [
+        (nn.Linear(64, 64), "layers.*.feed_forward.w2", False),
+        (nn.Embedding(64, 64), "tok_embeddings", False),
+        (nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), "layers.*.feed_forward", True),
+    ],
+)
+def test_layers_that_keep_only_their_input(layer: nn.Module, path: str, saves: bool) -> None:
+    """Between forward and backward a layer keeps as much with recomputation as without, or less."""
+
+    def kept(module: nn.Module) -> int:
+        inputs = (
+            torch.ones(512, 64, requires_grad=True) if not isinstance(layer, nn.Embedding) else torch.ones(512).long()
+        )
+        with Alive() as alive:
+            output = module(inputs)
+            return alive.now - output.nbytes
+
+    assert (kept(layer) > kept(checkpoint_wrapper(layer))) is saves
+    assert ("LP827" not in codes(f"checkpoint {{ {path} = full }}")) is saves

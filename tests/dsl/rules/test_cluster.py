@@ -1,0 +1,61 @@
+"""`cluster`: hosts, fabrics, profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rule_plans import codes, findings, message, place
+
+from legoai.specs.cluster import catalogue
+
+
+def test_a_profile_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text((catalogue() / "h100_sxm.toml").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "broken.toml").write_text('name = "ours"\nkind = "abacus"\n', encoding="utf-8")
+    assert "LP222" not in wrong_profiles('cluster profile("good.toml")', tmp_path)
+    assert "no file is named" in wrong_profiles("cluster profile", tmp_path)["LP222"]
+    assert "cannot read" in wrong_profiles('cluster profile("none.toml")', tmp_path)["LP222"]
+    assert "missing" in wrong_profiles('cluster profile("broken.toml")', tmp_path)["LP222"]
+
+
+def wrong_profiles(text: str, directory: Path) -> dict[str, str]:
+    from legoai.dsl.lint import lint
+
+    whole = f'plan x\nmodel llama3("tiny")\n{text}\nbatch (global = 8, micro = 1, seq_len = 64)'
+    found = lint(whole, "x.plan", directory=directory).diagnostics
+    return {item.code: f"{item.message} {item.label.text}" for item in found}
+
+
+def test_a_file_beside_a_catalogued_device_is_not_read() -> None:
+    assert place('cluster h100_sxm(profile = "ours.toml")', "LP305") == '"ours.toml"'
+    assert "LP305" not in codes("cluster h100_sxm")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("cluster h100_sxm(hosts = 2)", "LP302"),
+        ("cluster h100_sxm(hosts = 1, fabric = infiniband_ndr)", "LP303"),
+        ("cluster h100_sxm(fabric = infiniband_ndr)", "LP303"),
+        ("cluster h100_sxm(devices = 9)", "LP304"),
+        ("cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)", None),
+        ("cluster h100_sxm(devices = 4)", None),
+        ("cluster cpu(devices = 64)", None),
+    ],
+)
+def test_hosts_devices_and_fabric(text: str, code: str | None) -> None:
+    assert codes(text) & {"LP302", "LP303", "LP304"} == ({code} if code else set())
+
+
+def test_too_many_devices_are_counted_as_hosts() -> None:
+    found = [item for item in findings("cluster h100_sxm(devices = 16)") if item.code == "LP304"]
+    assert found[0].help[0] == "16 devices are 2 hosts of 8"
+
+
+def test_several_hosts_without_a_fabric_are_told_the_fabrics() -> None:
+    assert message("cluster h100_sxm(hosts = 3)", "LP302") == "3 hosts need a fabric between them"
+
+
+def test_an_undecided_number_of_hosts_is_not_judged() -> None:
+    assert not codes("cluster h100_sxm(hosts = auto)") & {"LP301", "LP302", "LP303"}

@@ -1,0 +1,62 @@
+"""The rules about collectives: a schedule of what does not happen has no effect."""
+
+from __future__ import annotations
+
+import pytest
+from rule_plans import codes, message
+
+FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard {{ layers.* = unit{} }}\n"
+REPLICATE = "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n"
+
+
+@pytest.mark.parametrize(
+    "option", ["reorder = true", "prefetch = units(forward = 1)", "unshard = selective", "reduce = last_micro_batch"]
+)
+def test_a_schedule_of_gathers_needs_gathers(option: str) -> None:
+    assert "LP661" in codes(f"comm ({option})")
+    assert "LP661" not in codes(f"{FSDP.format('')}comm ({option})")
+    assert ("LP661" in codes(f"{REPLICATE}comm ({option})")) is not option.startswith("reduce")
+
+
+def test_a_bucket_joins_units() -> None:
+    bucket = "comm {{ {} = bucket(module) }}"
+    assert "LP661" in codes(bucket.format("layers.*"))
+    assert "LP662" not in codes(FSDP.format("") + bucket.format("layers.*"))
+    assert "LP662" not in codes(FSDP.format("") + bucket.format("root"))
+    assert "neither `layers.0.feed_forward` nor" in message(
+        FSDP.format("") + bucket.format("layers.*.feed_forward"), "LP662"
+    )
+
+
+def test_when_gradients_are_reduced_matters_only_under_accumulation() -> None:
+    plan = FSDP.format("") + "comm (reduce = last_micro_batch)\n"
+    assert "LP663" not in codes(plan)
+    assert "LP663" in codes(plan + "batch (global = 8, micro = 1, seq_len = 256)")
+
+
+def test_a_pipeline_reduces_after_the_last_micro_batch() -> None:
+    plan = """
+    mesh (pp = 2, dp_shard = 4)
+    fsdp on dp_shard {{ layers.* = unit }}
+    pipeline on pp
+    comm {}
+    """
+    assert "LP664" in codes(plan.format("(reduce = every_micro_batch)"))
+    assert "LP664" not in codes(plan.format("(reduce = last_micro_batch)"))
+    assert "LP664" not in codes(plan.format("(prefetch = units(forward = 1))"))
+
+
+@pytest.mark.parametrize(
+    ("reshard", "forward", "backward"),
+    [("after_forward", True, True), ("after_backward", True, False), ("never", True, False), ("2", True, True)],
+)
+def test_prefetching_needs_a_pass_that_gathers(reshard: str, forward: bool, backward: bool) -> None:
+    units = f"fsdp on dp_shard {{ layers.* = unit(reshard = {reshard}), root = unit(reshard = never) }}\n"
+    plan = f"mesh (dp_shard = 8)\n{units}"
+    assert ("LP665" not in codes(f"{plan}comm (prefetch = units(forward = 1))")) is forward
+    assert ("LP665" not in codes(f"{plan}comm (prefetch = units(backward = 1))")) is backward
+
+
+def test_prefetching_everything_undoes_sharding() -> None:
+    assert "LP826" in codes(FSDP.format("") + "comm (prefetch = units(forward = 4))")  # four blocks and the root
+    assert "LP826" not in codes(FSDP.format("") + "comm (prefetch = units(forward = 2))")

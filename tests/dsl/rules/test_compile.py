@@ -1,0 +1,75 @@
+"""The rules about compilation: what PyTorch 2.13 compiles wrongly or not at all is found, what it compiles is not."""
+
+from __future__ import annotations
+
+import pytest
+from rule_plans import codes, message, place
+
+TENSOR_PARALLEL = """
+mesh (dp_shard = 4, tp = 2)
+shard on tp {
+  tok_embeddings       = rowwise(input = replicate, output = shard(1))
+  layers.*.{attention_norm, ffn_norm} = sequence
+  layers.*.attention   = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo = rowwise(output = shard(1))
+}
+"""
+FSDP = "fsdp on dp_shard { layers.* = unit }\n"
+
+
+def test_the_inner_of_two_compile_rules_has_no_effect() -> None:
+    plan = "compile {{\n  layers.* = inductor\n  layers.*.feed_forward = {}\n}}"
+    for treatment in ("inductor(mode = max_autotune)", "aot_eager", "none"):
+        assert place(plan.format(treatment), "LP622") == "layers.*.feed_forward"
+    assert "LP622" not in codes("compile { layers.*.attention = inductor, layers.*.feed_forward = none }")
+
+
+@pytest.mark.parametrize(
+    ("units", "compiled", "wrong"),
+    [
+        ("layers.* = unit", "root = inductor", True),
+        ("layers.* = unit", "root = inductor(fullgraph = false)", False),
+        ("layers.* = unit", "layers.* = inductor", False),
+        ("root = unit", "root = inductor", False),
+        ("layers.*.feed_forward = unit", "layers.* = aot_eager", True),
+    ],
+)
+def test_one_graph_cannot_hold_the_hooks_of_units(units: str, compiled: str, wrong: bool) -> None:
+    plan = f"mesh (dp_shard = 8)\nfsdp on dp_shard {{ {units} }}\ncompile {{ {compiled} }}"
+    assert ("LP623" in codes(plan)) is wrong
+
+
+def test_the_graph_backend_compiles_everything_or_nothing() -> None:
+    plan = "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\ncompile {{ {} }}"
+    assert "LP624" in codes(plan.format("layers.* = inductor"))
+    assert "LP624" in codes(plan.format("root = none"))
+    assert not codes(plan.format("root = inductor")) & {"LP622", "LP623", "LP624"}
+
+
+def test_a_checkpointed_block_inside_of_a_compiled_module_under_tensor_parallelism() -> None:
+    checkpoint = TENSOR_PARALLEL + "checkpoint { layers.* = full }\n"
+    assert "LP625" in codes(checkpoint + "compile { root = inductor(fullgraph = false) }")
+    assert "LP625" not in codes(checkpoint + "compile { layers.* = inductor }")
+    without = "compile { root = inductor }\ncheckpoint { layers.* = full }"
+    assert "LP625" not in codes(without)
+
+
+def test_async_tensor_parallelism_needs_ranks_styles_symmetric_memory_and_inductor() -> None:
+    blocks = "compile (async_tp = true) { layers.{1..3} = inductor }"
+    assert "LP626" not in codes(TENSOR_PARALLEL + blocks)
+    assert "`tp` has one rank" in message(blocks, "LP626")
+    assert "nothing is sharded" in message("mesh (tp = 8)\n" + blocks, "LP626")
+    assert "`a100_sxm80` lacks" in message("cluster a100_sxm80\n" + TENSOR_PARALLEL + blocks, "LP626")
+    assert "no module is compiled by inductor" in message(
+        TENSOR_PARALLEL + "compile (async_tp = true) { layers.{1..3} = aot_eager }", "LP626"
+    )
+    two_hosts = "cluster h100_sxm(hosts = 2, devices = 4, fabric = infiniband_ndr)\n"
+    wide = TENSOR_PARALLEL.replace("dp_shard = 4, tp = 2", "tp = 8")
+    assert "`tp` = 8 is more than a host's 4" in message(two_hosts + wide + blocks, "LP626")
+
+
+def test_cuda_graphs_on_a_cpu() -> None:
+    plan = "cluster {}\ncompile {{ layers.* = inductor(mode = reduce_overhead) }}"
+    assert "LP627" in codes(plan.format("cpu"))
+    assert "LP627" not in codes(plan.format("h100_sxm"))

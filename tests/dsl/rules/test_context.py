@@ -1,0 +1,47 @@
+"""`context`: sequences in pieces."""
+
+from __future__ import annotations
+
+import pytest
+from rule_plans import codes, findings
+
+USE = "fsdp on dp_shard { layers.* = unit }\n"
+
+
+@pytest.mark.parametrize(
+    ("length", "ranks", "balance", "fits"),
+    [
+        (256, 4, "head_tail", True),
+        (252, 4, "head_tail", False),
+        (252, 4, "none", True),
+        (250, 4, "none", False),
+        (24, 4, "head_tail", True),
+        (20, 4, "head_tail", False),
+    ],
+)
+def test_a_sequence_is_cut_evenly(length: int, ranks: int, balance: str, fits: bool) -> None:
+    batch = f"batch (global = 64, micro = 1, seq_len = {length})\n"
+    text = f"{batch}{USE}mesh (dp_shard = {8 // ranks}, cp = {ranks})\ncontext on cp (balance = {balance})"
+    assert ("LP405" not in codes(text)) == fits
+
+
+def test_pytorch_cannot_balance_what_the_rule_refuses() -> None:
+    """PyTorch's own balancer asks for twice the ranks."""
+    import torch
+    from torch.distributed.tensor.experimental._context_parallel._load_balancer import _HeadTailLoadBalancer
+
+    _HeadTailLoadBalancer(256, 4, torch.device("cpu"))._generate_indices()
+    with pytest.raises(AssertionError):
+        _HeadTailLoadBalancer(252, 4, torch.device("cpu"))._generate_indices()
+
+
+def test_the_nearest_length_is_told() -> None:
+    text = f"batch (global = 64, micro = 1, seq_len = 252)\n{USE}mesh (dp_shard = 2, cp = 4)\ncontext on cp"
+    found = next(item for item in findings(text) if item.code == "LP405")
+    assert found.help == ("`seq_len` must be a multiple of 8, such as 248",)
+    assert [label.text for label in found.others] == ["4 ranks", "two pieces for each rank, by default"]
+
+
+@pytest.mark.parametrize(("model", "fits"), [('llama3("8b")', True), ('gpt2("small")', True), ('vit("b16")', False)])
+def test_there_must_be_sequences_of_tokens(model: str, fits: bool) -> None:
+    assert ("LP310" not in codes(f"model {model}\n{USE}mesh (dp_shard = 4, cp = 2)\ncontext on cp")) == fits

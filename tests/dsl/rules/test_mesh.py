@@ -1,0 +1,122 @@
+"""`mesh`: sizes, uses, order."""
+
+from __future__ import annotations
+
+import pytest
+from rule_plans import codes, findings, message, place
+
+from legoai.dsl.diagnostics import apply_fixes
+
+FSDP = "fsdp on dp_shard { layers.* = unit }"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "fits"),
+    [
+        ("mesh (dp_shard = 8)", True),
+        ("mesh (pp = 2, dp_shard = 2, tp = 2)", True),
+        ("mesh (dp_replicate = 2, dp_shard = 2, cp = 2)", True),
+        ("mesh (dp_shard = 8, ep = 4)", True),
+        ("mesh (dp_shard = 4)", False),
+        ("mesh (dp_shard = 8, tp = 2)", False),
+        ("mesh (tp = 3)", False),
+        ("mesh (dp_shard = auto)", True),
+    ],
+)
+def test_the_mesh_has_a_place_for_each_device(mesh: str, fits: bool) -> None:
+    assert ("LP301" not in codes(mesh)) == fits
+
+
+def test_the_legal_sizes_of_the_wrong_axis_are_told() -> None:
+    text = "cluster h100_sxm(hosts = 32, fabric = infiniband_ndr)\nmesh (pp = 2, dp_shard = 8, tp = 8)\n" + FSDP
+    found = next(item for item in findings(text) if item.code == "LP301")
+    assert found.message == (
+        "the mesh has 128 places (`pp` = 2 · `dp_shard` = 8 · `tp` = 8) for the 256 devices of 32 hosts with 8 each"
+    )
+    assert found.help == (
+        "with `dp_shard` = 16 the mesh has 256 places",
+        "with `pp` = 4 the mesh has 256 places",
+        "with `tp` = 16 the mesh has 256 places",
+        "16 hosts of 8 would have 128 devices",
+    )
+    assert found.fix is not None
+    assert not found.fix.safe
+    assert "dp_shard = 16" in apply_fixes(f'plan test\nextends "base.plan"\n{text}', [found.fix])
+
+
+def test_a_plan_without_a_mesh_has_one_place() -> None:
+    assert message("cluster h100_sxm", "LP301") == "the mesh has 1 place for the 8 devices"
+    assert "LP301" not in codes("cluster cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "unused"),
+    [
+        ("mesh (dp_shard = 8)", ["dp_shard"]),
+        ("mesh (dp_shard = 8)\n" + FSDP, []),
+        ("mesh (dp_replicate = 8)", ["dp_replicate"]),
+        ("mesh (dp_replicate = 8)\nreplicate on dp_replicate", []),
+        ("mesh (dp_replicate = 2, dp_shard = 4)\nfsdp on dp_replicate, dp_shard { layers.* = unit }", []),
+        ("mesh (dp_replicate = 2, dp_shard = 4)\n" + FSDP, ["dp_replicate"]),
+        ("mesh (dp_shard = 4, cp = 2)\n" + FSDP, ["cp"]),
+        ("mesh (cp = 8)\nfsdp on cp { layers.* = unit }\ncontext on cp", []),
+        ("mesh (pp = 2, dp_shard = 4)\n" + FSDP, ["pp"]),
+        ("mesh (dp_shard = 4, tp = 2)\n" + FSDP, ["tp"]),
+        ("mesh (dp_shard = 4, tp = 2)\nshard on tp { }\n" + FSDP, ["tp"]),
+        ("mesh (dp_shard = 8, ep = 2)\n" + FSDP, ["ep"]),
+        ('model mixtral("tiny")\nmesh (dp_shard = 8, ep = 2)\nshard on ep { **.experts = experts }\n' + FSDP, []),
+    ],
+)
+def test_every_axis_of_several_ranks_has_a_use(text: str, unused: list[str]) -> None:
+    found = [item.message for item in findings(text) if item.code == "LP306"]
+    assert [message.split("`")[1] for message in found] == unused
+
+
+@pytest.mark.parametrize(
+    ("text", "idle"),
+    [
+        ("context on cp", True),
+        ("mesh (dp_shard = 8, cp = 1)\ncontext on cp\n" + FSDP, True),
+        ("mesh (dp_shard = 8, cp = auto -> 1)\ncontext on cp\n" + FSDP, False),
+        ("mesh (dp_shard = 8, cp = auto)\ncontext on cp\n" + FSDP, False),
+        ("mesh (dp_shard = 8)\nshard on tp { }\n" + FSDP, False),
+        ("mesh (dp_shard = 8)\nshard on tp { output = colwise }\n" + FSDP, True),
+        ("mesh (dp_shard = 8)\nfsdp on dp_replicate, dp_shard { layers.* = unit }", True),
+    ],
+)
+def test_a_statement_on_an_axis_of_one_rank_is_idle(text: str, idle: bool) -> None:
+    assert ("LP307" in codes(text)) == idle
+
+
+def test_a_variant_may_silence_what_it_does_not_use() -> None:
+    text = FSDP + "\nmesh (dp_shard = 4, tp = 2)\nshard on tp { layers.*.feed_forward.{w1, w3} = colwise\n"
+    text += "layers.*.feed_forward.w2 = rowwise }\nvariant flat { mesh (dp_shard = 8)"
+    assert "LP307" in codes(text + " }")
+    assert "LP307" not in codes(text + "\nshard on tp { } }")
+
+
+def test_axes_are_put_in_the_order_of_nesting() -> None:
+    text = "mesh (tp = 2, dp_shard = 2 * 2)\n" + FSDP
+    found = next(item for item in findings(text) if item.code == "LP308")
+    assert found.fix is not None
+    assert found.fix.safe
+    fixed = apply_fixes(f'plan test\nextends "base.plan"\n{text}', [found.fix])
+    assert "mesh (dp_shard = 2 * 2, tp = 2)" in fixed
+    assert "LP308" not in codes(fixed.split("\n", 2)[2])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [("dp_shard = 8, ep = 8", True), ("dp_shard = 4, cp = 2, ep = 8", True), ("dp_shard = 8, ep = 3", False),
+     ("dp_shard = 4, tp = 2, ep = 8", False)],
+)  # fmt: skip
+def test_expert_groups_are_taken_from_dp_shard_and_cp(sizes: str, fits: bool) -> None:
+    assert ("LP309" not in codes(f"mesh ({sizes})")) == fits
+
+
+def test_tensor_parallel_stays_inside_a_host() -> None:
+    hosts = "cluster h100_sxm(hosts = 6, fabric = infiniband_ndr)\n"
+    assert place(hosts + "mesh (dp_shard = 3, tp = 16)", "LP801") == "16"
+    assert "LP801" in codes(hosts + "mesh (dp_shard = 8, tp = 6)")  # every fourth group lies on two hosts
+    assert "LP801" not in codes(hosts + "mesh (dp_shard = 6, tp = 8)")
+    assert "LP801" not in codes("cluster cpu(hosts = 2, devices = 1, fabric = ethernet_100)\nmesh (tp = 2)")

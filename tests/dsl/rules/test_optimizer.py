@@ -1,0 +1,50 @@
+"""The rules about updates agree with `torch.optim`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rule_plans import codes
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def test_a_rate_of_zero_changes_nothing() -> None:
+    parameter = torch.ones(2, requires_grad=True)
+    optimizer = torch.optim.AdamW([parameter], lr=0.0)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    assert torch.equal(parameter, torch.ones(2))
+    assert "LP681" in codes("optimizer adamw(lr = 0.0)")
+    assert "LP681" not in codes("optimizer adamw(lr = 1e-5)")
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_is_refused_where_pytorch_refuses_it(momentum: float, nesterov: bool) -> None:
+    try:
+        torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1, momentum=momentum, nesterov=nesterov)
+        legal = True
+    except ValueError:
+        legal = False
+    plan = f"optimizer sgd(lr = 0.1, momentum = {momentum}, nesterov = {'true' if nesterov else 'false'})"
+    assert ("LP682" not in codes(plan)) is legal
+
+
+@pytest.mark.parametrize("master", DTYPES)
+@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-8, 2.9e-8, 3.1e-8, 1e-6])
+def test_an_epsilon_that_vanishes_makes_parameters_nan(master: str, eps: float) -> None:
+    vanishes = bool(torch.tensor(eps, dtype=torch.float64).to(DTYPES[master]) == 0)
+    assert ("LP683" in codes(f"precision (master = {master})\noptimizer adam(eps = {eps})")) is vanishes
+
+
+def test_pytorch_divides_zero_by_zero_where_epsilon_vanishes() -> None:
+    def after_update(dtype: torch.dtype) -> torch.Tensor:
+        parameter = torch.zeros(2, dtype=dtype, requires_grad=True)
+        optimizer = torch.optim.AdamW([parameter], eps=1e-8, foreach=True)
+        parameter.grad = torch.zeros(2, dtype=dtype)
+        optimizer.step()
+        return parameter.detach()
+
+    assert after_update(torch.float16).isnan().all()
+    assert not after_update(torch.bfloat16).isnan().any()

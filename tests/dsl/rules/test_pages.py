@@ -1,0 +1,101 @@
+"""Every rule's page: its example is found by the rule, and its cure is not.
+
+An example is a whole plan, or statements that are laid over `BASE` as a plan that extends it would be: a statement
+replaces the like one of the base. Write into the example what the finding needs beyond the base, such as the mesh.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.lint import Linted, lint
+from legoai.dsl.rules import all_rules
+from legoai.dsl.rules.base import Check, Rule
+
+BASE = """
+plan base
+
+model   llama3("8b")
+cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+batch   (global = 256, micro = 1, seq_len = 8192)
+"""
+
+WITHOUT_EXAMPLE = {
+    "LP418": "no built-in model has a fused layer",
+    "LP904": "needs a solver's line whose digest belongs to another text",
+}
+
+_SECTION = re.compile(r"^## (?P<title>[^\n]+)\n(?P<body>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^```\n(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+_WHOLE = re.compile(r"(\s|#[^\n]*\n)*plan\s")
+
+
+def sections(rule: type[Rule], title: str) -> list[str]:
+    """The code blocks under ``title`` on the rule's page."""
+    page = inspect.cleandoc(rule.__doc__ or "")
+    bodies = [match["body"] for match in _SECTION.finditer(page) if match["title"] == title]
+    return [match["text"] for body in bodies for match in _FENCE.finditer(body)]
+
+
+def lint_example(text: str) -> Linted:
+    """Lint a whole plan, or statements over :data:`BASE`."""
+
+    def read(path: Path) -> str:
+        if path.name != "base.plan":
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return BASE
+
+    whole = text if _WHOLE.match(text) else f'plan example\nextends "base.plan"\n{text}'
+    return lint(whole, "example.plan", directory=Path(), read=read)
+
+
+def examples(title: str) -> list[object]:
+    return [
+        pytest.param(rule, text, id=f"{rule.code}-{index}")
+        for rule in all_rules()
+        if not rule.code.startswith("LP0")  # what reading files and lowering find, not linting
+        for index, text in enumerate(sections(rule, title))
+    ]
+
+
+@pytest.mark.parametrize(("rule", "text"), examples("Example"))
+def test_the_example_is_found(rule: type[Rule], text: str) -> None:
+    found = lint_example(text).diagnostics
+    assert rule.code in {item.code for item in found}, [f"{item.code} {item.message}" for item in found]
+
+
+@pytest.mark.parametrize(("rule", "text"), examples("Use instead"))
+def test_the_cure_is_a_readable_plan_without_the_finding(rule: type[Rule], text: str) -> None:
+    for item in lint_example(text).diagnostics:
+        assert item.code != rule.code, item.message
+        assert not item.code.startswith(("LP1", "LP2")), f"{item.code} {item.message}"
+
+
+@pytest.mark.parametrize("rule", [rule for rule in all_rules() if issubclass(rule, Check)], ids=lambda rule: rule.code)
+def test_a_check_that_can_be_shown_in_a_plan_has_an_example_and_a_cure(rule: type[Rule]) -> None:
+    page = next((base for base in rule.__mro__ if issubclass(base, Rule) and sections(base, "Example")), None)
+    if rule.code in WITHOUT_EXAMPLE:
+        return
+    assert page is not None
+    assert "## Use instead" in (page.__doc__ or "")
+
+
+def test_codes_and_slugs_name_one_page_each() -> None:
+    pages: dict[str, set[str]] = {}
+    for rule in all_rules():
+        assert re.fullmatch(r"LP[0-9]{3}", rule.code), rule
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule.slug), rule
+        pages.setdefault(rule.code, set()).add(rule.slug)
+        pages.setdefault(rule.slug, set()).add(rule.code)
+    assert {name: held for name, held in pages.items() if len(held) > 1} == {}
+
+
+@pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: f"{rule.code}-{rule.__name__}")
+def test_a_page_begins_with_one_sentence(rule: type[Rule]) -> None:
+    assert rule.__doc__ is not None
+    first = inspect.cleandoc(rule.__doc__).partition("\n")[0]
+    assert first.endswith("."), first

@@ -1,0 +1,322 @@
+"""The rules about pipelines say what PyTorch's schedule classes say, which are asked with stand-in stages."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rule_plans import codes, findings, message, place
+from torch import nn
+from torch.distributed.pipelining import schedules
+
+from legoai.dsl.rules.orders import OrderError, order_faults, read_order
+
+SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
+MULTI = {
+    "Interleaved1F1B": schedules.ScheduleInterleaved1F1B,
+    "LoopedBFS": schedules.ScheduleLoopedBFS,
+    "InterleavedZeroBubble": schedules.ScheduleInterleavedZeroBubble,
+    "ZBVZeroBubble": schedules.ScheduleZBVZeroBubble,
+    "DualPipeV": schedules.ScheduleDualPipeV,
+}
+
+
+def stand_ins(ranks: int, each: int, submodule: nn.Module | None = None) -> list[Any]:
+    """What a schedule's constructor asks of the stages of rank 0, without process groups."""
+    total = ranks * each
+    return [
+        SimpleNamespace(
+            num_stages=total,
+            group_size=ranks,
+            group_rank=0,
+            stage_index=index * ranks,
+            submod=submodule,
+            is_first=index == 0,
+            is_last=index * ranks == total - 1,
+            has_backward=True,
+        )
+        for index in range(each)
+    ]
+
+
+def schedule_of(name: str, ranks: int, each: int, micro_batches: int, submodule: nn.Module | None = None) -> Any:
+    stages = stand_ins(ranks, each, submodule)
+    if name in SINGLE:
+        return SINGLE[name](stages[0], micro_batches, loss_fn=torch.sum)
+    return MULTI[name](stages, micro_batches, loss_fn=torch.sum)
+
+
+def accepted(name: str, ranks: int, each: int, micro_batches: int) -> bool:
+    """Whether PyTorch makes the schedule."""
+    try:
+        schedule_of(name, ranks, each, micro_batches)
+    except ValueError:
+        return False
+    return True
+
+
+def pipeline(name: str, ranks: int, stages: int | None, micro_batches: int) -> str:
+    """A plan whose data-parallel degree is 1, so that its global batch counts the micro batches."""
+    given = f", stages = {stages}" if stages else ""
+    return f"""
+    model llama3("70b")
+    batch (global = {micro_batches}, micro = 1, seq_len = 256)
+    mesh (pp = {ranks})
+    pipeline on pp (schedule = {name}{given})
+    """
+
+
+def test_the_name_of_1f1b_is_read_as_a_name() -> None:
+    assert codes(pipeline("1F1B", 2, None, 8)).isdisjoint({"LP102", "LP103", "LP207", "LP208"})
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *MULTI])
+def test_micro_batches_are_refused_exactly_where_pytorch_refuses_them(name: str) -> None:
+    each = 1 if name in SINGLE else 2
+    for ranks in (2, 3, 4):
+        for micro_batches in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 18):
+            refused = codes(pipeline(name, ranks, None, micro_batches)) & {"LP503", "LP504"}
+            assert bool(refused) is not accepted(name, ranks, each, micro_batches), (name, ranks, micro_batches)
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *MULTI])
+@pytest.mark.parametrize("each", [1, 2, 3, 4])
+def test_stages_per_rank(name: str, each: int) -> None:
+    found = "LP502" in codes(pipeline(name, 4, 4 * each, 48))
+    if name in SINGLE:
+        assert found is (each != 1)  # its constructor takes one stage and could not be given more
+    elif each == 1:
+        assert found  # PyTorch would make it a slower 1F1B
+    else:
+        assert found is not accepted(name, 4, each, 48)
+
+
+def test_stages_must_be_a_multiple_of_the_ranks() -> None:
+    for stages in range(4, 17):
+        assert ("LP501" in codes(pipeline("LoopedBFS", 4, stages, 16))) is bool(stages % 4)
+
+
+def test_messages_state_numbers_places_and_legal_values() -> None:
+    text = pipeline("Interleaved1F1B", 4, 8, 11)
+    found = next(item for item in findings(text) if item.code == "LP504")
+    assert "11 micro batches in 2 rounds" in found.message
+    assert "a global batch of 10 gives 10" in found.help[0]
+    assert "one of 12 gives 12" in found.help[0]
+    assert place(text, "LP504") == "Interleaved1F1B"
+    assert "needs exactly 2 stages on each rank" in message(pipeline("ZBVZeroBubble", 4, 12, 16), "LP502")
+    assert "at least as many micro batches as stages: 8, not 7" in message(pipeline("DualPipeV", 4, 8, 7), "LP503")
+
+
+def test_more_stages_than_blocks() -> None:
+    plan = "mesh (pp = 4)\npipeline on pp (schedule = LoopedBFS, stages = {})"
+    assert "LP505" in codes(plan.format(8))
+    assert "LP505" not in codes("mesh (pp = 4)\npipeline on pp (schedule = 1F1B)")
+
+
+@pytest.mark.parametrize(
+    ("split", "code"),
+    [
+        ("[layers.9, layers.2, layers.3]", "LP506"),
+        ("[layers.1, layers.2.attention, layers.3]", "LP507"),
+        ("[layers.1, layers, layers.3]", "LP507"),
+        ("[layers.1, layers.3, layers.2]", "LP508"),
+        ("[layers.1, layers.2, layers.2]", "LP508"),
+        ("[layers.1, layers.2]", "LP509"),
+        ("[tok_embeddings, layers.2, layers.3]", "LP510"),
+        ("[layers.0, layers.2, layers.3]", None),
+        ("[layers.1, layers.3, norm]", None),
+        ("[layers.1, layers.3, output]", None),
+    ],
+)
+def test_split_points(split: str, code: str | None) -> None:
+    found = codes(f"mesh (pp = 4)\npipeline on pp (schedule = 1F1B, split = {split})")
+    assert found & {"LP506", "LP507", "LP508", "LP509", "LP510"} == ({code} if code else set())
+
+
+def test_the_number_of_micro_batches_must_be_what_the_batch_gives() -> None:
+    plan = "mesh (pp = 2, dp_shard = 4)\npipeline on pp (microbatches = {})"
+    assert "16 micro batches that the batch has for each rank are no multiple of 12" in message(
+        plan.format(12), "LP511"
+    )
+    assert "LP511" not in codes(plan.format(16)) | codes(plan.format(8)) | codes(plan.format(1))
+
+
+def test_micro_batches_of_a_pass_are_what_a_schedule_is_held_to():
+    plan = "mesh (pp = 2, dp_shard = 4)\npipeline on pp (schedule = {}, microbatches = {})"
+    assert "LP503" in codes(plan.format("DualPipeV", 2))
+    assert "LP503" not in codes(plan.format("DualPipeV", 4))
+    assert "LP504" not in codes(plan.format("Interleaved1F1B", 4))
+
+
+def test_tied_parameters_must_not_be_torn_apart() -> None:
+    plan = 'model gpt2("small"{})\nmesh (pp = 4)\npipeline on pp (schedule = 1F1B)'
+    assert "`tok_embeddings.weight` and `output.weight` are one parameter" in message(plan.format(""), "LP515")
+    assert "LP515" not in codes(plan.format(", tie_embeddings = false"))
+    assert "LP515" not in codes('model gpt2("small")\nmesh (pp = 1)\npipeline on pp (stages = 1)')
+
+
+@pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(
+    ("unit", "wrong"),
+    [
+        ("unit", True),
+        ("unit(reshard = after_forward)", True),
+        ("unit(reshard = 2)", True),
+        ("unit(reshard = after_backward)", False),
+        ("unit(reshard = never)", False),
+        ("none", False),
+    ],
+)
+def test_units_that_reshard_after_forward_under_a_split_backward(schedule: str, unit: str, wrong: bool) -> None:
+    plan = """
+    mesh (pp = 2, dp_shard = 4)
+    fsdp on dp_shard {{ layers.* = {} }}
+    pipeline on pp (schedule = {})
+    """
+    assert ("LP516" in codes(plan.format(unit, schedule))) is wrong
+    assert "LP516" not in codes(plan.format(unit, "Interleaved1F1B"))
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *MULTI])
+def test_compiled_stages_are_refused_where_pytorch_refuses_them(name: str) -> None:
+    compiled = nn.Sequential(torch.compile(nn.Linear(2, 2)))  # type: ignore[arg-type]
+    try:
+        schedule_of(name, 2, 1 if name in SINGLE else 2, 8, compiled)
+        legal = True
+    except RuntimeError:
+        legal = False
+    plan = f"mesh (pp = 2)\npipeline on pp (schedule = {name})\ncompile {{ layers.* = inductor }}"
+    assert ("LP517" in codes(plan)) is not legal
+
+
+def test_a_large_bubble_is_worth_a_word() -> None:
+    few = pipeline("1F1B", 8, None, 16)
+    assert "at least 30% of the step" in message(few, "LP820")  # 7 / (16 + 7)
+    assert "LP820" not in codes(pipeline("1F1B", 8, None, 21))  # 7 / 28 is a quarter
+    assert "LP820" not in codes(pipeline("Interleaved1F1B", 8, 16, 16))
+    assert "LP820" not in codes(pipeline("ZBVZeroBubble", 8, 16, 16))
+
+
+def order_text(name: str, ranks: int, each: int, micro_batches: int, *, communication: bool = False) -> str:
+    """The order of one of PyTorch's schedules, as its `_dump_csv` writes it."""
+    schedule = schedule_of(name, ranks, each, micro_batches)
+    order = schedule.pipeline_order_with_comms if communication else schedule.pipeline_order
+    return "".join(",".join("" if cell is None else str(cell) for cell in order[rank]) + "\n" for rank in sorted(order))
+
+
+def loads(path: Path, ranks: int, each: int, micro_batches: int) -> bool:
+    """Whether PyTorch's runtime takes the file."""
+    runtime = schedules._PipelineScheduleRuntime(stand_ins(ranks, each), micro_batches, loss_fn=torch.sum)
+    try:
+        runtime._load_csv(str(path))
+    except (AssertionError, RuntimeError, ValueError, KeyError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("communication", [False, True])
+@pytest.mark.parametrize("name", MULTI)
+def test_the_orders_that_pytorch_writes_run(name: str, communication: bool) -> None:
+    order = read_order(order_text(name, 4, 2, 16, communication=communication))
+    assert (len(order.ranks), order.stages, order.micro_batches) == (4, 8, 16)
+    assert order.with_communication is communication
+    assert order.splits_backward is (name in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"))
+    assert list(order_faults(order)) == []
+
+
+@pytest.mark.parametrize("name", MULTI)
+def test_damaged_orders_are_refused_as_pytorch_refuses_them(name: str, tmp_path: Path) -> None:
+    random.seed(name)
+    rows = [row.split(",") for row in order_text(name, 3, 2, 6).splitlines()]
+    verdicts = []
+    for _ in range(60):
+        damaged = [list(row) for row in rows]
+        row = random.choice(damaged)
+        filled = [index for index, cell in enumerate(row) if cell]
+        first, second = random.sample(filled, 2)
+        match random.choice(("swap", "drop", "move")):
+            case "swap":
+                row[first], row[second] = row[second], row[first]
+            case "drop":
+                row[first] = ""
+            case "move":
+                row.insert(second, row.pop(first))
+        text = "".join(",".join(cells) + "\n" for cells in damaged)
+        (tmp_path / "order.csv").write_text(text)
+        runs = not list(order_faults(read_order(text)))
+        assert runs is loads(tmp_path / "order.csv", 3, 2, 6), text
+        verdicts.append(runs)
+    assert len(set(verdicts)) == 2, "the damage was always or never harmful"
+
+
+def test_a_receive_without_its_send_waits_for_ever() -> None:
+    text = order_text("LoopedBFS", 2, 2, 2, communication=True).replace("0SEND_F1,", "")
+    assert "waits for ever before `1F1`" in next(order_faults(read_order(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("0F0,0B0,0B0\n", "`0B0` stands twice"),
+        ("0F0,0B0\n0F1,0B1\n", "stage 0 is on rank 0 and, by `0F1`, on rank 1"),
+        ("0F0,0I0\n", "stage 0 does `F` and `I` of micro batch 0"),
+        ("0B0,0F0\n", "rank 0 waits for ever before `0B0`: `0F0` never comes before it"),
+        ("0F0,0UNSHARD,,0B0\n", "empty cells"),
+    ],
+)
+def test_faults_of_an_order(text: str, fault: str) -> None:
+    assert fault in next(order_faults(read_order(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("0F0,hello\n", (1, 2)),
+        ("0F0\n0F0x\n", (2, 1)),
+        ("\n", (1, 1)),
+        ("0F\n", (1, 1)),
+        ("(0F0)OVERLAP_F_B\n", (1, 1)),
+    ],
+)
+def test_text_that_is_no_order(text: str, where: tuple[int, int]) -> None:
+    with pytest.raises(OrderError) as caught:
+        read_order(text)
+    assert (caught.value.line, caught.value.column) == where
+
+
+def test_order_files_in_a_plan(tmp_path: Path) -> None:
+    plan = """
+    batch (global = {}, micro = 1, seq_len = 256)
+    mesh (pp = 2)
+    pipeline on pp (schedule = csv("order.csv"){})
+    """
+    order_codes = {"LP512", "LP513", "LP514"}
+    assert codes(plan.format(4, ""), tmp_path) & order_codes == {"LP512"}
+    file = tmp_path / "order.csv"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in message(plan.format(4, ""), "LP512", tmp_path)
+    file.write_text("0F0,what\n")
+    assert "line 1, cell 2: `what` is no action" in message(plan.format(4, ""), "LP512", tmp_path)
+    file.write_text(order_text("Interleaved1F1B", 2, 2, 4))
+    assert not codes(plan.format(4, ""), tmp_path) & order_codes
+    assert "orders 4 micro batches, and the plan has 8" in message(plan.format(8, ""), "LP513", tmp_path)
+    assert "orders 4 stages, and the plan has 6" in message(plan.format(4, ", stages = 6"), "LP513", tmp_path)
+    file.write_text("\n".join(reversed(file.read_text().splitlines())).replace("0F0,", "", 1))
+    assert "cannot run" in message(plan.format(4, ""), "LP514", tmp_path)
+
+
+def test_an_order_file_that_splits_the_backward_is_treated_as_such_a_schedule(tmp_path: Path) -> None:
+    plan = """
+    batch (global = 16, micro = 1, seq_len = 256)
+    mesh (pp = 2, dp_shard = 4)
+    fsdp on dp_shard { layers.* = unit }
+    pipeline on pp (schedule = csv("order.csv"))
+    """
+    (tmp_path / "order.csv").write_text(order_text("ZBVZeroBubble", 2, 2, 4))
+    assert "LP516" in codes(plan, tmp_path)
+    (tmp_path / "order.csv").write_text(order_text("Interleaved1F1B", 2, 2, 4))
+    assert "LP516" not in codes(plan, tmp_path)

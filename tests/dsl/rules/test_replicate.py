@@ -1,0 +1,29 @@
+"""`replicate`: buckets, and who reduces gradients."""
+
+from __future__ import annotations
+
+import pytest
+from rule_plans import codes
+
+
+@pytest.mark.parametrize(
+    ("text", "reduced"),
+    [
+        ("mesh (cp = 8)\ncontext on cp", False),
+        ("mesh (cp = 8)\ncontext on cp\nfsdp on cp { layers.* = unit }", True),
+        ("mesh (dp_shard = 4, cp = 2)\ncontext on cp\nfsdp on dp_shard { layers.* = unit }", True),
+        ("mesh (dp_replicate = 4, cp = 2)\ncontext on cp\nreplicate on dp_replicate", True),
+    ],
+)
+def test_something_sums_the_gradients_of_cp(text: str, reduced: bool) -> None:
+    assert ("LP332" not in codes(text)) == reduced
+
+
+@pytest.mark.parametrize(("bucket", "one"), [("25MB", False), ("1MiB", False), ("8GiB", True)])
+def test_a_bucket_is_smaller_than_all_gradients(bucket: str, one: bool) -> None:
+    text = f'model llama3("1b")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate (bucket = {bucket})'
+    assert ("LP805" in codes(text)) == one
+
+
+def test_the_default_bucket_of_a_small_model_is_nobodys_mistake() -> None:
+    assert "LP805" not in codes('model llama3("tiny")\nmesh (dp_replicate = 8)\nreplicate on dp_replicate')

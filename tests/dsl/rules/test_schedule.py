@@ -1,0 +1,47 @@
+"""The rules about the learning rate agree with the schedule that the runtime trains by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rule_plans import codes
+
+from legoai.runtime.optim import warmup_schedule
+
+
+def rates(form: str, warmup: int, steps: int, floor: float) -> list[float]:
+    """The learning rate of each step, of a full rate of 1.
+
+    Raises:
+        ValueError: the runtime refuses the schedule.
+    """
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0)
+    decay: Any = form
+    schedule = warmup_schedule(optimizer, warmup=warmup, steps=steps, decay=decay, floor=floor)
+    found = []
+    for _ in range(steps + 1):
+        found.append(float(schedule.get_last_lr()[0]))
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize("form", ["linear", "cosine"])
+@pytest.mark.parametrize(
+    ("warmup", "steps", "floor"), [(3, 10, 0.1), (10, 10, 0.0), (11, 10, 0.0), (0, 5, 1.0), (0, 5, 0.9)]
+)
+def test_schedules_are_refused_or_flagged_as_they_behave(form: str, warmup: int, steps: int, floor: float) -> None:
+    found = codes(f"schedule {form}(warmup = {warmup}, steps = {steps}, floor = {floor})")
+    try:
+        decayed = rates(form, warmup, steps, floor)[-1] < 1.0
+    except ValueError:
+        assert "LP691" in found
+        return
+    assert "LP691" not in found
+    assert ("LP692" not in found) is decayed
+
+
+def test_a_constant_rate_needs_no_decay() -> None:
+    assert not codes("schedule constant(warmup = 10)") & {"LP691", "LP692"}

@@ -1,0 +1,76 @@
+"""Every mistake of the corpus is found, with the text that a person reads; and every plan of the other corpus is clean.
+
+The mistakes stand in `invalid/NAME.plan`, what the linter says about them in `invalid/NAME.txt`. A first line such as
+`# legoai lint --variant NAME --set NAME=VALUE` gives options. `pytest tests/dsl --update-golden` writes the texts anew:
+read what changed before it is committed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.formats import render_full
+from legoai.dsl.lint import Linted, lint
+from legoai.dsl.rules import all_rules
+
+HERE = Path(__file__).parent
+INVALID = sorted(HERE.glob("invalid/*.plan"))
+VALID = sorted(HERE.glob("valid/*.plan")) + sorted(HERE.parents[1].glob("plans/*.plan"))
+
+ELSEWHERE = {
+    "LP001": "found when a file is read",
+    "LP002": "found when a file is read",
+    "LP010": "found when a plan is lowered",
+    "LP011": "found when a plan is lowered",
+    "LP108": "found when a file is read",
+    "LP418": "no built-in model has a fused layer",
+    "LP634": "every built-in model calls the attention kernel",
+}
+"""Rules that no plan of the corpus can break, since linting one built-in model does not find them."""
+
+
+def found_in(path: Path) -> Linted:
+    text = path.read_text(encoding="utf-8")
+    variant = None
+    settings = {}
+    first, _, _ = text.partition("\n")
+    if first.startswith("# legoai lint "):
+        words = iter(shlex.split(first.removeprefix("# legoai lint ")))
+        for word in words:
+            if word == "--variant":
+                variant = next(words)
+            else:
+                assert word == "--set"
+                name, _, value = next(words).partition("=")
+                settings[name] = value
+    return lint(text, path.name, directory=Path(), settings=settings, variant=variant)
+
+
+@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
+def test_a_mistake_is_found_and_explained(
+    path: Path, golden: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(path.parent)
+    found = found_in(path)
+    assert found.diagnostics, "a plan without mistakes belongs into valid/"
+    golden(path.with_suffix(".txt"), render_full(found.diagnostics, found.files))
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+def test_a_plan_without_mistakes_is_clean(path: Path):
+    found = lint(path.read_text(encoding="utf-8"), path.name, directory=path.parent)
+    assert render_full(found.diagnostics, found.files) == ""
+
+
+def test_every_rule_has_a_mistake_in_the_corpus():
+    said = "".join(path.with_suffix(".txt").read_text(encoding="utf-8") for path in INVALID)
+    silent = {rule.code for rule in all_rules() if f"[{rule.code}]" not in said}
+    assert silent == set(ELSEWHERE)
+
+
+def test_every_golden_text_has_its_plan():
+    assert {path.stem for path in HERE.glob("invalid/*.txt")} == {path.stem for path in INVALID}

@@ -1,0 +1,212 @@
+"""What a plan says about one module, with the line that says it."""
+
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.coerce import Reader
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.explain import NoSuchModuleError, defaults_of, explain, said_of
+from legoai.dsl.lint import lint
+from legoai.dsl.parse import parse
+from legoai.dsl.reference import defaults
+from legoai.dsl.scope import Scope
+from legoai.dsl.syntax import Let
+from legoai.specs.directives import FAMILIES, family
+from legoai.specs.directives.base import Option, describe
+
+PLAN = """plan small
+
+model   llama3("tiny")
+cluster cpu(devices = 8)
+batch   (global = 32, micro = 4, seq_len = 128)
+let     wide = 2
+mesh    (pp = 2, dp_shard = 2, tp = wide)
+
+shard on tp {
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  output.weight                   = shard(0)
+}
+fsdp on dp_shard {
+  layers.* = unit(reshard = after_backward)
+  layers.1 = none
+}
+pipeline on pp (split = [layers.2], schedule = auto in [1F1B, GPipe] -> 1F1B)
+checkpoint {
+  layers.*           = full
+  layers.3.attention = none
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    return context_of(PLAN)
+
+
+def context_of(text: str, **settings: str) -> Context:
+    linted = lint(text, "s.plan", directory=Path(), settings=settings)
+    assert linted.context is not None
+    assert linted.context.manifest is not None, linted.diagnostics
+    return linted.context
+
+
+def said(context: Context, path: str, statement: str) -> list[tuple[str, str, int | None]]:
+    """What is said in one statement: the words, who decided, and the line."""
+    return [
+        (row.what, row.origin.decider, row.origin.span.line if row.origin.span else None)
+        for row in said_of(context, path)
+        if row.statement == statement
+    ]
+
+
+def line_of(words: str) -> int:
+    return PLAN[: PLAN.index(words)].count("\n") + 1
+
+
+def test_a_style_is_named_with_its_line_and_with_those_around_it(context: Context):
+    assert said(context, "layers.3.attention.wq", "shard on tp") == [
+        ("colwise", "human", line_of("layers.*.attention.{wq")),
+        (
+            "around it, layers.3.attention: inputs(from = shard(1), to = replicate)",
+            "human",
+            line_of("layers.*.attention  "),
+        ),
+    ]
+
+
+def test_a_module_without_a_style_is_the_same_on_every_rank(context: Context):
+    assert said(context, "norm", "shard on tp") == [("no rule: the same on every rank of tp", "default", None)]
+
+
+def test_a_placement_of_a_parameter_is_told_of_its_module(context: Context):
+    assert said(context, "output", "shard on tp") == [("weight is shard(0)", "human", line_of("output.weight"))]
+
+
+def test_the_unit_is_the_innermost_that_holds_the_module(context: Context):
+    assert said(context, "layers.3.attention.wq", "fsdp on dp_shard")[:2] == [
+        ("in the unit layers.3", "human", line_of("layers.* = unit")),
+        ("reshard = after_backward", "human", line_of("layers.* = unit")),
+    ]
+
+
+def test_what_no_unit_holds_belongs_to_the_root(context: Context):
+    for path in ("layers.1.attention.wq", "output"):
+        assert said(context, path, "fsdp on dp_shard")[0] == ("in the unit root", "default", None)
+    assert said(context, "", "fsdp on dp_shard")[0] == ("is a unit", "default", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "where"),
+    [
+        ("tok_embeddings", "in stage 0 of 2 (counted from 0), on rank 0 of pp"),
+        ("layers.1.attention", "in stage 0 of 2 (counted from 0), on rank 0 of pp"),
+        ("layers.2", "in stage 1 of 2 (counted from 0), on rank 1 of pp"),
+        ("output", "in stage 1 of 2 (counted from 0), on rank 1 of pp"),
+        ("layers", "in several of 2 stages"),
+        ("", "in several of 2 stages"),
+    ],
+)
+def test_the_stage_is_counted_in_the_models_order(context: Context, path: str, where: str):
+    assert said(context, path, "pipeline on pp")[0][0] == where
+
+
+def test_equal_stages_follow_from_the_blocks():
+    text = PLAN.replace("split = [layers.2], ", "").replace("auto in [1F1B, GPipe] -> 1F1B", "ZBVZeroBubble")
+    context = context_of(text)
+    stages = [said(context, f"layers.{index}", "pipeline on pp")[0][0].split(" (")[0] for index in range(4)]
+    assert stages == [f"in stage {index} of 4" for index in range(4)]
+    ranks = [said(context, f"layers.{index}", "pipeline on pp")[0][0][-10:] for index in range(4)]
+    assert ranks == ["rank 0 of pp"[-10:], "rank 1 of pp"[-10:], "rank 1 of pp"[-10:], "rank 0 of pp"[-10:]]
+
+
+def test_a_solvers_answer_is_told_from_a_persons(context: Context):
+    assert ("schedule = 1F1B", "solver", line_of("pipeline on")) in said(context, "norm", "pipeline on pp")
+
+
+def test_a_value_from_the_command_line_is_told():
+    context = context_of(
+        PLAN.replace("preserve", "").replace("checkpoint {", "let keep = true\ncheckpoint (preserve_rng = keep) {"),
+        keep="false",
+    )
+    assert ("preserve_rng = false", "command line", 1) in said(context, "norm", "checkpoint")
+
+
+def test_a_rule_and_those_around_it_are_both_told(context: Context):
+    assert [row[0] for row in said(context, "layers.3.attention", "checkpoint")][:2] == [
+        "none",
+        "inside of layers.3: full",
+    ]
+
+
+def test_the_page_names_shapes_lines_and_defaults(context: Context):
+    page = explain(context, "layers.0.attention.wq")
+    assert page.startswith("layers.0.attention.wq: Linear, weight 128 × 128\nin the plan small\n")
+    assert "s.plan:11\n" in page
+    assert "s.plan:18 (solver)\n" in page
+    assert "default\n" in page
+    assert explain(context, "root").startswith("root: Llama\n")
+    assert explain(context, "output.weight").startswith("output.weight: Linear, weight 256 × 128\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("layers.0.atention.wq", "did you mean `attention`?"),
+        ("layers.9", "`layers` holds `0`, `1`, `2`, `3`"),
+        ("layers.*", "`layers` holds"),
+        ("output.bias", "`output` holds `weight`"),
+        ("", "holds"),
+    ],
+)
+def test_a_path_that_is_not_there_is_answered_with_what_is(context: Context, path: str, hint: str):
+    with pytest.raises(NoSuchModuleError) as caught:
+        explain(context, path or "x.y")
+    assert hint in str(caught.value)
+
+
+def test_undecided_values_are_told_as_such():
+    context = context_of(
+        PLAN.replace("layers.* = unit(reshard = after_backward)", "layers.* = auto")
+        .replace("-> 1F1B", "")
+        .replace("split = [layers.2]", "split = auto")
+    )
+    assert said(context, "layers.0", "fsdp on dp_shard")[0][0] == "auto, not decided yet"
+    assert said(context, "layers.0", "pipeline on pp")[0][0] == "in a stage that is not decided yet"
+
+
+def test_every_module_of_every_family_of_rules_can_be_explained(context: Context):
+    assert context.manifest is not None
+    for path in context.manifest.modules:
+        assert explain(context, path or "root")
+
+
+def test_the_defaults_of_a_plan_are_those_that_it_does_not_decide(context: Context):
+    found = {(owner, option): value for owner, option, value in defaults_of(context)}
+    assert found["mesh", "cp"] == "1"
+    assert found["precision", "param"] == "bf16"
+    assert ("mesh", "tp") not in found
+    assert ("pipeline", "schedule") not in found
+
+
+@pytest.mark.parametrize(
+    ("owner", "option", "text"),
+    [pytest.param(*item, id=f"{item[0]}-{item[1].name}") for item in defaults()],
+)
+def test_a_default_is_written_as_a_plan_would_write_it(owner: str, option: Option, text: str):
+    [statement] = parse(f"let x = {text}", "t.plan").file.statements
+    assert isinstance(statement, Let)
+    diagnostics: list[Diagnostic] = []
+    value, _ = Reader(Scope({}), diagnostics).value(statement.value, option.kind)
+    assert diagnostics == []
+    assert describe(value) == describe(option.default)
+
+
+def test_every_default_of_a_directive_is_listed():
+    listed = {(owner, option.name) for owner, option, _ in defaults()}
+    for keyword in FAMILIES:
+        for option in family(keyword).options:
+            if not option.required and option.default is not None:
+                assert (keyword, option.name) in listed

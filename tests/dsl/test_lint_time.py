@@ -1,0 +1,47 @@
+"""Linting starts at once: it imports nothing heavy, and no more than it needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PLANS = [ROOT / "plans" / name for name in ("tiny.plan", "llama3_405b_512.plan")]
+HEAVY = {
+    "torch", "numpy", "pydantic", "networkx", "pulp", "transformers", "asyncio", "email", "unittest", "multiprocessing",
+}  # fmt: skip
+
+LINT = """
+import json, resource, sys
+from legoai.cli import main
+status = main(["lint", sys.argv[1]])
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({"status": status, "modules": sorted(sys.modules), "seconds": used.ru_utime + used.ru_stime}))
+"""
+
+
+def linted(path: Path) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", LINT, str(path)], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_linting_imports_nothing_heavy_and_takes_little_time(path: Path):
+    """The limit is loose, for machines that do other things; benchmarks/lint_time.py holds the strict one."""
+    best = 9.0
+    for _ in range(3):
+        found = linted(path)
+        assert found["status"] == 0
+        modules = set(found["modules"])
+        assert not modules & HEAVY
+        assert not {name for name in modules if name.startswith(("legoai.lowering", "legoai.runtime", "legoai.cost"))}
+        best = min(best, float(str(found["seconds"])))
+    assert best < 1.0

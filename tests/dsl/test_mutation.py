@@ -1,0 +1,54 @@
+"""A damaged plan gives findings or a plan, never an exception: each worked plan is damaged a thousand times."""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import strategies as some
+
+from legoai.dsl.edit import holes
+from legoai.dsl.format import format_text
+from legoai.dsl.formats import render_full
+from legoai.dsl.lint import lint
+from legoai.specs.models import inspection, manifest
+from legoai.specs.models.source import ModelSource
+
+HERE = Path(__file__).parent
+PLANS = [(path, 1000) for path in sorted(HERE.parents[1].glob("plans/*.plan"))]
+PLANS += [(path, 300) for path in sorted(HERE.glob("valid/*.plan"))]
+
+
+@pytest.fixture(autouse=True)
+def _only_shipped_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shipped manifests are read once, and no process is started for a model that was changed."""
+    read = lru_cache(maxsize=None)(manifest.unpack)
+
+    def refuse(source: ModelSource, **_: object) -> None:
+        raise manifest.ManifestError("inspection_failed", f"{source} is not inspected in this test")
+
+    monkeypatch.setattr(manifest, "unpack", read)
+    monkeypatch.setattr(inspection, "cached_or_inspected", refuse)
+
+
+@pytest.mark.parametrize(("path", "times"), PLANS, ids=[path.stem for path, _ in PLANS])
+def test_no_damage_makes_the_linter_raise(path: Path, times: int):
+    text = path.read_text(encoding="utf-8")
+    chance = random.Random(path.stem)
+    clean = 0
+    for number in range(times):
+        damaged = some.damage(text, chance)
+        found = lint(damaged, path.name, directory=path.parent, variants=number % 4 == 0)
+        assert found.diagnostics or found.plan is not None, damaged
+        clean += not found.diagnostics
+        for item in found.diagnostics:
+            file = found.files[item.label.span.file]
+            assert 0 <= item.label.span.start <= item.label.span.end <= len(file.text) + 1, damaged
+        if number % 10 == 0:
+            assert render_full(found.diagnostics, found.files) or not found.diagnostics
+            result = format_text(damaged, path.name)
+            assert (result.text is None) == bool(result.diagnostics)
+            list(holes(found.resolution.file))
+    assert clean < times / 2, "the damage is too small to prove anything"

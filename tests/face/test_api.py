@@ -1,0 +1,77 @@
+"""The Python API: plans, findings and programs without a command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import legoai
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "plans" / "tiny.plan"
+
+
+def test_load_gives_the_resolved_plan():
+    plan = legoai.load(TINY)
+    assert plan.name == "tiny"
+    assert plan.mesh.world_size == 4
+    assert plan.digest == legoai.load(str(TINY)).digest
+
+
+def test_settings_and_variants_are_applied(tmp_path: Path):
+    path = tmp_path / "x.plan"
+    path.write_text(
+        'plan x\nmodel llama3("tiny")\nlet n = 2\ncluster cpu(devices = n)\n'
+        "batch (global = 8, micro = 1, seq_len = 64)\nmesh (dp_shard = n)\nfsdp on dp_shard { layers.* = unit }\n"
+        "variant long { batch (global = 8, micro = 1, seq_len = 128) }\n",
+        encoding="utf-8",
+    )
+    assert legoai.load(path, settings={"n": "4"}).mesh.dp_shard == 4
+    assert legoai.load(path, variant="long").batch.seq_len == 128
+    assert legoai.load(path, variant="long").variant == "long"
+
+
+def test_an_error_carries_its_findings_and_reads_like_the_linter(tmp_path: Path):
+    path = tmp_path / "x.plan"
+    path.write_text("plan x\nmesh (tp = y)\n", encoding="utf-8")
+    with pytest.raises(legoai.PlanError) as caught:
+        legoai.load(path)
+    codes = [item.code for item in caught.value.diagnostics]
+    assert "LP209" in codes
+    assert set(codes) <= {item.code for item in legoai.lint(path)}
+    assert "2 | mesh (tp = y)" in str(caught.value)
+
+
+def test_a_missing_file_is_an_error_with_its_code(tmp_path: Path):
+    with pytest.raises(legoai.PlanError, match="LP001"):
+        legoai.load(tmp_path / "none.plan")
+    assert [item.code for item in legoai.lint(tmp_path / "none.plan")] == ["LP001"]
+
+
+def test_lower_gives_the_program_and_where_its_lines_come_from():
+    program = legoai.lower(TINY)
+    compile(program.text, "tiny.py", "exec")
+    assert program.digest == legoai.load(TINY).digest
+    spans = set(program.lines.values())
+    assert {Path(span.file).name for span in spans} == {"tiny.plan"}
+    assert legoai.lower(TINY).text == program.text
+
+
+def test_what_cannot_be_lowered_is_a_plan_error(tmp_path: Path):
+    path = tmp_path / "x.plan"
+    path.write_text(TINY.read_text(encoding="utf-8").replace("tp = 2)", "tp = auto in [1, 2])"), encoding="utf-8")
+    with pytest.raises(legoai.PlanError, match="LP011"):
+        legoai.lower(path)
+
+
+def test_loading_a_plan_imports_no_torch():
+    code = f"import sys, legoai\nlegoai.load({str(TINY)!r})\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_the_package_has_no_names_but_its_own():
+    assert set(legoai.__all__) <= {name for name in (*legoai.__all__,) if hasattr(legoai, name)}
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        legoai.laod  # noqa: B018

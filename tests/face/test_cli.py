@@ -1,0 +1,611 @@
+"""The command line: what it prints where, and its exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from legoai import __version__
+from legoai.cli import main
+from legoai.commands import COMMANDS, parser_of
+from legoai.dsl import sources
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GOOD = """plan small
+
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 16, micro = 4, seq_len = 64)
+mesh    (dp_shard = 4)
+
+fsdp on dp_shard { layers.* = unit }
+"""
+BAD = GOOD + "checkpoint { layrs.* = full }\n"
+WARNED = GOOD.replace("fsdp on", "let hosts = 4\n\nfsdp on")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in an empty folder with a good plan, a bad one and one with a warning."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEGOAI_DEBUG", raising=False)
+    for name, text in (("good", GOOD), ("bad", BAD), ("warned", WARNED)):
+        Path(f"{name}.plan").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command line."""
+    status = main(list(argv))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def started(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=60, **more
+    )  # type: ignore[call-overload,no-any-return]
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "--help")
+    assert status == 0
+    for name, does in COMMANDS.items():
+        assert f"{name} " in out
+        assert does in out
+    assert max(map(len, out.splitlines())) <= 110
+
+
+def test_no_command_is_wrong_usage_with_help(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys)
+    assert (status, out) == (2, "")
+    assert "usage: legoai COMMAND" in err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_has_examples_that_parse(name: str, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, name, "--help")
+    assert status == 0
+    examples = out.split("examples:\n")[1].split("\n\n")[0].splitlines()
+    assert examples
+    for line in examples:
+        words = line.split("   ")[0].strip().replace("- < plans/tiny.plan ", "-").split()
+        assert words[:2] == ["legoai", name]
+        own = words[2 : words.index("--")] if "--" in words else words[2:]
+        parser_of(name).parse_args([word.replace("`", "") for word in own if word != "<"])
+    assert main(["help", name]) == 0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "--version") == (0, f"legoai {__version__}\n", "")
+
+
+def test_a_misspelt_command_is_answered_with_the_right_one(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lnt", "good.plan")
+    assert (status, out) == (2, "")
+    assert "did you mean `lint`?" in err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["lint"],
+        ["lint", "good.plan", "--format", "xml"],
+        ["lint", "good.plan", "--set", "hosts"],
+        ["lint", "good.plan", "--set", "hosts=1\nlet x = 2"],
+        ["lint", "good.plan", "--unsafe-fixes"],
+        ["lint", "-", "--fix"],
+        ["lint", "-", "-"],
+        ["lint", "good.plan", "--select", "LP77"],
+        ["lint", "good.plan", "--ignore", "nonsense"],
+        ["fmt", "good.plan", "bad.plan", "--expand"],
+        ["fmt", "good.plan", "--expand", "--check"],
+        ["explain"],
+        ["explain", "LP999"],
+        ["explain", "fsdpp"],
+        ["explain", "layers.0"],
+        ["explain", "fsdp", "--variant", "x"],
+        ["explain", "layers.9", "--plan", "good.plan"],
+        ["lower"],
+        ["lower", "good.plan", "-o", "good.plan/x.py"],
+        ["run", "good.plan", "--nproc", "0"],
+        ["--verbose"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_status_2_and_says_nothing_on_standard_output(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+):
+    status, out, err = called(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert err
+    assert "Traceback" not in err
+    assert "mistake in LegoAI" not in err
+
+
+def test_a_clean_plan_is_status_0(capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "lint", "good.plan") == (0, "", "1 plan: no findings\n")
+
+
+def test_findings_go_to_standard_output(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lint", "bad.plan")
+    assert status == 1
+    assert out.startswith("error[LP210] no-such-path: `layrs.*` matches no module of the model\n --> bad.plan:9:14\n")
+    assert "= help: did you mean `layers.*`?" in out
+    assert err == "1 plan: 1 error\n"
+
+
+def test_warnings_fail_only_under_strict(capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "lint", "warned.plan")[::2] == (0, "1 plan: 1 warning\n")
+    assert called(capsys, "lint", "warned.plan", "--strict")[0] == 1
+
+
+def test_several_plans_are_linted_and_each_is_named(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lint", "good.plan", "bad.plan", "warned.plan", "--format", "concise")
+    assert status == 1
+    assert [line.split(":")[0] for line in out.splitlines()] == ["bad.plan", "warned.plan"]
+    assert err == "3 plans: 1 error and 1 warning\n"
+
+
+def test_a_directory_means_the_plans_below_it(capsys: pytest.CaptureFixture[str]):
+    for folder in ("some/deeper", "some/.hidden"):
+        Path(folder).mkdir(parents=True)
+        Path(folder, "x.plan").write_text(BAD, encoding="utf-8")
+    Path("some/notes.txt").write_text("no plan", encoding="utf-8")
+    _, out, err = called(capsys, "lint", "some", "some/deeper/x.plan", "--format", "concise")
+    assert out.startswith("some/deeper/x.plan:9:14: ")
+    assert err == "1 plan: 1 error\n"
+
+
+def test_a_plan_is_found_by_its_name_here_then_in_plans(capsys: pytest.CaptureFixture[str]):
+    Path("plans").mkdir()
+    Path("plans/other.plan").write_text(BAD, encoding="utf-8")
+    Path("plans/good.plan").write_text(BAD, encoding="utf-8")
+    assert called(capsys, "lint", "plan.good")[0] == 0
+    assert "plans/other.plan:9:14" in called(capsys, "lint", "plan.other")[1]
+    status, out, _ = called(capsys, "lint", "plan.othr")
+    assert status == 1
+    assert "there is no plan `othr`" in out
+    assert "did you mean `other`?" in out
+    Path("plan.good").write_text(BAD, encoding="utf-8")
+    assert called(capsys, "lint", "plan.good")[0] == 1
+
+
+def test_standard_input_is_a_plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    class Standard:
+        def __init__(self, text: str) -> None:
+            from io import BytesIO
+
+            self.buffer = BytesIO(text.encode())
+
+    monkeypatch.setattr(sources.sys, "stdin", Standard(BAD))
+    status, out, _ = called(capsys, "lint", "-", "--format", "concise")
+    assert status == 1
+    assert out.startswith("<stdin>:9:14: error[LP210]")
+    monkeypatch.setattr(sources.sys, "stdin", Standard("plan   x"))
+    assert called(capsys, "fmt", "-")[1] == "plan x\n"
+    monkeypatch.setattr(sources.sys, "stdin", None)
+    assert "`<stdin>` cannot be read: it is closed" in called(capsys, "lint", "-")[1]
+
+
+UNREADABLE = {
+    "missing.plan": (None, "LP001", "no such file or directory"),
+    "god.plan": (None, "LP001", "did you mean `good.plan`?"),
+    "latin.plan": (b"plan x\n# caf\xe9\n", "LP108", "the byte 0xe9 is not UTF-8"),
+    "nul.plan": (b"plan x\n\0\n", "LP108", "a NUL character"),
+    "mark.plan": (b"\xef\xbb\xbfplan x\n", "LP108", "a byte-order mark"),
+    "huge.plan": (b"# " + b"x" * 2**22, "LP002", "more than 4 MiB"),
+    "good.plan/x": (None, "LP001", "not a directory"),
+    "x" * 300: (None, "LP001", "file name too long"),
+    "a\0b": (None, "LP001", "this is no file name"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+@pytest.mark.parametrize(
+    "command", [["lint"], ["fmt"], ["lower"], ["run"], ["explain", "norm", "--plan"]], ids=lambda c: c[0]
+)
+def test_what_cannot_be_read_is_a_finding(name: str, command: list[str], capsys: pytest.CaptureFixture[str]):
+    data, code, words = UNREADABLE[name]
+    if data is not None:
+        Path(name).write_bytes(data)
+    status, out, err = called(capsys, *command, name)
+    assert status == 1
+    assert f"error[{code}]" in out
+    assert words in out
+    assert "Traceback" not in err
+
+
+def test_a_directory_without_plans_is_a_finding(capsys: pytest.CaptureFixture[str]):
+    Path("empty").mkdir()
+    for command in ("lint", "lower"):
+        status, out, _ = called(capsys, command, "empty")
+        assert status == 1
+        assert "`empty` is a directory" in out
+
+
+def test_a_file_without_permission_is_a_finding(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").chmod(0)
+    if os.access("good.plan", os.R_OK):
+        pytest.skip("this user may read every file")
+    assert "permission denied" in called(capsys, "lint", "good.plan")[1]
+
+
+def test_a_base_without_end_is_refused(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").write_text('plan x\nextends "/dev/zero"\n', encoding="utf-8")
+    status, out, _ = called(capsys, "lint", "good.plan")
+    assert status == 1
+    assert "it has more than 4 MiB" in out
+
+
+def test_select_and_ignore_decide_what_is_reported(capsys: pytest.CaptureFixture[str]):
+    Path("both.plan").write_text(BAD.replace("fsdp on", "let hosts = 4\n\nfsdp on"), encoding="utf-8")
+
+    def codes(*options: str) -> list[str]:
+        out = called(capsys, "lint", "both.plan", "--format", "json", *options)[1]
+        return [item["code"] for item in json.loads(out)["diagnostics"]]
+
+    assert codes() == ["LP901", "LP210"]
+    assert codes("--ignore", "LP9") == ["LP210"]
+    assert codes("--ignore", "lp901,LP8") == ["LP210"]
+    # A name that means nothing leaves no plan to speak of, so it is reported whatever is selected.
+    assert codes("--select", "LP3") == ["LP210"]
+    assert codes("--select", "LP9", "--select", "LP3") == ["LP901", "LP210"]
+
+
+def test_settings_and_variants_choose_the_plan(capsys: pytest.CaptureFixture[str]):
+    text = GOOD.replace("mesh    (dp_shard = 4)", "let n = 4\nmesh    (dp_shard = n)")
+    Path("good.plan").write_text(text + "variant odd {\n  mesh (dp_shard = 3)\n}\n", encoding="utf-8")
+    assert called(capsys, "lint", "good.plan", "--variant", "odd")[0] == 1
+    status, out, _ = called(capsys, "lint", "good.plan", "--set", "n=3", "--variant", "nodd")
+    assert status == 1
+    assert "did you mean `odd`?" in out
+    assert "`dp_shard` = 3" in called(capsys, "lint", "good.plan", "--set", "n = 3")[1]
+    status, out, _ = called(capsys, "lint", "good.plan", "--set", "m=(3")
+    assert "--> --set m:1:9" in out
+
+
+def test_fix_applies_safe_fixes_and_unsafe_ones_only_when_asked(capsys: pytest.CaptureFixture[str]):
+    text = BAD.replace("mesh    (dp_shard = 4)", "mesh    (tp = 1, dp_shard = 4)")
+    path = Path("bad.plan")
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o640)
+    status, out, err = called(capsys, "lint", "bad.plan", "--fix", "--format", "concise")
+    assert status == 1
+    assert "bad.plan: fixed\n" in err
+    assert path.read_text(encoding="utf-8") == BAD.replace("(dp_shard = 4)", "(dp_shard = 4, tp = 1)")
+    assert [line.split("[")[1][:5] for line in out.splitlines()] == ["LP210"]
+    status, out, _ = called(capsys, "lint", "bad.plan", "--fix", "--unsafe-fixes")
+    assert (status, out) == (0, "")
+    assert "layers.* = full" in path.read_text(encoding="utf-8")
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in Path().iterdir()) == ["bad.plan", "good.plan", "warned.plan"]
+
+
+def test_fix_leaves_alone_what_is_not_reported(capsys: pytest.CaptureFixture[str]):
+    text = GOOD.replace("mesh    (dp_shard = 4)", "mesh    (tp = 1, dp_shard = 4)")
+    Path("good.plan").write_text(text, encoding="utf-8")
+    assert called(capsys, "lint", "good.plan", "--fix", "--ignore", "LP3")[0] == 0
+    assert Path("good.plan").read_text(encoding="utf-8") == text
+
+
+def test_fix_follows_a_link_and_keeps_it(capsys: pytest.CaptureFixture[str]):
+    Path("link.plan").symlink_to("bad.plan")
+    assert called(capsys, "lint", "link.plan", "--fix", "--unsafe-fixes")[0] == 0
+    assert Path("link.plan").is_symlink()
+    assert Path("bad.plan").read_text(encoding="utf-8") == BAD.replace("layrs", "layers")
+
+
+def test_fmt_rewrites_only_what_changes(capsys: pytest.CaptureFixture[str]):
+    Path("ugly.plan").write_text("plan   x", encoding="utf-8")
+    before = Path("good.plan").stat().st_mtime_ns
+    called(capsys, "fmt", "good.plan")
+    good = Path("good.plan").read_text(encoding="utf-8")
+    assert called(capsys, "fmt", "ugly.plan") == (0, "", "1 plan, 1 changed\n")
+    assert Path("ugly.plan").read_text(encoding="utf-8") == "plan x\n"
+    assert called(capsys, "fmt", "good.plan", "ugly.plan") == (0, "", "2 plans, 0 changed\n")
+    assert good != GOOD or Path("good.plan").stat().st_mtime_ns == before
+
+
+def test_fmt_check_fails_and_changes_nothing(capsys: pytest.CaptureFixture[str]):
+    Path("ugly.plan").write_text("plan   x\n", encoding="utf-8")
+    assert called(capsys, "fmt", "--check", "ugly.plan")[:2] == (1, "would change ugly.plan\n")
+    assert Path("ugly.plan").read_text(encoding="utf-8") == "plan   x\n"
+    Path("ugly.plan").write_text("plan x\n", encoding="utf-8")
+    assert called(capsys, "fmt", "--check", "ugly.plan")[:2] == (0, "")
+
+
+def test_fmt_diff_is_a_patch(capsys: pytest.CaptureFixture[str]):
+    Path("ugly.plan").write_text("plan   x", encoding="utf-8")
+    status, out, _ = called(capsys, "fmt", "--diff", "ugly.plan")
+    assert status == 0
+    assert out == (
+        "--- ugly.plan\n+++ ugly.plan (formatted)\n@@ -1 +1 @@\n-plan   x\n\\ No newline at end of file\n+plan x\n"
+    )
+    assert called(capsys, "fmt", "--diff", "--check", "ugly.plan")[:2] == (1, out)
+    assert Path("ugly.plan").read_text(encoding="utf-8") == "plan   x"
+
+
+def test_fmt_leaves_alone_what_it_cannot_read(capsys: pytest.CaptureFixture[str]):
+    Path("broken.plan").write_text("plan   x\nmesh (tp = \n", encoding="utf-8")
+    status, out, _ = called(capsys, "fmt", "broken.plan", "good.plan")
+    assert status == 1
+    assert "error[LP10" in out
+    assert Path("broken.plan").read_text(encoding="utf-8") == "plan   x\nmesh (tp = \n"
+
+
+def test_fmt_expand_prints_the_plan_with_its_defaults(capsys: pytest.CaptureFixture[str]):
+    before = Path("good.plan").read_text(encoding="utf-8")
+    status, out, _ = called(capsys, "fmt", "--expand", "good.plan")
+    assert status == 0
+    assert "precision (master = fp32, param = bf16, reduce = fp32)" in out
+    assert Path("good.plan").read_text(encoding="utf-8") == before
+    status, out, err = called(capsys, "fmt", "--expand", "warned.plan", "--expand")
+    assert status == 0
+    Path("bad.plan").write_text("plan x\nmesh (tp = y)\n", encoding="utf-8")
+    status, out, err = called(capsys, "fmt", "--expand", "bad.plan")
+    assert (status, out) == (1, "")
+    assert "error[LP209]" in err
+
+
+def test_explain_prints_the_page_of_a_code_and_of_a_slug(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "explain", "lp210")
+    assert status == 0
+    assert out.startswith("LP210 no-such-path (error)\n")
+    assert called(capsys, "explain", "no-such-path")[1] == out
+
+
+@pytest.mark.parametrize("keyword", ["fsdp", "batch", "optimizer", "let", "require"])
+def test_explain_prints_the_reference_of_a_statement(keyword: str, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "explain", keyword)
+    assert status == 0
+    assert out.startswith(f"`{keyword} ")
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_explain_lists_defaults_of_the_language_and_of_a_plan(capsys: pytest.CaptureFixture[str]):
+    _, everything, _ = called(capsys, "explain", "defaults")
+    assert "backend       = eager\n" in everything
+    status, own, _ = called(capsys, "explain", "defaults", "--plan", "good.plan")
+    assert status == 0
+    assert 0 < len(own.splitlines()) < len(everything.splitlines())
+
+
+def test_explain_names_the_line_that_says_it(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "explain", "layers.0.attention.wq", "--plan", "plan.good")
+    assert status == 0
+    assert "in the unit layers.0" in out
+    assert "good.plan:8" in out
+    assert "did you mean `attention`?" in called(capsys, "explain", "layers.0.atention", "--plan", "good.plan")[2]
+
+
+def test_explain_of_a_plan_with_errors_explains_what_it_can(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "explain", "norm", "--plan", "bad.plan")
+    assert status == 0
+    assert out
+    assert "bad.plan has errors" in err
+    Path("bad.plan").write_text("plan x\n", encoding="utf-8")
+    status, out, _ = called(capsys, "explain", "norm", "--plan", "bad.plan")
+    assert status == 1
+    assert "error[LP202]" in out
+
+
+def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lower", "good.plan")
+    assert (status, err) == (0, "")
+    compile(out, "good.py", "exec")
+    assert "fully_shard" in out
+    status, nothing, err = called(capsys, "lower", "good.plan", "-o", "deep/good.py")
+    assert (status, nothing, err) == (0, "", "wrote deep/good.py\n")
+    assert Path("deep/good.py").read_text(encoding="utf-8") == out
+
+
+def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lower", "bad.plan", "-o", "bad.py")
+    assert status == 1
+    assert out.startswith("error[LP210]")
+    assert err == "legoai: bad.plan is not lowered: 1 error\n"
+    assert not Path("bad.py").exists()
+    assert called(capsys, "lower", "warned.plan")[0] == 0
+
+
+def test_what_is_not_lowered_is_a_finding(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").write_text(GOOD.replace("(dp_shard = 4)", "(dp_shard = auto in [2, 4])"), encoding="utf-8")
+    status, out, _ = called(capsys, "lower", "good.plan")
+    assert status == 1
+    assert "error[LP011] undecided-hole" in out
+
+
+def test_an_error_in_a_variant_does_not_stop_the_plan_itself(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").write_text(GOOD + "variant odd {\n  mesh (dp_shard = 3)\n}\n", encoding="utf-8")
+    assert called(capsys, "lint", "good.plan")[0] == 1
+    assert called(capsys, "lower", "good.plan")[0] == 0
+    assert called(capsys, "lower", "good.plan", "--variant", "odd")[0] == 1
+
+
+def test_run_writes_the_program_into_its_folder_and_launches_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+
+    def launch(program: Path, *, nproc: int, arguments: list[str]) -> int:
+        calls.append((program, nproc, arguments))
+        return 7
+
+    monkeypatch.setattr(import_module("legoai.runtime.launch"), "launch", launch)
+    Path("good.plan").write_text(
+        GOOD + "variant two {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n", encoding="utf-8"
+    )
+    status, out, err = called(capsys, "run", "good.plan", "--", "--steps", "3", "--out", "elsewhere")
+    assert (status, out) == (7, "")
+    assert err == "legoai: wrote runs/small/small.py; starting it in 4 processes\n"
+    assert called(capsys, "run", "good.plan", "--nproc", "1", "--variant", "two")[0] == 7
+    assert calls == [
+        (Path("runs/small/small.py"), 4, ["--out", "runs/small", "--steps", "3", "--out", "elsewhere"]),
+        (Path("runs/small-two/small.py"), 1, ["--out", "runs/small-two"]),
+    ]
+    lowered = called(capsys, "lower", "good.plan")[1]
+    assert Path("runs/small/small.py").read_text(encoding="utf-8") == lowered
+    assert called(capsys, "run", "bad.plan")[0] == 1
+    assert len(calls) == 2
+
+
+def test_run_does_not_start_one_host_of_many(capsys: pytest.CaptureFixture[str]):
+    text = GOOD.replace("cpu(devices = 4)", "cpu(hosts = 2, devices = 2, fabric = ethernet_100)")
+    Path("good.plan").write_text(text, encoding="utf-8")
+    status, out, err = called(capsys, "run", "good.plan")
+    assert (status, out) == (2, "")
+    assert "the plan is for 2 hosts" in err
+    assert not Path("runs").exists()
+
+
+def test_the_nearest_configuration_that_speaks_of_legoai_is_used(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    Path("pyproject.toml").write_text('[tool.legoai]\nformat = "concise"\nignore = ["LP901"]\n', encoding="utf-8")
+    Path("deep/er").mkdir(parents=True)
+    Path("deep/pyproject.toml").write_text('[project]\nname = "x"\n', encoding="utf-8")
+    Path("deep/er/x.plan").write_text(BAD + "let y = 1\n", encoding="utf-8")
+    monkeypatch.chdir("deep/er")
+    assert called(capsys, "lint", "x.plan")[1].splitlines() == [
+        "x.plan:9:14: error[LP210] `layrs.*` matches no module of the model"
+    ]
+    # The command line comes before it.
+    assert "-->" in called(capsys, "lint", "x.plan", "--format", "full")[1]
+    assert "LP901" in called(capsys, "lint", "x.plan", "--ignore", "LP8")[1]
+
+
+def test_strict_may_stand_in_the_configuration(capsys: pytest.CaptureFixture[str]):
+    Path("pyproject.toml").write_text("[tool.legoai]\nstrict = true\n", encoding="utf-8")
+    assert called(capsys, "lint", "warned.plan")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[tool.legoai]\nselct = ["LP4"]\n', "no key `selct`; did you mean `select`?"),
+        ('[tool.legoai]\nformat = "xml"\n', "`format` must be one of full, concise"),
+        ('[tool.legoai]\nselect = "LP4"\n', "`select` must be a list of codes"),
+        ('[tool.legoai]\nignore = ["LP77"]\n', "no rule has the code `LP77`"),
+        ('[tool.legoai]\nignore = [""]\n', "no rule has the code ``"),
+        ("[tool.legoai]\nstrict = 1\n", "`strict` must be true or false"),
+        ("[tool]\nlegoai = 1\n", "`tool.legoai` must be a table"),
+        ("[tool.legoai\n", "cannot be read"),
+    ],
+)
+def test_a_wrong_configuration_is_wrong_usage(text: str, words: str, capsys: pytest.CaptureFixture[str]):
+    Path("pyproject.toml").write_text(text, encoding="utf-8")
+    status, out, err = called(capsys, "lint", "good.plan")
+    assert (status, out) == (2, "")
+    assert words in err
+    assert "pyproject.toml" in err
+
+
+def test_colours_are_for_terminals_that_want_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" not in called(capsys, "lint", "bad.plan")[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\x1b[1;31m" in called(capsys, "lint", "bad.plan")[1]
+    assert "\x1b" not in called(capsys, "lint", "bad.plan", "--format", "json")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in called(capsys, "lint", "bad.plan")[1]
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in called(capsys, "lint", "bad.plan")[1]
+
+
+def test_an_internal_failure_asks_for_a_report_and_shows_a_traceback_only_when_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broken\nin two lines")
+
+    monkeypatch.setattr("legoai.commands.lint.examine", fail)
+    status, out, err = called(capsys, "lint", "good.plan")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"legoai {__version__} failed on its own account: RuntimeError: broken in two lines\n")
+    assert "Please report it" in err
+    assert "Traceback" not in err
+    monkeypatch.setenv("LEGOAI_DEBUG", "1")
+    assert "Traceback" in called(capsys, "lint", "good.plan")[2]
+
+
+def test_an_interrupt_is_status_130_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("legoai.commands.lint.examine", stop)
+    assert called(capsys, "lint", "good.plan") == (130, "", "")
+
+
+def test_ctrl_c_while_reading_leaves_quietly():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "legoai", "lint", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    try:
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            # Blocked on standard input once the command is running; until then the interpreter is starting.
+            if "pipe_read" in Path(f"/proc/{process.pid}/wchan").read_text() if Path("/proc").exists() else True:
+                break
+            time.sleep(0.05)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_reader_that_leaves_is_no_failure():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", "explain", "defaults"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+        timeout=60,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_any_terminal_encoding_is_enough(here: Path):
+    Path("bad.plan").write_text(BAD + "# 日本 ü\nattention flaschü\n", encoding="utf-8")
+    done = started("lint", "bad.plan", env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=here)
+    assert done.returncode == 1
+    assert done.stdout.isascii()
+    assert "error[LP" in done.stdout
+    assert done.stderr.startswith("1 plan: ")
+
+
+def test_linting_imports_nothing_heavy(here: Path):
+    code = (
+        "import sys\nfrom legoai.cli import main\nassert main(['lint', 'good.plan']) == 0\n"
+        "print(sorted({'torch', 'numpy', 'pydantic', 'networkx', 'transformers', 'subprocess', 'difflib'}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60, cwd=here
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_repositorys_own_plans_are_clean(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "lint", str(ROOT / "plans"), "--strict")
+    assert (status, out) == (0, "")

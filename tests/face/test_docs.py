@@ -1,0 +1,78 @@
+"""The documents are current, and what they show is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from legoai.commands import COMMANDS, parser_of
+from legoai.dsl.lint import lint
+from legoai.dsl.parse import parse
+from legoai.dsl.reference import GROUPS, OWN_STATEMENTS, documents, keyword_page, main
+from legoai.dsl.rules import all_rules
+from legoai.specs.directives import FAMILIES, family
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+FENCE = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["language.md", "rules.md"])
+def test_the_generated_documents_are_current(name: str):
+    assert (DOCS / name).read_text(encoding="utf-8") == documents(DOCS)[DOCS / name], (
+        "run: python -m legoai.dsl.reference --write"
+    )
+
+
+def test_writing_makes_current_and_checking_says_what_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "_introduction.md").write_text("# Words\n", encoding="utf-8")
+    assert main(["--check", "--docs", str(tmp_path)]) == 1
+    assert "not current: " in capsys.readouterr().out
+    assert main(["--write", "--docs", str(tmp_path)]) == 0
+    assert main(["--check", "--docs", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("keyword", FAMILIES)
+def test_the_reference_names_every_option_and_treatment(keyword: str):
+    page = keyword_page(keyword)
+    declared = family(keyword)
+    for option in declared.options:
+        assert f"`{option.name}`: {option.doc}" in page
+    for treatment in declared.treatments.treatments if declared.treatments else ():
+        assert f"- `{treatment.signature()}`: " in page
+        for option in treatment.options:
+            assert f"  - `{option.name}`: {option.doc}" in page
+
+
+def test_every_statement_and_every_rule_has_its_heading():
+    language = (DOCS / "language.md").read_text(encoding="utf-8")
+    for keyword in (*FAMILIES, *OWN_STATEMENTS):
+        assert language.count(f"\n### `{keyword}`\n") == 1
+    rules = (DOCS / "rules.md").read_text(encoding="utf-8")
+    for rule in all_rules():
+        assert rules.count(f"\n### {rule.code} ") == 1
+        assert rule.code[:3] in GROUPS
+
+
+def test_the_plans_of_the_introduction_are_plans():
+    shown = FENCE.findall((DOCS / "_introduction.md").read_text(encoding="utf-8"))
+    whole = [text for text in shown if "\nplan " in f"\n{text}" and "extends" not in text]
+    assert whole
+    for text in whole:
+        assert [item.code for item in lint(text, "x.plan", directory=Path()).diagnostics] == []
+    for text in shown:
+        if not text.startswith("keyword"):
+            assert parse(text, "x.plan").diagnostics == ()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_manual_names_every_option_of_a_command_and_no_other(name: str):
+    manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    section = manual.split(f"\n## `legoai {name}`\n")[1].split("\n## ")[0]
+    options = {word for action in parser_of(name)._actions for word in action.option_strings if word.startswith("--")}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", section.split("-- ARGUMENT")[0]))
+    assert named | {"--help"} == options
+
+
+def test_the_manual_has_a_section_for_each_command_and_no_other():
+    manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## `legoai (\w+)`$", manual, re.MULTILINE) == list(COMMANDS)

@@ -1,0 +1,82 @@
+"""The table of features: every row is a plan without errors, becomes what it says, and names a test that exists."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
+RUNTIME = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "runtime").glob("*.py")))
+HEAD, SHARD = re.findall(r"^```\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+ROWS = """\
+FSDP-Zero2; FSDP-Zero3; HSDP; TP; Async TP (Micro-pipelining); CP;
+PP-Gpipe; PP-Interleaved (1F1B); PP-Looped-BFS; PP-1F1B; PP-Flexible-Interleaved-1F1B; PP-ZeroBubble;
+(TP+SP)+PP; DDP+(TP+SP)+PP; FSDP+(TP+SP); FSDP+(TP+SP)+PP; FSDP+(TP+SP)+PP+CP;
+MoE; Full AC; Flexible SAC; DCP; Float8 Training; torch.compile"""
+"""The rows of table 7 of the TorchTitan paper (Liang et al. 2025)."""
+
+
+class Row(NamedTuple):
+    feature: str
+    lines: tuple[str, ...]
+    becomes: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+def rows() -> list[Row]:
+    found = []
+    for line in TEXT.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and len(cells) == 4 and cells[0] != "feature":
+            found.append(Row(cells[0], *(tuple(re.findall(r"`([^`]+)`", cell)) for cell in cells[1:])))
+    return found
+
+
+def plan_of(row: Row) -> str:
+    """The plan that the row's lines make of the one that the table begins with."""
+    lines = [SHARD.rstrip() if line == "shard on tp { … }" else line for line in row.lines]
+    given = {line.split()[0] for line in lines}
+    head = [line for line in HEAD.splitlines() if line and line.split()[0] not in given]
+    mesh = next((line for line in lines if line.startswith("mesh")), "mesh (dp_shard = 1)")
+    devices = math.prod(int(size) for axis, size in re.findall(r"(\w+) = (\d+)", mesh) if axis != "ep")
+    hosts, devices = (2, devices // 2) if devices > 8 else (1, devices)
+    cluster = f"b200(hosts = {hosts}, devices = {devices}, fabric = infiniband_ndr)"
+    return "\n".join([*head, *lines]).replace("b200", cluster) + "\n"
+
+
+def test_the_rows_are_those_of_the_paper():
+    assert [row.feature for row in rows()] == [name.strip() for name in ROWS.replace("\n", " ").split(";")]
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.feature)
+def test_the_lines_of_a_row_are_a_plan_that_becomes_what_the_row_says(row: Row):
+    text = plan_of(row)
+    linted = lint(text, "feature.plan", directory=ROOT)
+    assert [item.message for item in linted.diagnostics if item.severity == "error"] == []
+    assert linted.plan is not None
+    assert linted.context is not None
+    assert linted.context.manifest is not None
+    program = lower(linted.plan, linted.context.manifest, source_name="feature.plan").text
+    call, *below = row.becomes
+    assert call in program
+    for torch_call in below:
+        assert torch_call in RUNTIME
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.feature)
+def test_the_tests_of_a_row_exist(row: Row):
+    assert row.tests
+    for name in row.tests:
+        path, _, function = name.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name

@@ -1,0 +1,367 @@
+"""`legoai verify` finds and names what differs from one device, nothing else, and leaves no process behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from legoai.cli import main
+from legoai.lowering.program import Program, lower
+from legoai.lowering.verify import prepare as prepare_room
+from legoai.lowering.verify.compare import TOLERANCES, differences, relative
+
+SHARDED = """plan small
+
+model   llama3("tiny")
+cluster cpu(devices = 2)
+batch   (global = 16, micro = 4, seq_len = 64)
+mesh    (dp_shard = 2)
+
+fsdp on dp_shard {
+  layers.* = unit
+  root     = unit
+}
+clip (norm = 1.0)
+"""
+UNEVEN = """plan uneven
+
+model   llama3("tiny")
+cluster cpu(devices = 2)
+batch   (global = 3, micro = 1, seq_len = 64)
+mesh    (pp = 2)
+
+pipeline on pp (schedule = Interleaved1F1B, stages = 4)
+"""
+COMPILED = """plan compiled
+
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 16, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2, tp = 2)
+
+shard on tp {
+  tok_embeddings                  = rowwise(output = shard(1))
+  layers.*.{attention, ffn}_norm  = sequence
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise(output = shard(1))
+  layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
+  layers.*.feed_forward.{w1, w3}  = colwise
+  layers.*.feed_forward.w2        = rowwise(output = shard(1))
+  norm                            = sequence
+  output                          = colwise(input = shard(1), loss_parallel = true)
+}
+
+fsdp on dp_shard {
+  layers.* = unit
+  root     = unit
+}
+compile { layers.* = inductor }
+"""
+ZERO_BUBBLE = """plan bubbles
+
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 16, micro = 1, seq_len = 64)
+mesh    (pp = 2, dp_shard = 2)
+
+fsdp on dp_shard {
+  layers.* = unit(reshard = after_forward)  # legoai: ignore[LP516]
+  root     = unit
+}
+pipeline on pp (schedule = InterleavedZeroBubble, stages = 4)
+"""
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "attention_dropout": 0.1,
+    "tie_word_embeddings": True,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 4, "vocab_size": 512, "n_positions": 128}
+LLAMA_PLAN = """plan theirs
+
+model   huggingface("config.json")
+cluster cpu(devices = 4)
+batch   (global = 16, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2, tp = 2)
+
+shard on tp {
+  model.layers.*.self_attn.{q_proj, k_proj, v_proj} = colwise
+  model.layers.*.self_attn.o_proj                   = rowwise
+  model.layers.*.mlp.{gate_proj, up_proj}           = colwise
+  model.layers.*.mlp.down_proj                      = rowwise
+}
+
+fsdp on dp_shard { model.layers.* = unit }
+checkpoint { model.layers.{0..1} = full }
+"""
+GPT2_PLAN = """plan theirs
+
+model   huggingface("config.json")
+cluster cpu(devices = 2)
+batch   (global = 16, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2)
+
+fsdp on dp_shard { transformer.h.* = unit }
+"""
+FACTORY = """
+import torch
+from torch import nn
+
+
+class Mixer(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(dim, 2 * dim), nn.Dropout(0.5), nn.Linear(2 * dim, dim)
+
+    def forward(self, x):
+        return x + self.drop(self.down(self.up(x).relu()))
+
+
+class Net(nn.Module):
+    def __init__(self, dim, depth):
+        super().__init__()
+        self.embed = nn.Embedding(256, dim)
+        self.blocks = nn.ModuleList([Mixer(dim) for _ in range(depth)])
+        self.head = nn.Linear(dim, 256)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def build(dim, depth):
+    return Net(dim, depth)
+"""
+FACTORY_PLAN = """plan mine
+
+let dim = 16
+
+model   python("my_model:build", dim = dim, depth = 3)
+cluster cpu(devices = 2)
+batch   (global = 16, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2)
+
+fsdp on dp_shard { blocks.* = unit }
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("LEGOAI_DEBUG", raising=False)
+    return tmp_path
+
+
+def verified(capsys: pytest.CaptureFixture[str], text: str, *options: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of verifying a plan."""
+    Path("a.plan").write_text(text, encoding="utf-8")
+    status = main(["verify", "a.plan", *options])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def with_program(monkeypatch: pytest.MonkeyPatch, before: str, after: str) -> None:
+    """Let lowering make a mistake."""
+
+    def wrong(*args: object, **kwargs: object) -> Program:
+        program = lower(*args, **kwargs)  # type: ignore[arg-type]
+        assert before in program.text
+        return dataclasses.replace(program, text=program.text.replace(before, after))
+
+    monkeypatch.setattr(prepare_room, "lower", wrong)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and that still run."""
+    command = ["ps", "-o", "pid=,stat=", "--ppid", str(os.getpid())]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return {int(line.split()[0]) for line in found.stdout.splitlines() if "Z" not in line.split()[1]}
+
+
+def test_a_sharded_plan_computes_what_one_device_computes(capsys: pytest.CaptureFixture[str]):
+    before = children()
+    status, out, _ = verified(capsys, SHARDED)
+    assert status == 0, out
+    assert "a.plan: 2 ranks compute what one device computes" in out
+    assert "precision: fp64 throughout" in out
+    for kind in ("loss", "gradient norm", "gradients", "updates"):
+        [line] = [line for line in out.splitlines() if line.startswith(f"  {kind} ")]
+        assert "equal" in line
+    assert len(children() - before) <= 1, "at most ps itself"
+
+
+def test_the_plans_own_dtypes_are_judged_by_looser_tolerances(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = verified(capsys, SHARDED, "--dtype", "plan", "--steps", "1")
+    assert status == 0, out
+    assert "fp64" not in out
+    assert f"(allowed {TOLERANCES['bf16'].loss:.0e})" in out
+
+
+def test_a_wrong_update_is_found_and_the_first_module_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    with_program(monkeypatch, "weight_decay=0.01", "weight_decay=0.9")
+    status, out, _ = verified(capsys, SHARDED)
+    assert status == 1
+    assert "2 ranks do not compute what one device computes" in out
+    assert "  gradients      21 equal" in out
+    assert "the first that differs, in the model's order: after step 1 tok_embeddings.weight" in out
+
+
+def test_a_wrong_gradient_is_found_with_the_plans_lines_about_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    wrong = "fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)"
+    with_program(monkeypatch, wrong, f'{wrong}\n    model.layers["1"].set_reduce_scatter_divide_factor(1.0)')
+    status, out, _ = verified(capsys, SHARDED)
+    assert status == 1
+    assert (
+        "the gradient of layers.3.attention_norm.weight (layers.1.attention_norm.weight of the shrunken model)" in out
+    )
+    assert "what the plan says about layers.3.attention_norm:" in out
+    assert "in the unit layers.3" in out
+    assert "a.plan:9" in out
+
+
+def test_a_program_that_fails_names_the_rank_and_leaves_no_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    before = children()
+    with_program(monkeypatch, "    policy = ", "    assert mesh.get_local_rank() == 0, 'not me'\n    policy = ")
+    status, out, err = verified(capsys, SHARDED)
+    assert status == 1
+    assert "the program of the shrunken plan fails: rank 1: AssertionError: not me" in out
+    assert "LEGOAI_DEBUG=1 shows where" in err
+    assert len(children() - before) <= 1
+
+
+def test_errors_of_the_plan_are_shown_and_nothing_is_run(capsys: pytest.CaptureFixture[str]):
+    status, out, err = verified(capsys, SHARDED + "checkpoint { layrs.* = full }\n")
+    assert status == 1
+    assert "layrs" in out
+    assert "not verified" in err
+    status, out, _ = verified(capsys, SHARDED.replace("on dp_shard {", "on dp_shard (backend = graph) {"))
+    assert status == 1
+    assert "LP010" in out
+    status, out, _ = verified(capsys, SHARDED.replace("global = 16", "global = auto"))
+    assert status == 1
+    assert "LP011" in out
+
+
+@pytest.mark.parametrize("options", [("--ranks", "0"), ("--ranks", "17"), ("--steps", "none"), ("--dtype", "fp8")])
+def test_options_out_of_range_are_wrong_usage(options: tuple[str, str], capsys: pytest.CaptureFixture[str]):
+    assert verified(capsys, SHARDED, *options)[0] == 2
+
+
+def test_a_factorys_model_is_verified_as_it_is_or_not_at_all(capsys: pytest.CaptureFixture[str]):
+    Path("my_model.py").write_text(FACTORY)
+    status, out, _ = verified(capsys, FACTORY_PLAN)
+    assert status == 0, out
+    assert "model: python(" in out
+    status, _, err = verified(capsys, FACTORY_PLAN, "--set", "dim=4096")
+    assert status == 2
+    assert "only its author can make it smaller" in err
+
+
+@pytest.mark.parametrize(("config", "plan"), [(LLAMA, LLAMA_PLAN), (GPT2, GPT2_PLAN)], ids=["llama", "gpt2"])
+def test_a_hugging_face_model_computes_what_one_device_computes(
+    config: dict[str, object], plan: str, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("transformers")
+    Path("config.json").write_text(json.dumps(config))
+    status, out, _ = verified(capsys, plan)
+    assert status == 0, out
+    assert "compute what one device computes" in out
+
+
+@pytest.mark.slow
+def test_a_combination_that_torch_gets_wrong_is_caught_where_its_rule_is_suppressed(
+    capsys: pytest.CaptureFixture[str],
+):
+    status, out, _ = verified(capsys, ZERO_BUBBLE)
+    assert status == 1
+    assert "do not compute what one device computes" in out
+    assert "reshard = after_forward" in out
+    status, out, _ = verified(capsys, ZERO_BUBBLE.replace("after_forward)  # legoai: ignore[LP516]", "after_backward)"))
+    assert status == 0, out
+
+
+@pytest.mark.slow
+def test_compiled_blocks_that_do_not_wait_for_their_input_are_caught(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    status, out, _ = verified(capsys, COMPILED)
+    assert status == 0, out
+    assert "`aot_eager` for `inductor`" in out
+    with_program(monkeypatch, "    wait_for_output(model.tok_embeddings)", "    pass")
+    status, out, _ = verified(capsys, COMPILED)
+    assert status == 1
+    assert "the gradient of tok_embeddings.weight" in out
+
+
+def test_micro_batches_need_be_no_multiple_of_the_ranks(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = verified(capsys, UNEVEN)
+    assert status == 0, out
+
+
+def test_an_interrupt_ends_every_process(here: Path):
+    Path("a.plan").write_text(SHARDED, encoding="utf-8")
+    command = [sys.executable, "-m", "legoai", "verify", "a.plan", "--steps", "100"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 90
+    while len(session(process.pid)) < 4:  # itself, one device and two ranks
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert session(process.pid) == []
+
+
+def session(leader: int) -> list[str]:
+    command = ["ps", "-o", "pid=", "--sid", str(leader)]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    return found.stdout.split()
+
+
+def test_a_difference_is_measured_against_what_is_usual():
+    import torch
+
+    large, small, zero = torch.ones(10), torch.full((10,), 1e-9), torch.zeros(10)
+    reference = {
+        "gradients": {"a": large, "b": small, "c": None},
+        "updated": {"a": zero, "b": zero},
+        "trained": {"a": zero, "b": zero},
+        "rates": [0.1, 0.2],
+    }
+    own = {
+        "gradients": {"a": 1.5 * large, "b": small + 1e-6, "c": None},
+        "updated": {"a": zero + 0.01},
+        "trained": {"a": zero.clone(), "b": zero * float("nan")},
+    }
+    sizes = {(item.kind, item.step, item.name): item.size for item in differences(own, reference)}
+    assert sizes["gradient", 1, "a"] == pytest.approx(0.5)
+    assert sizes["gradient", 1, "b"] < 1e-2, "of a thousandth of the usual gradient"
+    assert sizes["gradient", 1, "c"] == 0.0
+    assert sizes["update", 1, "a"] == pytest.approx(0.1), "a tenth of the rate of the first step"
+    assert sizes["update", 2, "b"] == float("inf")
+    assert relative(float("nan"), 1.0) == float("inf")

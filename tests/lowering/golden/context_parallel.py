@@ -1,0 +1,104 @@
+"""tiny: lowered from tiny.plan by legoai 0.0.0.
+
+Cluster: cpu, 1 host, 4 devices each; 4 processes.
+Start it with: torchrun --nproc-per-node 4 tiny.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from legoai.runtime import Trainer
+from legoai.runtime.attention import context_parallel_attention
+from legoai.runtime.mesh import join_axes
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "tiny"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=128,
+        n_layers=4,
+        n_heads=8,
+        n_kv_heads=4,
+        hidden_dim=384,
+        vocab_size=256,
+        max_seq_len=1024,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=1.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # tiny.plan:3
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp_shard", "cp"))  # tiny.plan:7
+
+
+def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    for layer in model.layers.values():
+        context_parallel_attention(layer.attention, mesh, rotate="alltoall", balance="head_tail")  # tiny.plan:9
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer)  # tiny.plan:14
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # default
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # tiny.plan:11
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:12
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_context_parallel(model, mesh["cp"])  # tiny.plan:9
+    apply_checkpoint(model)  # tiny.plan:14
+    apply_fsdp(model, join_axes(mesh, ("dp_shard", "cp")))  # tiny.plan:10
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.001,
+        betas=(0.9, 0.999),
+        eps=1e-08,
+        weight_decay=0.01,
+        fused=True,
+    )  # default
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        data_axes=("dp_shard",),  # tiny.plan:7
+        context_axis="cp",  # tiny.plan:9
+        context_balance="head_tail",  # tiny.plan:9
+        global_batch=8,  # tiny.plan:6
+        micro_batch=2,  # tiny.plan:6
+        seq_len=64,  # tiny.plan:6
+        master_dtype=torch.float32,  # default
+        loss="eager",  # default
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

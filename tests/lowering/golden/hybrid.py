@@ -1,0 +1,118 @@
+"""tiny: lowered from tiny.plan by legoai 0.0.0.
+
+Cluster: cpu, 1 host, 4 devices each; 4 processes.
+Start it with: torchrun --nproc-per-node 4 tiny.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.optim.lr_scheduler import LambdaLR
+
+from legoai.runtime import Trainer, warmup_schedule
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "tiny"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=128,
+        n_layers=4,
+        n_heads=8,
+        n_kv_heads=4,
+        hidden_dim=384,
+        vocab_size=256,
+        max_seq_len=1024,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=1.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # tiny.plan:3
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))  # tiny.plan:7
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    model.layers["0"].feed_forward = checkpoint_wrapper(
+        model.layers["0"].feed_forward,
+        preserve_rng_state=False,
+    )  # tiny.plan:18
+    for index in (1, 3):
+        model.layers[str(index)] = checkpoint_wrapper(
+            model.layers[str(index)],
+            preserve_rng_state=False,
+        )  # tiny.plan:17
+    model.layers["2"] = checkpoint_wrapper(model.layers["2"], preserve_rng_state=False)  # tiny.plan:19
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.float64,
+        reduce_dtype=torch.float64,
+        output_dtype=torch.float64,
+    )  # tiny.plan:22
+    for index in range(2):
+        layer = model.layers[str(index)]
+        fully_shard(layer.attention, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # tiny.plan:12
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:10
+    fully_shard(model.layers["2"], mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:10
+    fully_shard(model.layers["3"], mesh=mesh, mp_policy=policy, reshard_after_forward=2)  # tiny.plan:11
+    fully_shard(model.tok_embeddings, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # tiny.plan:13
+    fully_shard(model.output, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # tiny.plan:13
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:9
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_checkpoint(model)  # tiny.plan:16
+    apply_fsdp(model, mesh["dp_replicate", "dp_shard"])  # tiny.plan:9
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        parameters,
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.0,
+        nesterov=True,
+        foreach=True,
+    )  # tiny.plan:23
+
+
+def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return warmup_schedule(optimizer, warmup=5, steps=5, decay="constant")  # tiny.plan:24
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        build_lr_scheduler=build_lr_scheduler,
+        data_axes=("dp_replicate", "dp_shard"),  # tiny.plan:7
+        global_batch=8,  # tiny.plan:6
+        micro_batch=2,  # tiny.plan:6
+        seq_len=64,  # tiny.plan:6
+        master_dtype=torch.float64,  # tiny.plan:22
+        loss="eager",  # default
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

@@ -1,0 +1,79 @@
+"""tiny: lowered from tiny.plan by legoai 0.0.0.
+
+Cluster: cpu, 1 host, 4 devices each; 1 process.
+Start it with: torchrun --nproc-per-node 1 tiny.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from legoai.runtime import Trainer
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "tiny"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=128,
+        n_layers=4,
+        n_heads=8,
+        n_kv_heads=4,
+        hidden_dim=384,
+        vocab_size=256,
+        max_seq_len=1024,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=1.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # tiny.plan:3
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (1,), mesh_dim_names=("dp_shard",))  # default
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.001,
+        betas=(0.9, 0.999),
+        eps=1e-08,
+        weight_decay=0.01,
+        fused=True,
+    )  # default
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        data_axes=("dp_shard",),  # default
+        global_batch=8,  # tiny.plan:5
+        micro_batch=2,  # tiny.plan:5
+        seq_len=64,  # tiny.plan:5
+        master_dtype=torch.float32,  # default
+        autocast_dtype=torch.bfloat16,  # default
+        loss="eager",  # default
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

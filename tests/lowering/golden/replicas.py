@@ -1,0 +1,98 @@
+"""replicas: lowered from tiny.plan by legoai 0.0.0.
+
+Cluster: h100_sxm, 2 hosts, infiniband_ndr; 16 processes.
+Start it with: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 replicas.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from legoai.runtime import ShardedOptimizer, Trainer
+from legoai.runtime.offload import offload_activations
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "replicas"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=2048,
+        n_layers=16,
+        n_heads=32,
+        n_kv_heads=8,
+        hidden_dim=8192,
+        vocab_size=128256,
+        max_seq_len=131072,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=32.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=True,
+    )  # tiny.plan:2
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (16,), mesh_dim_names=("dp_replicate",))  # tiny.plan:5
+
+
+def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # default
+    for first in range(0, 14, 2):
+        replicate(
+            [model.layers[str(index)] for index in range(first, first + 2)],
+            mesh=mesh,
+            mp_policy=policy,
+        )  # tiny.plan:7
+    replicate([model.layers["14"], model.layers["15"], model.norm], mesh=mesh, mp_policy=policy)  # tiny.plan:7
+    replicate(model, mesh=mesh, mp_policy=policy)  # tiny.plan:7
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_replicate(model, mesh["dp_replicate"])  # tiny.plan:7
+    offload_activations(model)  # tiny.plan:9
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return ShardedOptimizer(
+        parameters,
+        torch.optim.AdamW,
+        axis="dp_replicate",  # tiny.plan:7
+        lr=0.0003,
+        betas=(0.9, 0.999),
+        eps=1e-08,
+        weight_decay=0.01,
+        fused=True,
+    )  # tiny.plan:10
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        data_axes=("dp_replicate",),  # tiny.plan:5
+        global_batch=128,  # tiny.plan:4
+        micro_batch=4,  # tiny.plan:4
+        seq_len=2048,  # tiny.plan:4
+        master_dtype=torch.float32,  # default
+        loss="eager",  # default
+        reduce_gradients="last_micro_batch",  # tiny.plan:8
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

@@ -1,0 +1,157 @@
+"""llama3_70b_256: lowered from llama3_70b_256.plan by legoai 0.0.0.
+
+Cluster: h100_sxm, 32 hosts, infiniband_ndr; 256 processes.
+Start it with: torchrun --nnodes 32 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 llama3_70b_256.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.nn.attention import SDPBackend
+from torch.optim.lr_scheduler import LambdaLR
+
+from legoai.runtime import Trainer, warmup_schedule
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "llama3_70b_256"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=8192,
+        n_layers=80,
+        n_heads=64,
+        n_kv_heads=8,
+        hidden_dim=28672,
+        vocab_size=128256,
+        max_seq_len=131072,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=8.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # llama3_70b_256.plan:6
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (32, 8), mesh_dim_names=("dp_shard", "tp"))  # llama3_70b_256.plan:10
+
+
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "tok_embeddings": RowwiseParallel(
+                input_layouts=Replicate(),
+                output_layouts=Shard(1),
+            ),  # llama3_70b_256.plan:13
+            "norm": SequenceParallel(),  # llama3_70b_256.plan:21
+            "output": ColwiseParallel(
+                input_layouts=Shard(1),
+                output_layouts=Shard(-1),
+                use_local_output=False,
+            ),  # llama3_70b_256.plan:22
+        },
+    )  # llama3_70b_256.plan:12
+    for layer in model.layers.values():
+        parallelize_module(
+            layer,
+            mesh,
+            {
+                "attention_norm": SequenceParallel(),  # llama3_70b_256.plan:14
+                "attention": PrepareModuleInput(
+                    input_layouts=(Shard(1), None),
+                    desired_input_layouts=(Replicate(), None),
+                ),  # llama3_70b_256.plan:15
+                "attention.wq": ColwiseParallel(),  # llama3_70b_256.plan:16
+                "attention.wk": ColwiseParallel(),  # llama3_70b_256.plan:16
+                "attention.wv": ColwiseParallel(),  # llama3_70b_256.plan:16
+                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_70b_256.plan:17
+                "ffn_norm": SequenceParallel(),  # llama3_70b_256.plan:14
+                "feed_forward": PrepareModuleInput(
+                    input_layouts=(Shard(1),),
+                    desired_input_layouts=(Replicate(),),
+                ),  # llama3_70b_256.plan:18
+                "feed_forward.w1": ColwiseParallel(),  # llama3_70b_256.plan:19
+                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_70b_256.plan:20
+                "feed_forward.w3": ColwiseParallel(),  # llama3_70b_256.plan:19
+            },
+        )  # llama3_70b_256.plan:12
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer)  # llama3_70b_256.plan:30
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256.plan:33
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256.plan:26
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_70b_256.plan:27
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_tensor_parallel(model, mesh["tp"])  # llama3_70b_256.plan:12
+    apply_checkpoint(model)  # llama3_70b_256.plan:30
+    apply_fsdp(model, mesh["dp_shard"])  # llama3_70b_256.plan:25
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.00015,
+        betas=(0.9, 0.95),
+        eps=1e-08,
+        weight_decay=0.1,
+        fused=True,
+    )  # llama3_70b_256.plan:34
+
+
+def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_70b_256.plan:36
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        build_lr_scheduler=build_lr_scheduler,
+        data_axes=("dp_shard",),  # llama3_70b_256.plan:10
+        global_batch=512,  # llama3_70b_256.plan:8
+        micro_batch=4,  # llama3_70b_256.plan:8
+        seq_len=8192,  # llama3_70b_256.plan:8
+        master_dtype=torch.float32,  # llama3_70b_256.plan:33
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:31
+        loss="eager",  # default
+        loss_parallel=True,  # llama3_70b_256.plan:22
+        clip_norm=1.0,  # llama3_70b_256.plan:35
+        steps=100000,  # llama3_70b_256.plan:36
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

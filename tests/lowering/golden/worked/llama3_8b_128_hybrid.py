@@ -1,0 +1,110 @@
+"""llama3_8b_128: lowered from llama3_8b_128.plan (variant hybrid) by legoai 0.0.0.
+
+Cluster: h100_sxm, 16 hosts, infiniband_ndr; 128 processes.
+Start it with: torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 llama3_8b_128.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.attention import SDPBackend
+from torch.optim.lr_scheduler import LambdaLR
+
+from legoai.runtime import Trainer, warmup_schedule
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "llama3_8b_128"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=4096,
+        n_layers=32,
+        n_heads=32,
+        n_kv_heads=8,
+        hidden_dim=14336,
+        vocab_size=128256,
+        max_seq_len=131072,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=8.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # llama3_8b_8.plan:4
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (16, 8), mesh_dim_names=("dp_replicate", "dp_shard"))  # llama3_8b_128.plan:20
+
+
+def apply_compile(model: nn.Module) -> None:
+    for layer in model.layers.values():
+        layer.compile(fullgraph=True, dynamic=False)  # llama3_8b_128.plan:13
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer)  # llama3_8b_8.plan:15
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_8b_8.plan:18
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_8b_128.plan:22
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_128.plan:23
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_compile(model)  # llama3_8b_128.plan:13
+    apply_checkpoint(model)  # llama3_8b_8.plan:15
+    apply_fsdp(model, mesh["dp_replicate", "dp_shard"])  # llama3_8b_128.plan:21
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.0003,
+        betas=(0.9, 0.95),
+        eps=1e-08,
+        weight_decay=0.1,
+        fused=True,
+    )  # llama3_8b_8.plan:19
+
+
+def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_8b_8.plan:21
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        build_lr_scheduler=build_lr_scheduler,
+        data_axes=("dp_replicate", "dp_shard"),  # llama3_8b_128.plan:20
+        global_batch=256,  # llama3_8b_128.plan:9
+        micro_batch=2,  # llama3_8b_128.plan:9
+        seq_len=8192,  # llama3_8b_128.plan:9
+        master_dtype=torch.float32,  # llama3_8b_8.plan:18
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:16
+        loss="eager",  # default
+        clip_norm=1.0,  # llama3_8b_8.plan:20
+        steps=100000,  # llama3_8b_8.plan:21
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

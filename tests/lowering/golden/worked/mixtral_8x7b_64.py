@@ -1,0 +1,119 @@
+"""mixtral_8x7b_64: lowered from mixtral_8x7b_64.plan by legoai 0.0.0.
+
+Cluster: h100_sxm, 8 hosts, infiniband_ndr; 64 processes.
+Start it with: torchrun --nnodes 8 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 mixtral_8x7b_64.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.attention import SDPBackend
+from torch.optim.lr_scheduler import LambdaLR
+
+from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime.experts import ExpertParallel
+from legoai.runtime.mesh import split_off_experts
+from legoai.specs.models.configs import MixtralConfig
+from legoai.specs.models.mixtral import Mixtral
+
+PLAN = "mixtral_8x7b_64"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = MixtralConfig(
+        dim=4096,
+        n_layers=32,
+        n_heads=32,
+        n_kv_heads=8,
+        hidden_dim=14336,
+        n_experts=8,
+        top_k=2,
+        vocab_size=32000,
+        max_seq_len=32768,
+        norm_eps=1e-05,
+        rope_theta=1000000.0,
+    )  # mixtral_8x7b_64.plan:4
+    return Mixtral(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (64,), mesh_dim_names=("dp_shard",))  # mixtral_8x7b_64.plan:8
+
+
+def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    for layer in model.layers.values():
+        parallelize_module(layer.feed_forward.experts, mesh, ExpertParallel())  # mixtral_8x7b_64.plan:10
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer)  # mixtral_8x7b_64.plan:17
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # mixtral_8x7b_64.plan:20
+    expert_mesh = split_off_experts(mesh, ep=8)["dp_shard_mod_ep"]  # mixtral_8x7b_64.plan:8
+    for layer in model.layers.values():
+        fully_shard(
+            layer.feed_forward.experts,
+            mesh=expert_mesh,
+            mp_policy=policy,
+            reshard_after_forward=True,
+            shard_placement_fn=lambda _: Shard(1),
+        )  # mixtral_8x7b_64.plan:10
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # mixtral_8x7b_64.plan:13
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64.plan:14
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_expert_parallel(model, split_off_experts(mesh["dp_shard"], ep=8)["ep"])  # mixtral_8x7b_64.plan:10
+    apply_checkpoint(model)  # mixtral_8x7b_64.plan:17
+    apply_fsdp(model, mesh["dp_shard"])  # mixtral_8x7b_64.plan:12
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.0002,
+        betas=(0.9, 0.95),
+        eps=1e-08,
+        weight_decay=0.1,
+        fused=True,
+    )  # mixtral_8x7b_64.plan:21
+
+
+def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # mixtral_8x7b_64.plan:23
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        build_lr_scheduler=build_lr_scheduler,
+        data_axes=("dp_shard",),  # mixtral_8x7b_64.plan:8
+        global_batch=512,  # mixtral_8x7b_64.plan:6
+        micro_batch=2,  # mixtral_8x7b_64.plan:6
+        seq_len=4096,  # mixtral_8x7b_64.plan:6
+        master_dtype=torch.float32,  # mixtral_8x7b_64.plan:20
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:18
+        loss="eager",  # default
+        clip_norm=1.0,  # mixtral_8x7b_64.plan:22
+        steps=100000,  # mixtral_8x7b_64.plan:23
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

@@ -1,0 +1,152 @@
+"""tiny: lowered from tiny.plan by legoai 0.0.0.
+
+Cluster: cpu, 1 host, 4 devices each; 4 processes.
+Start it with: torchrun --nproc-per-node 4 tiny.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.optim.lr_scheduler import LambdaLR
+
+from legoai.runtime import Trainer, warmup_schedule
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "tiny"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=128,
+        n_layers=4,
+        n_heads=8,
+        n_kv_heads=4,
+        hidden_dim=384,
+        vocab_size=256,
+        max_seq_len=1024,
+        norm_eps=1e-05,
+        rope_theta=500000.0,
+        rope_scaling=1.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # tiny.plan:4
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (2, 2), mesh_dim_names=("dp_shard", "tp"))  # tiny.plan:8
+
+
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),  # tiny.plan:11
+            "norm": SequenceParallel(),  # tiny.plan:19
+            "output": ColwiseParallel(
+                input_layouts=Shard(1),
+                output_layouts=Shard(-1),
+                use_local_output=False,
+            ),  # tiny.plan:20
+        },
+    )  # tiny.plan:10
+    for layer in model.layers.values():
+        parallelize_module(
+            layer,
+            mesh,
+            {
+                "attention_norm": SequenceParallel(),  # tiny.plan:12
+                "attention": PrepareModuleInput(
+                    input_layouts=(Shard(1), None),
+                    desired_input_layouts=(Replicate(), None),
+                ),  # tiny.plan:13
+                "attention.wq": ColwiseParallel(),  # tiny.plan:14
+                "attention.wk": ColwiseParallel(),  # tiny.plan:14
+                "attention.wv": ColwiseParallel(),  # tiny.plan:14
+                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # tiny.plan:15
+                "ffn_norm": SequenceParallel(),  # tiny.plan:12
+                "feed_forward": PrepareModuleInput(
+                    input_layouts=(Shard(1),),
+                    desired_input_layouts=(Replicate(),),
+                ),  # tiny.plan:16
+                "feed_forward.w1": ColwiseParallel(),  # tiny.plan:17
+                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # tiny.plan:18
+                "feed_forward.w3": ColwiseParallel(),  # tiny.plan:17
+            },
+        )  # tiny.plan:10
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    for index in range(2):
+        model.layers[str(index)] = checkpoint_wrapper(model.layers[str(index)])  # tiny.plan:28
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)  # tiny.plan:30
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # tiny.plan:24
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:25
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_tensor_parallel(model, mesh["tp"])  # tiny.plan:10
+    apply_checkpoint(model)  # tiny.plan:28
+    apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:23
+    return model
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.003,
+        betas=(0.9, 0.95),
+        eps=1e-08,
+        weight_decay=0.1,
+        fused=True,
+    )  # tiny.plan:31
+
+
+def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
+    return warmup_schedule(optimizer, warmup=20, steps=200, decay="cosine", floor=0.1)  # tiny.plan:33
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=build_optimizer,
+        build_lr_scheduler=build_lr_scheduler,
+        data_axes=("dp_shard",),  # tiny.plan:8
+        global_batch=32,  # tiny.plan:6
+        micro_batch=8,  # tiny.plan:6
+        seq_len=128,  # tiny.plan:6
+        master_dtype=torch.float32,  # tiny.plan:30
+        loss="eager",  # default
+        loss_parallel=True,  # tiny.plan:20
+        clip_norm=1.0,  # tiny.plan:32
+        steps=200,  # tiny.plan:33
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

@@ -1,0 +1,180 @@
+"""A lowered program on any mesh trains as the same plan does on one process."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plans import HEAD, SEQUENCE_PARALLEL, lowered
+from torch.distributed.tensor import DTensor
+
+from legoai.runtime import RunOptions
+
+STEPS = 5
+TOLERANCE = 1e-10
+DOUBLE = "precision (master = fp64, param = fp64, reduce = fp64)\n"
+PLAIN_DOUBLE = "precision (master = fp64, param = fp64)\n"
+TRAINING = """\
+batch     (global = 8, micro = 2, seq_len = 32)
+optimizer adamw(lr = 1e-2, betas = [0.9, 0.95], weight_decay = 0.1)
+clip      (norm = 1.0)
+schedule  cosine(warmup = 1, steps = 10, floor = 0.1)
+"""
+UNITS = "{ layers.* = unit, root = unit }\n"
+ATTENTION_ONLY = """\
+shard on tp {
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise
+}
+"""
+FEED_FORWARD_ONLY = """\
+shard on tp {
+  layers.*.feed_forward.{w1, w3} = colwise
+  layers.*.feed_forward.w2       = rowwise
+}
+"""
+RAW_PLACEMENTS = """\
+shard on tp {
+  layers.*.feed_forward                     = inputs(from = replicate, to = replicate)
+  layers.*.feed_forward.{w1, w3}.weight     = shard(0)
+  layers.*.feed_forward.w2.weight           = shard(1)
+  layers.*.feed_forward.w2                  = outputs(from = partial, to = replicate)
+  layers.{1, 3}.attention.{wq, wk, wv}      = colwise
+  layers.{1, 3}.attention.wo                = rowwise
+}
+"""
+VOCABULARY_PARALLEL = """\
+shard on tp {
+  tok_embeddings = rowwise
+  output         = colwise(loss_parallel = true)
+}
+"""
+
+PLANS = {
+    "fsdp": f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}",
+    "fsdp, kept after forward": f"""
+mesh (dp_shard = 4)
+fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit(reshard = after_forward) }}
+{DOUBLE}""",
+    "fsdp, two ranks after forward, blocks unlike each other": f"""
+mesh (dp_shard = 4)
+fsdp on dp_shard {{
+  layers.*                 = unit(reshard = 2)
+  layers.2                 = none
+  layers.{{0..1}}.attention = unit
+  {{tok_embeddings, output}} = unit
+}}
+{DOUBLE}""",
+    "tensor and sequence parallel": f"mesh (tp = 4)\n{SEQUENCE_PARALLEL}{PLAIN_DOUBLE}",
+    "fsdp and tensor parallel": f"""
+mesh (dp_shard = 2, tp = 2)
+{SEQUENCE_PARALLEL}
+fsdp on dp_shard {UNITS}
+{DOUBLE}""",
+    "fsdp, tensor parallel and checkpointing": f"""
+mesh (dp_shard = 2, tp = 2)
+{SEQUENCE_PARALLEL}
+fsdp on dp_shard {UNITS}
+checkpoint {{ layers.* = full }}
+{DOUBLE}""",
+    "hybrid sharding": f"mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard {UNITS}{DOUBLE}",
+    "replicas alone": f"mesh (dp_replicate = 4)\nfsdp on dp_replicate, dp_shard {UNITS}{DOUBLE}",
+    "checkpointing of some": f"""
+mesh (dp_shard = 4)
+fsdp on dp_shard {UNITS}
+checkpoint (preserve_rng = false) {{
+  layers.*                 = every(2)
+  layers.{{0, 2}}.attention = full
+  layers.1.feed_forward    = full
+  output                   = full
+}}
+{DOUBLE}""",
+    "tensor parallel feed-forward with fsdp": f"""
+mesh (dp_shard = 2, tp = 2)
+{FEED_FORWARD_ONLY}
+fsdp on dp_shard {UNITS}
+{DOUBLE}""",
+    "tensor parallel attention alone": f"mesh (tp = 4)\n{ATTENTION_ONLY}{PLAIN_DOUBLE}",
+    "placements of parameters": f"mesh (tp = 4)\n{RAW_PLACEMENTS}{PLAIN_DOUBLE}",
+    "vocabulary parallel": f"mesh (tp = 4)\n{VOCABULARY_PARALLEL}{PLAIN_DOUBLE}",
+    "three axes": f"""
+mesh (dp_replicate = 2, dp_shard = 1, tp = 2)
+{SEQUENCE_PARALLEL}
+fsdp on dp_replicate, dp_shard {UNITS}
+{DOUBLE}""",
+}
+
+
+def text_of(body: str, head: str = HEAD) -> str:
+    return lowered(f"{head}{TRAINING}{body}").text
+
+
+def train(text: str, data: str, **options: Any) -> dict:
+    """Run a program on this rank's part; losses, gradient norms and whole parameters by their plain names."""
+    namespace: dict = {"__name__": "program"}
+    exec(compile(text, "program.py", "exec"), namespace)
+    chosen = {"device": "cpu", "log_every": 0, "steps": STEPS, "data": data} | options
+    history = namespace["trainer"]().fit(RunOptions(**chosen))
+    model = history.training.model
+    return {
+        "loss": [record.loss for record in history.steps],
+        "norm": [record.grad_norm for record in history.steps],
+        "parameters": {
+            name.replace("_checkpoint_wrapped_module.", ""): (p.full_tensor() if isinstance(p, DTensor) else p)
+            .detach()
+            .clone()
+            for name, p in model.named_parameters()
+        },
+        "dtypes": {p.dtype for p in model.parameters()},
+    }
+
+
+def assert_close(one: dict, other: dict, tolerance: float) -> None:
+    assert one["loss"] == pytest.approx(other["loss"], abs=tolerance)
+    assert one["norm"] == pytest.approx(other["norm"], abs=tolerance)
+    assert one["parameters"].keys() == other["parameters"].keys()
+    for name, parameter in one["parameters"].items():
+        torch.testing.assert_close(parameter, other["parameters"][name], rtol=0, atol=tolerance, msg=name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def alone(gloo, data) -> dict:
+    """The plan on one process, with neither mesh nor wrapper."""
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
+    assert result["dtypes"] == {torch.float64}
+    return result
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):
+    for result in gloo(4)(train, text_of(PLANS[name]), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):
+    head = HEAD.replace('llama3("tiny")', 'llama3("tiny", tie_embeddings = true)')
+    [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
+    for result in gloo(4)(train, text_of(f"mesh (tp = 4)\n{VOCABULARY_PARALLEL}{PLAIN_DOUBLE}", head), data):
+        assert "output.weight" not in result["parameters"]
+        assert_close(result, one, TOLERANCE)
+
+
+def test_mixed_precision_trains_close_to_full_precision(gloo, data):
+    [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
+    units = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}precision (param = bf16, reduce = fp32)"
+    autocast = f"mesh (tp = 4)\n{SEQUENCE_PARALLEL}precision (param = bf16)"
+    for body in (units, autocast):
+        result = gloo(4)(train, text_of(body), data)[0]
+        assert result["dtypes"] == {torch.float32}
+        assert result["loss"] == pytest.approx(single["loss"], rel=1e-2)
+        assert result["loss"] != pytest.approx(single["loss"], rel=1e-6)

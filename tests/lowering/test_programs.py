@@ -1,0 +1,269 @@
+"""What programs look like: golden texts, stable bytes, and lines that know their plan."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PLANS = {
+    "one_device": f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)",
+    "fsdp_tensor_parallel": FULL,
+    "hybrid": f"""\
+{HEAD}
+batch (global = 8, micro = 2, seq_len = 64)
+mesh  (dp_replicate = 2, dp_shard = 2)
+
+fsdp on dp_replicate, dp_shard {{
+  layers.*                  = unit(reshard = after_backward)
+  layers.3                  = unit(reshard = 2)
+  layers.{{0..1}}.attention   = unit
+  {{tok_embeddings, output}}  = unit(reshard = after_forward)
+}}
+
+checkpoint (preserve_rng = false) {{
+  layers.*                = every(2)
+  layers.0.feed_forward   = full
+  layers.2                = full
+}}
+
+precision (master = fp64, param = fp64, reduce = fp64, output = fp64)
+optimizer sgd(lr = 0.1, momentum = 0.9, nesterov = true, fused = false)
+schedule  constant(warmup = 5)
+""",
+    "replicas": """\
+plan replicas
+model   llama3("1b")
+cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)
+batch   (global = 128, micro = 4, seq_len = 2048)
+mesh    (dp_replicate = 16)
+
+replicate on dp_replicate (bucket = 400MiB, optimizer = sharded)
+comm      (reduce = last_micro_batch)
+offload   (activations = all)
+optimizer adamw(lr = 3e-4)
+""",
+    "buckets": """\
+plan buckets
+model   llama3("8b")
+cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)
+batch   (global = 32, micro = 1, seq_len = 8192)
+mesh    (dp_shard = 16)
+
+fsdp on dp_shard {
+  tok_embeddings = unit
+  layers.*       = unit
+  {norm, output} = unit(reshard = never)
+  root           = unit
+}
+
+comm (prefetch = units(forward = 2, backward = 1)) {
+  layers.*       = bucket(bytes(1.5GiB))
+  {norm, output} = bucket(group)
+}
+
+offload (parameters = all)
+""",
+    "context_parallel": f"""\
+{HEAD}
+batch (global = 8, micro = 2, seq_len = 64)
+mesh  (dp_shard = 2, cp = 2)
+
+context on cp (rotate = alltoall)
+fsdp on dp_shard, cp {{
+  layers.* = unit
+  root     = unit
+}}
+checkpoint {{ layers.* = full }}
+""",
+    "experts": """\
+plan sparse
+
+model   mixtral("8x7b", n_layers = 4, hidden_dim = 4096)
+cluster h100_sxm
+batch   (global = 64, micro = 1, seq_len = 4096)
+mesh    (dp_shard = 8, ep = 4)
+
+shard on ep {
+  layers.*.feed_forward.experts = experts(capacity_factor = 1.25)
+  layers.0.feed_forward.experts = experts
+}
+
+fsdp on dp_shard {
+  layers.* = unit
+  layers.0 = unit(reshard = after_backward)
+  root     = unit
+}
+""",
+    "pipeline": f"""\
+{HEAD.replace('"tiny"', '"tiny", n_layers = 6')}
+batch (global = 32, micro = 1, seq_len = 256)
+mesh  (pp = 2, dp_shard = 2, tp = 2)
+
+{SEQUENCE_PARALLEL}
+fsdp on dp_shard {{
+  layers.*                 = unit(reshard = after_backward)
+  layers.{{0..1}}.attention  = unit(reshard = after_backward)
+  {{tok_embeddings, output}} = unit(reshard = after_backward)
+}}
+
+pipeline on pp (
+  schedule     = ZBVZeroBubble
+  split        = [layers.1, layers.3, layers.5]
+  microbatches = 8
+)
+
+checkpoint {{
+  layers.* = every(2)
+  norm     = full
+}}
+precision (param = bf16, reduce = fp32)
+""",
+    "selective_compile_flash": f"""\
+{HEAD}
+batch (global = 8, micro = 2, seq_len = 64)
+mesh  (dp_shard = 2, tp = 2)
+
+{SEQUENCE_PARALLEL}
+fsdp on dp_shard {{
+  layers.* = unit
+  root     = unit
+}}
+
+checkpoint {{
+  layers.*      = selective([attention, alternate_matmul])
+  layers.{{0..1}} = full
+}}
+attention flash
+loss      chunked(4)
+compile   {{ layers.* = inductor }}
+""",
+    "tied_raw_placements": """\
+plan tied
+model   gpt2("small")
+cluster a100_sxm80(hosts = 2, devices = 4, fabric = infiniband_ndr)
+batch   (global = 8, micro = 8, seq_len = 1024)
+mesh    (tp = 8)
+
+shard on tp {
+  tok_embeddings                     = rowwise
+  layers.{0..1}.mlp                  = inputs(from = replicate, to = replicate)
+  layers.{0..1}.mlp.up.{weight, bias} = shard(0)
+  layers.{0..1}.mlp.down.weight      = shard(1)
+  layers.{0..1}.mlp.down.bias        = replicate
+  layers.{0..1}.mlp.down             = outputs(from = partial, to = replicate)
+  output                             = colwise(loss_parallel = true)
+}
+precision (master = fp32, param = bf16)
+""",
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_plan_becomes_the_program_that_was_read_and_approved(name: str, golden):
+    golden(name, lowered(PLANS[name]))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_program_is_what_the_formatter_would_write_and_the_linter_finds_nothing(name: str, tmp_path: Path):
+    path = tmp_path / "program.py"
+    path.write_text(lowered(PLANS[name]).text)
+    compile(path.read_text(), str(path), "exec")
+    options = ["--isolated", "--line-length", "120", str(path)]
+    rules = ["--select", "E,F,W,I,N,UP,B,C4,SIM,RET,PTH,PIE,RUF", "--config", 'lint.isort.known-first-party=["legoai"]']
+    for command in (["format", "--diff", *options], ["check", *rules, *options]):
+        done = subprocess.run([_ruff(), *command], capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _ruff() -> str:
+    return str(Path(sys.executable).parent / "ruff")
+
+
+_CHILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from plans import lowered
+from test_programs import PLANS
+sys.stdout.write("\\f".join(lowered(PLANS[name]).text for name in sorted(PLANS)))
+"""
+
+
+def test_two_lowerings_are_equal_to_the_byte_in_any_process():
+    texts = set()
+    for seed in ("0", "1", "4711"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", _CHILD, str(Path(__file__).parent)],
+            env=environment, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT,
+        )  # fmt: skip
+        texts.add(done.stdout)
+    assert texts == {"\f".join(lowered(PLANS[name]).text for name in sorted(PLANS))}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_call_that_a_plan_decides_names_its_line(name: str):
+    program = lowered(PLANS[name])
+    lines = program.text.splitlines()
+    decided = {
+        "parallelize_module", "fully_shard", "checkpoint_wrapper", "MixedPrecisionPolicy", "distribute_parameter",
+        "init_device_mesh", "warmup_schedule", "LlamaConfig", "GPTConfig", "ColwiseParallel", "RowwiseParallel",
+        "SequenceParallel", "PrepareModuleInput", "PrepareModuleOutput", "AdamW", "SGD", "replicate",
+        "ShardedOptimizer", "CPUOffloadPolicy", "offload_activations", "set_reshard_after_backward",
+        "set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch", "context_parallel_attention",
+    }  # fmt: skip
+    seen = 0
+    for node in ast.walk(ast.parse(program.text)):
+        if isinstance(node, ast.Call):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function in decided:
+                seen += 1
+                assert re.search(r"  # (tiny\.plan:\d+|default)$", lines[node.end_lineno - 1]), lines[node.lineno - 1]
+    assert seen >= 2
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_map_of_lines_says_what_the_comments_say(name: str):
+    program = lowered(PLANS[name])
+    plan = PLANS[name].splitlines()
+    for number, line in enumerate(program.text.splitlines(), 1):
+        cited = re.search(r"  # tiny\.plan:(\d+)$", line)
+        if cited is not None:
+            assert program.lines[number].line == int(cited[1])
+    for number, span in program.lines.items():
+        assert plan[span.line - 1].strip(), f"line {number} comes from an empty line"
+
+
+def test_comments_hold_no_folder():
+    text = lowered(FULL, name="some/where/tiny.plan").text
+    assert "# tiny.plan:" in text
+    assert "some" not in text
+
+
+def test_the_head_says_how_to_start_the_program_on_its_hosts():
+    assert "torchrun --nproc-per-node 4 tiny.py" in lowered(FULL).text
+    text = lowered(PLANS["tied_raw_placements"]).text
+    assert "torchrun --nnodes 2 --nproc-per-node 4 " in text
+    assert "Cluster: a100_sxm80, 2 hosts, 4 devices each, infiniband_ndr; 8 processes." in text
+
+
+def test_a_variant_is_named():
+    plan = resolved(FULL)
+    from dataclasses import replace
+
+    assert "(variant small)" in lowered(replace(plan, variant="small")).text
+
+
+def test_data_axes_are_those_that_spread_samples():
+    assert 'data_axes=("dp_replicate", "dp_shard")' in lowered(PLANS["hybrid"]).text
+    assert 'data_axes=("dp_shard",)' in lowered(FULL).text
+    sharded = f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)\nmesh (tp = 4)\n{SEQUENCE_PARALLEL}"
+    assert "data_axes=()" in lowered(sharded).text

@@ -1,0 +1,170 @@
+"""What cannot be lowered is refused with the plan's line, and all of it at once."""
+
+from __future__ import annotations
+
+import pytest
+from plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, refusals, resolved
+
+from legoai.dsl.rules import rule_of
+from legoai.lowering.program import LoweringError
+
+BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
+UNITS = "{ layers.* = unit, root = unit }"
+
+CASES = {
+    "ranks without stages": ("mesh (pp = 2)", {1: "no statement says how the model is split"}),
+    "stages without ranks": ("pipeline on pp", {1: "there are no ranks"}),
+    "unreduced pieces of sequences": ("mesh (cp = 4)\ncontext on cp", {1: "no statement reduces gradients over `cp`"}),
+    "pieces of sequences for nothing": ("mesh (cp = 4)\nfsdp on cp", {1: "what the 4 ranks of `cp` do"}),
+    "experts that are none": (
+        "mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard\nshard on ep { layers.* = experts }",
+        {3: "`layers.0` is no module of experts"},
+    ),
+    "no experts": ("mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard", {1: "which experts the 2 ranks of `ep` hold"}),
+    "replicas of shards": (
+        "mesh (dp_replicate = 2, dp_shard = 2)\nreplicate on dp_replicate\nfsdp on dp_shard",
+        {2: "cannot hold the same parameters"},
+    ),
+    "graph backend": ("mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)", {2: "backend = graph"}),
+    "uneven groups": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit(reshard = 3)\n}",
+        {3: "does not divide the 4 ranks"},
+    ),
+    "no root unit": ("mesh (dp_shard = 4)\nfsdp on dp_shard {\n  root = none\n}", {3: "always a unit"}),
+    "odd axes": ("mesh (dp_replicate = 4)\nfsdp on dp_replicate", {2: "fsdp on dp_replicate"}),
+    "flex": ("attention flex", {1: "has no such kernel"}),
+    "checkpointed model": ("checkpoint { root = full }", {1: "`root` cannot be checkpointed"}),
+    "comm of nothing": (
+        "comm (prefetch = units(forward = 2),\n  reduce = last_micro_batch) {\n  layers.* = bucket(module)\n}",
+        {1: "nothing is gathered", 2: "no statement reduces gradients", 3: "nothing is gathered in buckets"},
+    ),
+    "comm of a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard\ncomm (reorder = true,\n  prefetch = proactive(limit = 1GiB),\n"
+        "  unshard = selective)",
+        {3: "one traced graph", 4: "`units(…)` is lowered", 5: "one traced graph"},
+    ),
+    "buckets of no units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
+        "comm {\n  root = bucket(group)\n  layers.0.attention = bucket(module)\n  layers.1 = bucket(module)\n}",
+        {7: "shares no bucket", 8: "is no unit of `fsdp`", 9: "is a unit inside of `layers.1`"},
+    ),
+    "buckets of unlike units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.3 = unit(reshard = never)\n}\n"
+        "comm {\n  layers.{1..3} = bucket(group)\n  layers.0 = bucket(balanced)\n}",
+        {7: "reshard differently", 8: "needs the times"},
+    ),
+    "prefetching of units in units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
+        "comm (prefetch = units(forward = 1))",
+        {6: "`layers.1.attention` lies inside of another"},
+    ),
+    "prefetching none": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm (prefetch = units(backward = 0))",
+        {3: "at least one unit ahead"},
+    ),
+    "offload of a graph": ("offload (optimizer = adaptive,\n  activations = bytes(1GiB))", {1: "graph", 2: "graph"}),
+    "offloaded parameters": (
+        "offload (parameters = all,\n  optimizer = none)",
+        {1: "needs an `fsdp` statement", 2: "where they are"},
+    ),
+    "fp16": ("precision (param = fp16)", {1: "loss scaling"}),
+    "reduce without units": (
+        "precision (param = fp32,\n  reduce = bf16)",
+        {2: "needs an `fsdp` or `replicate` statement"},
+    ),
+    "autocast to fp32": ("precision (master = fp64, param = fp32)", {1: "autocast computes in bf16"}),
+    "gradient dtype": ("precision (param = fp32,\n  gradient = bf16)", {2: "gradients accumulate"}),
+    "no reduction": ("mesh (dp_shard = 4)", {1: "no statement reduces gradients over `dp_shard` = 4"}),
+    "long warm-up": ("schedule cosine(steps = 10, warmup = 11)", {1: "longer than the whole schedule"}),
+    "placement of a module": ("mesh (tp = 4)\nshard on tp {\n  layers.0 = replicate\n}", {3: "is a module"}),
+    "style of a parameter": ("mesh (tp = 4)\nshard on tp {\n  norm.weight = sequence\n}", {3: "is a parameter"}),
+    "placed twice": (
+        "mesh (tp = 4)\nshard on tp {\n  output = colwise(output = replicate)\n  output.weight = shard(0)\n}",
+        {4: "already places `output.weight`"},
+    ),
+    "sharded logits": (
+        "mesh (tp = 4)\nshard on tp {\n  output = colwise\n}",
+        {3: "every rank of `tp` would hold a part"},
+    ),
+    "loss parallel inside": (
+        "mesh (tp = 4)\nshard on tp {\n  layers.0.feed_forward.w1 = colwise(loss_parallel = true)\n}",
+        {3: "for the layer whose output the model returns"},
+    ),
+    "loss parallel of whole logits": (
+        "mesh (tp = 4)\nshard on tp {\n  output = colwise(output = replicate, loss_parallel = true)\n}",
+        {3: "sharded on the vocabulary"},
+    ),
+    "too many layouts": (
+        "mesh (tp = 4)\nshard on tp {\n  norm = inputs(from = [shard(1), none], to = [replicate, none])\n}",
+        {3: "has 1 inputs (x); the rule gives 2 layouts"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_not_lowered_is_refused_at_its_line(name: str):
+    body, expected = CASES[name]
+    head = HEAD + BATCH
+    found = refusals(head + body)
+    offset = head.count("\n")
+    assert {item.code for item in found} == {"LP010"}
+    assert {item.label.span.line - offset for item in found} == set(expected)
+    for item in found:
+        assert expected[item.label.span.line - offset] in item.message
+        assert item.label.text or item.help
+
+
+def test_all_refusals_come_at_once_in_the_order_of_the_text():
+    found = refusals(
+        f"{HEAD}{BATCH}checkpoint {{ root = full }}\nattention flex\nprecision (param = fp16)\nmesh (dp_shard = 4)"
+    )
+    assert [item.label.span.line for item in found] == [6, 7, 8, 9]
+
+
+def test_units_do_not_untie_embeddings():
+    tied = HEAD.replace('llama3("tiny")', 'llama3("tiny", tie_embeddings = true)')
+    mesh = "mesh (dp_shard = 4)\n"
+    [finding] = refusals(f"{tied}{BATCH}{mesh}fsdp on dp_shard {{ output = unit }}")
+    assert "`tok_embeddings.weight` and `output.weight` are one parameter" in finding.message
+    assert refusals(f"{tied}{BATCH}{mesh}fsdp on dp_shard {UNITS}") == []
+
+
+def test_styles_do_not_untie_embeddings():
+    tied = HEAD.replace('llama3("tiny")', 'llama3("tiny", tie_embeddings = true)')
+    [finding] = refusals(f"{tied}{BATCH}mesh (tp = 4)\nshard on tp {{ output = colwise(loss_parallel = true) }}")
+    assert "`output.weight` shard(0)" in finding.message
+    assert "`tok_embeddings.weight` whole on every rank" in finding.message
+
+
+def test_holes_are_refused_with_a_code_of_their_own():
+    body = "mesh (tp = auto in [2, 4])\nfsdp on dp_shard {\n  layers.* = auto\n}\noptimizer adamw(betas = [0.9, auto])"
+    found = refusals(HEAD + BATCH + body)
+    assert [(item.code, item.label.span.line) for item in found] == [("LP011", 6), ("LP011", 8), ("LP011", 10)]
+
+
+def test_rules_that_a_linter_would_reject_are_not_lowered():
+    body = "checkpoint {\n  layer.* = full\n  layers.*.norm = none\n}\n"
+    assert [item.code for item in refusals(HEAD + BATCH + body)] == ["LP210", "LP210"]
+
+
+def test_a_style_on_an_axis_of_one_rank_changes_nothing():
+    alone = f"{HEAD}{BATCH}precision (param = fp32)\n"
+    program = lowered(f"{alone}{SEQUENCE_PARALLEL}")
+    assert program.text.partition("PLAN_HASH")[2][80:] == lowered(alone).text.partition("PLAN_HASH")[2][80:]
+
+
+def test_the_error_is_readable_on_its_own():
+    with pytest.raises(LoweringError, match=r"^tiny\.plan:6:.*: LP010 .*\(and 1 more\)$"):
+        lowered(f"{HEAD}{BATCH}checkpoint {{ root = full }}\nattention flex")
+
+
+@pytest.mark.parametrize("code", ["LP010", "LP011"])
+def test_the_codes_have_pages(code: str):
+    rule = rule_of(code)
+    assert rule is not None
+    assert "## Use instead" in (rule.__doc__ or "")
+
+
+def test_a_plan_that_is_lowered_has_no_refusals():
+    assert refusals(FULL) == []
+    assert resolved(FULL).name == "tiny"

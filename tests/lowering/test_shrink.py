@@ -1,0 +1,282 @@
+"""A shrunken plan is small, and says what the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
+
+from legoai.dsl.lint import lint
+from legoai.dsl.paths import Paths, assign
+from legoai.dsl.rules.split_points import SplitPoints
+from legoai.dsl.sources import read_base, read_source
+from legoai.lowering.program import LoweringError
+from legoai.lowering.shrink import MAX_RANKS, CannotShrinkError, Shrunken, shrink
+from legoai.lowering.verify.prepare import prepare
+from legoai.specs.directives.base import describe
+from legoai.specs.models.configs import LlamaConfig, MixtralConfig
+
+PLANS = Path(__file__).parents[2] / "plans"
+BATCH = "batch (global = 512, micro = 4, seq_len = 8192)\n"
+
+
+def worked() -> Iterator[tuple[str, str | None]]:
+    for path in sorted(PLANS.glob("*.plan")):
+        yield path.stem, None
+        source = read_source(str(path))
+        for variant in lint(source.text, source.name, directory=PLANS, read=read_base).resolution.variants:
+            yield path.stem, variant
+
+
+def shrunken(text: str, **options: object) -> Shrunken:
+    plan = resolved(text)
+    return shrink(plan, manifest_of(plan.model.source()), **options)  # type: ignore[arg-type]
+
+
+def big(body: str, *, model: str = 'llama3("8b")', batch: str = BATCH, **options: object) -> Shrunken:
+    head = f"plan big\nmodel {model}\ncluster h100_sxm(hosts = 64, fabric = infiniband_ndr)\n"
+    return shrunken(f"{head}{batch}{body}", **options)
+
+
+@pytest.mark.parametrize(("name", "variant"), list(worked()))
+def test_a_worked_plan_becomes_a_small_plan_without_errors(name: str, variant: str | None):
+    source = read_source(str(PLANS / f"{name}.plan"))
+    linted = lint(source.text, source.name, directory=PLANS, variant=variant, read=read_base, variants=False)
+    assert linted.plan is not None
+    try:
+        small = prepare(linted, directory=PLANS).shrunken.plan
+    except LoweringError as error:
+        # What the plan itself cannot be lowered to, its copy need not be lowered to.
+        assert {item.code for item in error.diagnostics} == {"LP010"}
+        small = shrink(linted.plan, linted.context.manifest).plan  # type: ignore[union-attr, arg-type]
+    config = small.model.source().config()
+    assert small.mesh.world_size <= MAX_RANKS
+    assert small.mesh.used() == linted.plan.mesh.used()
+    assert config.dim <= 128
+    assert config.n_layers <= 8
+    assert small.batch.global_batch * small.batch.seq_len <= 1024
+    assert small.precision.param == "fp64"
+    for keyword in ("fsdp", "replicate", "pipeline", "context", "checkpoint", "compile", "clip"):
+        assert (getattr(small, keyword) is None) == (getattr(linted.plan, keyword) is None)
+
+
+def test_axes_of_several_ranks_become_axes_of_two():
+    mesh = big("mesh (pp = 4, dp_shard = 16, tp = 8)\npipeline on pp").plan.mesh
+    assert (mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp) == (2, 1, 2, 1, 2)
+
+
+def test_an_axis_of_one_rank_stays():
+    assert big("mesh (dp_shard = 1, tp = 8)\nfsdp on dp_shard { root = unit }").plan.mesh.world_size == 2
+
+
+def test_groups_of_ranks_stay_smaller_than_their_axis():
+    small = big("mesh (dp_shard = 64)\nfsdp on dp_shard { layers.* = unit(reshard = 8) }").plan
+    assert small.mesh.dp_shard == 4
+    assert small.fsdp is not None
+    assert small.fsdp.rules[0].treatment.reshard == 2
+
+
+def test_experts_keep_shards_beside_them_where_they_had_some():
+    body = "shard on ep { layers.*.feed_forward.experts = experts }\nfsdp on dp_shard { root = unit }"
+    some = big(f"mesh (dp_shard = 64, ep = 8)\n{body}", model='mixtral("8x7b")').plan
+    assert (some.mesh.dp_shard, some.mesh.ep) == (4, 2)
+    none = big(f"mesh (dp_shard = 8, ep = 8)\n{body}", model='mixtral("8x7b")').plan
+    assert (none.mesh.dp_shard, none.mesh.ep) == (2, 2)
+    config = some.model.source().config()
+    assert isinstance(config, MixtralConfig)
+    assert config.n_experts > config.top_k
+    assert config.n_experts % some.mesh.ep == 0
+
+
+def test_axes_are_left_out_where_there_are_too_few_ranks():
+    body = """
+mesh (pp = 4, dp_replicate = 2, dp_shard = 8, tp = 8)
+shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }
+fsdp on dp_replicate, dp_shard { root = unit }
+pipeline on pp
+"""
+    all_axes = big(body)
+    assert all_axes.plan.mesh.world_size == 16
+    assert not any("left out" in change for change in all_axes.changes)
+    eight = big(body, ranks=8)
+    assert eight.plan.mesh.world_size == 8
+    assert eight.plan.fsdp is not None
+    assert eight.plan.fsdp.axes == ("dp_shard",)
+    assert "`dp_replicate` is left out: 16 ranks would be needed, 8 are allowed" in eight.changes
+    two = big(body, ranks=2)
+    assert two.plan.mesh.used() == ("pp",)
+    assert two.plan.shard == ()
+    assert two.plan.pipeline is not None
+    one = big(body, ranks=1)
+    assert one.plan.mesh.world_size == 1
+    assert one.plan.pipeline is None
+
+
+def test_heads_keep_their_groups_and_their_share_of_each_rank():
+    config = big(f"mesh (tp = 8)\n{SEQUENCE_PARALLEL}").plan.model.source().config()
+    assert isinstance(config, LlamaConfig)
+    assert config.n_heads // config.n_kv_heads == 32 // 8
+    assert config.n_kv_heads == 2, "one of each rank, as before"
+    assert config.vocab_size == 256
+
+
+def test_a_vocabulary_that_tp_does_not_divide_is_not_divided_after():
+    small = big("mesh (tp = 4)\nshard on tp { layers.*.mlp.up = colwise }", model='gpt2("small")')
+    assert small.plan.model.source().config().vocab_size == 257
+
+
+def test_ties_stay():
+    config = big("", model='llama3("1b")').plan.model.source().config()
+    assert isinstance(config, LlamaConfig)
+    assert config.tie_embeddings
+
+
+def test_blocks_that_rules_tell_apart_keep_their_own_rules():
+    text = """
+mesh (dp_shard = 8)
+fsdp on dp_shard { layers.{0..9} = unit, layers.{10, 31}.attention = unit, layers.20 = unit }
+checkpoint { layers.* = full, layers.3 = none }
+"""
+    plan = resolved(f'plan big\nmodel llama3("8b")\ncluster h100_sxm\n{BATCH}{text}')
+    small = shrunken(f'plan big\nmodel llama3("8b")\ncluster h100_sxm\n{BATCH}{text}')
+    assert small.blocks is not None
+    for keyword in ("fsdp", "checkpoint"):
+        before = treatments(plan, keyword)
+        after = treatments(small.plan, keyword)
+        assert after, keyword
+        assert {small.original(path): value for path, value in after.items()} == {
+            path: value for path, value in before.items() if path in {small.original(kept) for kept in modules(small)}
+        }
+        assert set(map(str, after.values())) == set(map(str, before.values()))
+
+
+def treatments(plan: object, keyword: str) -> dict[str, object]:
+    directive = getattr(plan, keyword)
+    paths = Paths(list(manifest_of(plan.model.source()).modules))  # type: ignore[attr-defined]
+    found = assign(directive.rules, paths)
+    assert not found.unmatched
+    assert not found.conflicts
+    return {path: describe(rule.treatment) for path, rule in found.by_path.items()}
+
+
+def modules(small: Shrunken) -> list[str]:
+    return list(manifest_of(small.plan.model.source()).modules)
+
+
+def test_every_nth_block_is_still_some_and_not_all():
+    small = big("checkpoint { layers.{0..9} = every(4) }")
+    assert small.plan.checkpoint is not None
+    [rule] = small.plan.checkpoint.rules
+    assert (rule.path, rule.treatment.n) == ("layers.{0..1}", 2)
+    assert "checkpoint: every(2) for every(4)" in small.changes
+
+
+def test_stages_of_a_rank_stay_and_even_stages_stay_even():
+    small = big("mesh (pp = 8, dp_shard = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)").plan
+    assert small.pipeline is not None
+    assert small.pipeline.stages == 4
+    assert small.model.source().config().n_layers == 4
+
+
+def test_uneven_stages_stay_uneven():
+    body = "mesh (pp = 8, tp = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)"
+    small = big(body, model='llama3("405b")').plan
+    assert small.model.source().config().n_layers % 4 != 0
+
+
+def test_named_split_points_name_the_blocks_that_are_kept():
+    small = big("mesh (pp = 4, dp_shard = 8)\npipeline on pp (split = [layers.3, layers.20, norm])")
+    assert small.plan.pipeline is not None
+    assert small.plan.pipeline.split == ("norm",)
+    small = big("mesh (pp = 2, dp_shard = 8)\npipeline on pp (split = [layers.20])")
+    assert small.plan.pipeline is not None
+    [point] = small.plan.pipeline.split
+    assert int(small.original(point).split(".")[1]) >= 20
+    held = SplitPoints(manifest_of(small.plan.model.source())).stages((point,), 2)
+    assert all(any(path.startswith("layers.") for path in stage) for stage in held)
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
+def test_a_schedule_has_the_micro_batches_that_it_needs(schedule: str):
+    small = big(f"mesh (pp = 4, dp_shard = 8)\npipeline on pp (schedule = {schedule})").plan
+    accumulation = small.batch.global_batch // (small.batch.micro_batch * small.mesh.data_parallel)
+    assert accumulation == 4
+
+
+def test_micro_batches_that_are_no_multiple_of_the_ranks_stay_so():
+    for schedule in ("GPipe", "Interleaved1F1B", "DualPipeV"):
+        batch = BATCH.replace("512", "312").replace("micro = 4", "micro = 1")
+        small = big(f"mesh (pp = 4, dp_shard = 24)\npipeline on pp (schedule = {schedule})", batch=batch).plan
+        accumulation = small.batch.global_batch // (small.batch.micro_batch * small.mesh.data_parallel)
+        assert accumulation % small.mesh.pp == 1
+
+
+def test_accumulated_micro_batches_stay_at_least_two():
+    small = big("mesh (dp_shard = 8)\nfsdp on dp_shard { root = unit }").plan
+    assert small.batch.global_batch == small.batch.micro_batch * 2 * 2
+    one = big("mesh (dp_shard = 8)\nfsdp on dp_shard { root = unit }", batch=BATCH.replace("512", "32")).plan
+    assert one.batch.global_batch == one.batch.micro_batch * 2
+
+
+def test_a_sequence_can_still_be_cut():
+    small = big(f"mesh (cp = 4, tp = 8)\ncontext on cp\nloss chunked(12)\n{SEQUENCE_PARALLEL}").plan
+    assert small.batch.seq_len % (2 * 2 * 2) == 0
+    assert small.batch.seq_len % 12 == 0
+
+
+def test_what_needs_a_gpu_is_replaced_and_said():
+    small = big("""
+mesh (dp_shard = 8)
+fsdp on dp_shard { root = unit }
+attention flash
+compile { layers.* = inductor(mode = max_autotune) }
+precision { layers.*.feed_forward.* = float8 }
+offload (optimizer = all)
+""")
+    assert small.plan.attention.kernel == "default"
+    assert small.plan.compile is not None
+    assert [rule.treatment.name for rule in small.plan.compile.rules] == ["aot_eager"]
+    assert small.plan.precision.rules == ()
+    assert small.plan.offload is None
+    assert small.plan.cluster.device == "cpu"
+    for word in ("attention `flash`", "aot_eager", "without float8", "offload"):
+        assert any(word in change for change in small.changes), word
+
+
+def test_the_plans_own_dtypes_can_be_kept():
+    small = big("mesh (dp_shard = 8)\nfsdp on dp_shard { root = unit }", batch=BATCH)
+    kept = shrunken(
+        f'plan big\nmodel llama3("8b")\ncluster h100_sxm\n{BATCH}mesh (dp_shard = 8)\nfsdp on dp_shard',
+        double=False,
+    )
+    assert small.plan.precision.param == "fp64"
+    assert (kept.plan.precision.master, kept.plan.precision.param) == ("fp32", "bf16")
+
+
+def test_buckets_hold_about_as_many_blocks_as_before():
+    small = big("mesh (dp_replicate = 8)\nreplicate on dp_replicate (bucket = 800MiB)").plan
+    assert small.replicate is not None
+    assert 1024 < small.replicate.bucket < 2**20
+
+
+def test_every_value_keeps_its_place_in_the_text():
+    text = f"{HEAD}{BATCH}mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit }}"
+    plan, small = resolved(text), shrunken(text).plan
+    assert small.batch.origin("micro_batch") == plan.batch.origin("micro_batch")
+    assert small.mesh.origin("dp_shard") == plan.mesh.origin("dp_shard")
+    assert small.fsdp is not None
+    assert plan.fsdp is not None
+    assert small.fsdp.rules[0].origin == plan.fsdp.rules[0].origin
+
+
+def test_a_factorys_model_stays_as_it_is_unless_it_is_large():
+    plan = resolved(f'plan theirs\nmodel python("torch.nn:Identity")\ncluster cpu\n{BATCH}')
+    tiny = manifest_of(resolved(f"{HEAD}{BATCH}").model.source())
+    small = shrink(plan, tiny)
+    assert small.plan.model is plan.model
+    assert small.original("layers.3.attention") == "layers.3.attention"
+    large = manifest_of(resolved(f'plan big\nmodel llama3("8b")\ncluster cpu\n{BATCH}').model.source())
+    with pytest.raises(CannotShrinkError, match=r"has 8,030,261,248 parameters.*--set"):
+        shrink(plan, large)

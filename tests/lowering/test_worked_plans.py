@@ -1,0 +1,33 @@
+"""The worked plans: what each becomes was read and approved, and is what the formatter would write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import legoai
+from legoai.dsl.resolve import resolve
+
+PLANS = Path(__file__).parents[2] / "plans"
+
+
+def worked() -> list:
+    found = []
+    for path in sorted(PLANS.glob("*.plan")):
+        variants = resolve(path.read_text(encoding="utf-8"), path.name, directory=PLANS).variants
+        found += [pytest.param(path, variant, id=f"{path.stem}-{variant or 'base'}") for variant in (None, *variants)]
+    return found
+
+
+@pytest.mark.parametrize(("path", "variant"), worked())
+def test_a_worked_plan_becomes_the_program_that_was_read_and_approved(path: Path, variant: str | None, golden):
+    program = legoai.lower(path, variant=variant)
+    golden(f"worked/{path.stem}{f'_{variant}' if variant else ''}", program)
+    assert len(program.text.splitlines()) <= 250, "too long to review in one sitting"
+    ruff = Path(sys.executable).with_name("ruff")
+    done = subprocess.run(
+        [ruff, "format", "--isolated", "--line-length", "120", "--diff", "-"],
+        input=program.text, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

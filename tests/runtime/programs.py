@@ -1,0 +1,197 @@
+"""A small Llama-shaped model and trainers for it on several meshes, in the form of a lowered program."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from legoai.runtime import Trainer, warmup_schedule
+
+DIM, HEADS, HIDDEN, VOCABULARY, LAYERS = 32, 4, 64, 256, 2
+
+
+def rotary(positions: int, head_dim: int) -> torch.Tensor:
+    frequencies = 1.0 / 10000 ** (torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        batch, sequence, _ = x.shape
+        q, k, v = (w(x).view(batch, sequence, -1, DIM // HEADS).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+        q, k = self._rotate(q, table), self._rotate(k, table)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(out.transpose(1, 2).reshape(batch, sequence, -1))
+
+    def _rotate(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        cos, sin = table[:, : x.shape[2]].to(x.dtype)
+        even, odd = x[..., ::2], x[..., 1::2]
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(DIM, HIDDEN, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(HIDDEN, DIM, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.ffn_norm = nn.RMSNorm(DIM), nn.RMSNorm(DIM)
+        self.attention, self.feed_forward = Attention(), FeedForward()
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), table)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class TinyLlama(nn.Module):
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(VOCABULARY, DIM)
+        self.layers = nn.ModuleDict({str(index): Block() for index in range(LAYERS)})
+        self.norm = nn.RMSNorm(DIM)
+        self.output = nn.Linear(DIM, VOCABULARY, bias=False)
+        if tied:
+            self.output.weight = self.tok_embeddings.weight
+        self.register_buffer("table", torch.empty(2, 64, DIM // HEADS // 2, dtype=torch.float64), persistent=False)
+
+    def init_buffers(self) -> None:
+        self.table.copy_(rotary(64, DIM // HEADS))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            x = layer(x, self.table)
+        return self.output(self.norm(x))
+
+
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+        },
+    )
+    for layer in model.layers.values():
+        parallelize_module(
+            layer,
+            mesh,
+            {
+                "attention_norm": SequenceParallel(),
+                "attention": PrepareModuleInput(
+                    input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
+                ),
+                "attention.wq": ColwiseParallel(),
+                "attention.wk": ColwiseParallel(),
+                "attention.wv": ColwiseParallel(),
+                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),
+                "ffn_norm": SequenceParallel(),
+                "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+                "feed_forward.w1": ColwiseParallel(),
+                "feed_forward.w3": ColwiseParallel(),
+                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
+            },
+        )
+
+
+def apply_plain_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Without sequence parallel: the norms stay plain tensors beside DTensors."""
+    for layer in model.layers.values():
+        parallelize_module(
+            layer,
+            mesh,
+            {
+                "attention.wq": ColwiseParallel(),
+                "attention.wk": ColwiseParallel(),
+                "attention.wv": ColwiseParallel(),
+                "attention.wo": RowwiseParallel(),
+                "feed_forward.w1": ColwiseParallel(),
+                "feed_forward.w3": ColwiseParallel(),
+                "feed_forward.w2": RowwiseParallel(),
+            },
+        )
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    for layer in model.layers.values():
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def trainer(
+    *,
+    dp_shard: int = 1,
+    tp: int = 1,
+    sequence_parallel: bool = True,
+    checkpoint: bool = False,
+    dtype: torch.dtype = torch.float64,
+    global_batch: int = 8,
+    micro_batch: int = 2,
+    lr: float = 1e-2,
+    fused: bool = True,
+    plan: str = "tiny",
+    plan_hash: str = "sha256:test",
+    weight_decay_on: str = "all",
+    tied: bool = False,
+) -> Trainer:
+    """Return a trainer on a (dp_shard, tp) mesh; an axis of size 1 is left out, as lowering leaves it out."""
+    axes = {name: size for name, size in {"dp_shard": dp_shard, "tp": tp}.items() if size > 1} or {"dp_shard": 1}
+
+    def build_mesh(device_type: str) -> DeviceMesh:
+        return init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        if tp > 1:
+            apply = apply_tensor_parallel if sequence_parallel else apply_plain_tensor_parallel
+            apply(model, mesh["tp"])
+        if checkpoint:
+            for name, layer in model.layers.items():
+                model.layers[name] = checkpoint_wrapper(layer)
+        if dp_shard > 1:
+            apply_fsdp(model, mesh["dp_shard"])
+        return model
+
+    return Trainer(
+        plan=plan,
+        plan_hash=plan_hash,
+        build_model=lambda: TinyLlama(tied=tied),
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), fused=fused),
+        build_lr_scheduler=lambda optimizer: warmup_schedule(optimizer, warmup=2, steps=10, floor=0.1),
+        data_axes=("dp_shard",) if "dp_shard" in axes else (),
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+        seq_len=32,
+        master_dtype=dtype,
+        loss_parallel=tp > 1 and sequence_parallel,
+        clip_norm=1.0,
+        weight_decay_on=weight_decay_on,
+        seed=0,
+    )

@@ -1,0 +1,122 @@
+"""Real torchrun: training, a user's mistake, a crash, and signals, with no process left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from legoai.runtime import RunError, launch
+from legoai.runtime.launch import threads_per_process
+
+PROGRAM = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+import programs
+if os.environ.get("CRASH") == os.environ["RANK"]:
+    sys.exit("this rank crashes")
+programs.trainer(dp_shard=2, dtype=torch.float32).main()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture
+def start(program, tmp_path):
+    """Start `launch` in a process of its own, with a mark in its environment that finds its children."""
+    mark = f"LEGOAI_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
+    key, value = mark.split("=")
+
+    def run(nproc: int, *arguments: str, **environment: str) -> subprocess.Popen:
+        code = (
+            "import sys, pathlib; from legoai.runtime import launch;"
+            f"sys.exit(launch(pathlib.Path({str(program)!r}), nproc={nproc}, arguments=sys.argv[1:]))"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "--device", "cpu", "--out", str(tmp_path / "out"), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {key: value} | environment,
+        )
+
+    yield run
+    left = [pid for pid in processes_with(mark) if pid != os.getpid()]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "processes are left behind"
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def ends(process: subprocess.Popen) -> tuple[int, str]:
+    _, stderr = process.communicate(timeout=90)
+    return process.returncode, stderr
+
+
+def test_a_program_trains_and_continues(start, tmp_path):
+    status, told = ends(start(2, "--steps", "2", "--log-every", "1"))
+    assert status == 0, told
+    assert "step 2/2  loss" in told and "\x1b" not in told and "Traceback" not in told
+    records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert records[0]["world"] == 2 and records[-1]["event"] == "end"
+
+
+def test_a_mistake_is_told_once_without_a_traceback(start):
+    status, told = ends(start(2, "--data", "/nowhere"))
+    assert status == 1
+    assert told.count("error[RUN010]: --data /nowhere: no such file") == 1
+    assert "Traceback" not in told and "failed" not in told
+    assert len(told.splitlines()) == 2, told
+
+
+def test_a_crash_names_the_rank_that_failed_first(start):
+    status, told = ends(start(2, "--steps", "1", CRASH="1"))
+    assert status == 1
+    assert "this rank crashes" in told and "rank 1 failed first, with status 1" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_leaves(start, tmp_path, number):
+    process = start(2, "--steps", "2000", "--log-every", "1")
+    assert any(re.match(r"step +3/", line) for line in process.stderr)
+    process.send_signal(number)
+    status, told = ends(process)
+    assert status == 128 + number, told
+    [saved] = [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()]
+    step = int(saved.removeprefix("step-"))
+    assert step >= 3 and f"stopped by signal {int(number)} after step {step}/2000, saved in" in told
+    assert "Traceback" not in told
+
+
+def test_threads_share_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_process(1) == cores
+    assert threads_per_process(10 * cores) == 1
+
+
+def test_a_missing_program_is_told(tmp_path):
+    with pytest.raises(RunError, match="there is no program"):
+        launch(tmp_path / "nothing.py", nproc=1)

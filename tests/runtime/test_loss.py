@@ -1,0 +1,95 @@
+"""The cross entropy of tokens: its value, its gradient, and what it keeps in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch.autograd.graph import saved_tensors_hooks
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legoai.runtime.loss import LossFunction, loss_function
+
+BATCH, TOKENS, VOCABULARY = 2, 24, 50
+
+
+def sample(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    logits = torch.randn(BATCH, TOKENS, VOCABULARY, dtype=dtype, requires_grad=True)
+    return logits, torch.randint(0, VOCABULARY, (BATCH, TOKENS))
+
+
+def value_and_gradient(loss: LossFunction, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, targets = sample(dtype)
+    value = loss(logits, targets)
+    value.backward()
+    assert logits.grad is not None
+    return value.detach(), logits.grad
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5, TOKENS])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-15), (torch.bfloat16, 1e-4)])
+def test_pieces_give_the_loss_and_gradient_of_the_whole(pieces: int, dtype: torch.dtype, tolerance: float):
+    whole = value_and_gradient(loss_function("eager"), dtype)
+    parts = value_and_gradient(loss_function("chunked", pieces=pieces), dtype)
+    assert_close(parts, whole, rtol=1e-6 if dtype == torch.bfloat16 else 0, atol=tolerance)
+
+
+def test_the_loss_is_the_mean_over_tokens_in_single_precision():
+    logits, targets = sample(torch.bfloat16)
+    value = loss_function("eager")(logits, targets)
+    assert value.dtype == torch.float32
+    expected = F.cross_entropy(logits.double().flatten(0, 1), targets.flatten())
+    assert_close(value.double(), expected, rtol=1e-6, atol=0)
+
+
+class LargestResult(TorchDispatchMode):
+    """Notes the bytes of the largest tensor in float32 that an operator returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        for item in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(item, torch.Tensor) and item.dtype == torch.float32:
+                self.largest = max(self.largest, item.nbytes)
+        return result
+
+
+def memory(loss: LossFunction) -> tuple[int, int]:
+    """Bytes in float32 that are kept for the backward pass, and of the largest result in forward or backward."""
+    logits, targets = sample(torch.bfloat16)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.float32:
+            kept[tensor.untyped_storage()._cdata] = tensor.nbytes
+        return tensor
+
+    with LargestResult() as results:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            value = loss(logits, targets)
+        value.backward()
+    return sum(kept.values()), results.largest
+
+
+def test_only_one_piece_exists_in_single_precision():
+    logits = BATCH * TOKENS * VOCABULARY * 4
+    kept, largest = memory(loss_function("eager"))
+    assert kept >= logits
+    assert largest == logits
+    kept, largest = memory(loss_function("chunked", pieces=6))
+    assert kept == 0
+    assert largest == logits // 6
+
+
+@pytest.mark.slow
+def test_the_compiled_loss_is_the_eager_one():
+    torch._dynamo.reset()
+    assert_close(
+        value_and_gradient(loss_function("fused"), torch.float64),
+        value_and_gradient(loss_function("eager"), torch.float64),
+        rtol=0,
+        atol=1e-14,
+    )

@@ -1,0 +1,52 @@
+"""The command line of a lowered program."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from legoai.runtime import RunOptions
+from legoai.runtime.options import parse_options
+
+
+def parse(*argv: str) -> RunOptions:
+    return parse_options(argv, plan="tiny", steps=300)
+
+
+def test_defaults_are_the_plans_and_the_records():
+    options = parse()
+    assert options.steps == 300 and options.out == Path("runs/tiny")
+    defaults = RunOptions()
+    for option in fields(RunOptions):
+        if option.name not in ("steps", "out"):
+            assert getattr(options, option.name) == getattr(defaults, option.name), option.name
+
+
+def test_every_option_of_the_record_can_be_given_and_is_explained(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse("--help")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for option in fields(RunOptions):
+        assert f"--{option.name.replace('_', '-')} " in text
+        assert f"{option.name}:" in RunOptions.__doc__
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--steps", "0"], "0 is not positive"),
+        (["--steps", "many"], "'many' is not a whole number"),
+        (["--keep", "-1"], "-1 is negative"),
+        (["--timeout", "nan"], "not a positive number of seconds"),
+        (["--on-nan", "pray"], "invalid choice"),
+        (["--stepz", "3"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_leaves_with_status_2(argv, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,305 @@
+"""Training on any mesh is the training of one process, and a resumed one is the one that was not stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import programs
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from legoai.runtime import History, RunError, RunErrorCode, RunOptions
+
+STEPS = 4
+
+
+def outcome(history: History) -> dict:
+    """What a run came to, as plain numbers: losses, gradient norms and whole parameters by their plain names."""
+    model = history.training.model
+    parameters = {
+        name.replace("_checkpoint_wrapped_module.", ""): (p.full_tensor() if isinstance(p, DTensor) else p)
+        .detach()
+        .clone()
+        for name, p in model.named_parameters()
+    }
+    return {
+        "loss": [record.loss for record in history.steps],
+        "norm": [record.grad_norm for record in history.steps],
+        "lr": [record.lr for record in history.steps],
+        "parameters": parameters,
+        "validations": history.validations,
+        "resumed_from": history.resumed_from,
+    }
+
+
+def fit(program: dict, options: dict) -> dict:
+    history = programs.trainer(**program).fit(RunOptions(device="cpu", log_every=0, **options))
+    return outcome(history)
+
+
+def assert_close(one: dict, other: dict, tolerance: float) -> None:
+    assert one["loss"] == pytest.approx(other["loss"], abs=tolerance)
+    assert one["norm"] == pytest.approx(other["norm"], abs=tolerance)
+    assert one["lr"] == other["lr"]
+    assert one["parameters"].keys() == other["parameters"].keys()
+    for name, parameter in one["parameters"].items():
+        torch.testing.assert_close(parameter, other["parameters"][name], rtol=0, atol=tolerance, msg=name)
+
+
+def assert_equal(one: dict, other: dict) -> None:
+    assert one["loss"] == other["loss"]
+    assert one["norm"] == other["norm"]
+    for name, parameter in one["parameters"].items():
+        assert torch.equal(parameter, other["parameters"][name]), name
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    """A corpus small enough that training passes over it more than once."""
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("".join(f"line {n} of a corpus that says {n * n % 97}\n" for n in range(30)))
+    return str(path)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(gloo, data) -> dict:
+    return gloo(1)(fit, {}, {"steps": STEPS, "data": data})[0]
+
+
+MESHES = {
+    "fsdp4": {"dp_shard": 4, "micro_batch": 1},
+    "fsdp4, checkpointed": {"dp_shard": 4, "checkpoint": True},
+    "tp4 with sequence parallel": {"tp": 4},
+    "tp4 without sequence parallel": {"tp": 4, "sequence_parallel": False},
+    "fsdp2 x tp2": {"dp_shard": 2, "tp": 2},
+    "fsdp2 x tp2, checkpointed": {"dp_shard": 2, "tp": 2, "checkpoint": True},
+    "fsdp2 x tp2 without sequence parallel": {"dp_shard": 2, "tp": 2, "sequence_parallel": False},
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_a_mesh_trains_as_one_process_does(gloo, alone, data, mesh):
+    ranks = gloo(4)(fit, mesh, {"steps": STEPS, "data": data})
+    for rank in ranks:
+        assert_close(rank, alone, 1e-10)
+        assert rank["norm"] == ranks[0]["norm"], "every rank has the same bits"
+
+
+def test_the_gradient_is_clipped_in_these_runs(alone):
+    assert max(alone["norm"]) > 1.0
+
+
+def test_accumulation_does_not_change_the_gradient(gloo, alone, data):
+    whole = gloo(1)(fit, {"micro_batch": 8}, {"steps": STEPS, "data": data})[0]
+    assert_close(whole, alone, 1e-10)
+
+
+def test_two_runs_are_equal_to_the_bit(gloo, data):
+    mesh = {"dp_shard": 2, "tp": 2, "dtype": torch.float32}
+    first, second = (gloo(4)(fit, mesh, {"steps": STEPS, "data": data}) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert_equal(one, other)
+
+
+def test_a_resumed_run_equals_one_that_was_not_stopped_to_the_bit(gloo, data, tmp_path):
+    mesh = {"dp_shard": 2, "tp": 2, "dtype": torch.float32, "checkpoint": True}
+    whole = gloo(4)(fit, mesh, {"steps": 7, "data": data})[0]
+    first = gloo(4)(fit, mesh, {"steps": 3, "data": data, "out": tmp_path})[0]
+    rest = gloo(4)(fit, mesh, {"steps": 7, "data": data, "out": tmp_path})[0]
+    assert rest["resumed_from"] == 3
+    assert first["loss"] + rest["loss"] == whole["loss"]
+    assert first["norm"] + rest["norm"] == whole["norm"]
+    assert first["lr"] + rest["lr"] == whole["lr"]
+    for name, parameter in whole["parameters"].items():
+        assert torch.equal(parameter, rest["parameters"][name]), name
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed"),
+    [
+        ({"dp_shard": 4, "micro_batch": 1}, {"dp_shard": 2, "tp": 2}),
+        ({"dp_shard": 2, "tp": 2}, {"tp": 4, "sequence_parallel": False}),
+        ({"tp": 4}, {"dp_shard": 4, "checkpoint": True}),
+    ],
+    ids=["fsdp4 to fsdp2 x tp2", "fsdp2 x tp2 to tp4", "tp4 to fsdp4"],
+)
+def test_a_run_continues_on_another_mesh(gloo, alone, data, tmp_path, saved, resumed):
+    first = gloo(4)(fit, saved, {"steps": 2, "data": data, "out": tmp_path})[0]
+    rest = gloo(4)(fit, {**resumed, "plan_hash": "sha256:other"}, {"steps": STEPS, "data": data, "out": tmp_path})[0]
+    assert rest["resumed_from"] == 2
+    joined = {**rest, **{key: first[key] + rest[key] for key in ("loss", "norm", "lr")}}
+    assert_close(joined, alone, 1e-10)
+
+
+def test_validation_reads_the_same_text_on_every_mesh_and_leaves_training_alone(gloo, alone, data):
+    options = {"steps": STEPS, "data": data, "validate_every": 2}
+    one = gloo(1)(fit, {}, {**options, "validate_batches": 2})[0]
+    two = gloo(4)(fit, {"dp_shard": 2, "tp": 2}, {**options, "validate_batches": 1})[0]
+    assert [step for step, _ in one["validations"]] == [2, 4]
+    assert [loss for _, loss in one["validations"]] == pytest.approx(
+        [loss for _, loss in two["validations"]], abs=1e-10
+    )
+    assert_equal(one, alone)
+    assert_close(two, alone, 1e-10)
+
+
+def test_validating_and_saving_in_one_step_keeps_the_run_equal(gloo, data, tmp_path):
+    mesh = {"dp_shard": 4, "micro_batch": 1}
+    plain = gloo(4)(fit, mesh, {"steps": STEPS, "data": data})[0]
+    busy = gloo(4)(
+        fit, mesh, {"steps": STEPS, "data": data, "out": tmp_path, "validate_every": 1, "checkpoint_every": 1}
+    )[0]
+    assert_equal(plain, busy)
+
+
+def test_a_seed_gives_other_weights_and_another_order(gloo, alone, data):
+    other = gloo(1)(fit, {}, {"steps": STEPS, "data": data, "seed": 1})[0]
+    assert other["loss"][0] != alone["loss"][0]
+
+
+def test_the_built_in_corpus_is_learnt(gloo):
+    run = gloo(1)(fit, {"dtype": torch.float32}, {"steps": 10})[0]
+    assert run["loss"][0] == pytest.approx(5.6, abs=0.5)
+    assert run["loss"][-1] < run["loss"][0] - 1.0
+
+
+def test_tied_weights_stay_tied(gloo, data):
+    one = gloo(1)(fit, {"tied": True}, {"steps": STEPS, "data": data})[0]
+    assert "output.weight" not in one["parameters"]
+    many = gloo(4)(fit, {"tied": True, "dp_shard": 4}, {"steps": STEPS, "data": data})[0]
+    assert_close(many, one, 1e-10)
+
+
+def test_metrics_are_written_once_per_step_with_the_plan_first(gloo, data, tmp_path):
+    run = gloo(4)(fit, {"dp_shard": 4}, {"steps": STEPS, "data": data, "out": tmp_path})[0]
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records[0]["event"] == "start"
+    assert (records[0]["plan"], records[0]["plan_hash"], records[0]["world"]) == ("tiny", "sha256:test", 4)
+    steps = [record for record in records if record["event"] == "step"]
+    assert [record["loss"] for record in steps] == run["loss"]
+    assert all(record["peak_memory"] > 0 and record["seconds"] > record["data_seconds"] > 0 for record in steps)
+    assert [record["event"] for record in records[-2:]] == ["checkpoint", "end"]
+
+
+def explode(on_nan: str, data: str) -> dict:
+    return fit({"dp_shard": 2, "tp": 2, "lr": 1e300}, {"steps": STEPS, "data": data, "on_nan": on_nan})
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(gloo, data):
+    with pytest.raises(RunError, match=r"step \d: loss .*not made") as caught:
+        gloo(4)(explode, "stop", data)
+    assert caught.value.code == RunErrorCode.NOT_FINITE
+
+
+def test_an_update_that_is_not_finite_can_be_skipped(gloo, data):
+    run = gloo(4)(explode, "skip", data)[0]
+    assert len(run["loss"]) == STEPS
+    assert any(loss != loss or norm != norm for loss, norm in zip(run["loss"], run["norm"], strict=True))
+
+
+def test_a_mesh_that_is_not_the_world_is_told_with_both_sizes(gloo, data):
+    with pytest.raises(RunError, match=r"needs 2 processes, and 4 were started") as caught:
+        gloo(4)(fit, {"dp_shard": 2}, {"steps": 1, "data": data})
+    assert "dp_shard = 2" in caught.value.message and "--nproc-per-node 2" in caught.value.help
+    with pytest.raises(RunError, match=r"needs 4 processes, and 1 was started") as caught:
+        gloo(1)(fit, {"dp_shard": 4}, {"steps": 1, "data": data})
+    assert caught.value.code == RunErrorCode.WORLD_SIZE
+
+
+def test_a_batch_that_the_mesh_does_not_divide_is_told(gloo, data):
+    with pytest.raises(RunError, match=r"global batch of 8 .* micro batch 3") as caught:
+        gloo(1)(fit, {"micro_batch": 3}, {"steps": 1, "data": data})
+    assert caught.value.code == RunErrorCode.BATCH
+
+
+def test_another_model_is_refused_and_can_be_loaded_in_part(gloo, data, tmp_path):
+    gloo(1)(fit, {"tied": True}, {"steps": 1, "data": data, "out": tmp_path})
+    with pytest.raises(RunError, match="of another model") as caught:
+        gloo(1)(fit_deeper, {"steps": 2, "data": data, "out": tmp_path})
+    assert "--resume-other-plan" in caught.value.help
+    run = gloo(1)(fit_deeper, {"steps": 2, "data": data, "out": tmp_path, "resume_other_plan": True})[0]
+    assert run["resumed_from"] == 1 and len(run["loss"]) == 1
+
+
+def fit_deeper(options: dict) -> dict:
+    kept = programs.LAYERS
+    programs.LAYERS = 3
+    try:
+        return fit({}, options)
+    finally:
+        programs.LAYERS = kept
+
+
+def test_resume_never_does_not_mix_two_runs(gloo, data, tmp_path):
+    gloo(1)(fit, {}, {"steps": 1, "data": data, "out": tmp_path})
+    with pytest.raises(RunError, match="already has checkpoints, up to step 1"):
+        gloo(1)(fit, {}, {"steps": 2, "data": data, "out": tmp_path, "resume": "never"})
+
+
+def test_resume_takes_the_path_of_a_run_or_of_a_checkpoint(gloo, alone, data, tmp_path):
+    gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "a", "checkpoint_every": 1})
+    for path in (tmp_path / "a" / "checkpoints" / "step-3", tmp_path / "a"):
+        run = gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "b", "resume": str(path)})[0]
+        assert run["loss"] == alone["loss"][run["resumed_from"] :]
+    with pytest.raises(RunError, match="no complete checkpoint"):
+        gloo(1)(fit, {}, {"steps": 1, "data": data, "resume": str(tmp_path / "nothing")})
+
+
+def fit_with_an_undeterministic_kernel(data: str, deterministic: bool) -> None:
+    def parallelize(model, mesh):
+        model.output.register_forward_hook(
+            lambda *_: torch.empty(4).put_(torch.zeros(1, dtype=torch.long), torch.ones(1))
+        )
+        return model
+
+    program = dataclasses.replace(programs.trainer(), parallelize=parallelize)
+    try:
+        program.fit(RunOptions(steps=1, data=data, device="cpu", log_every=0, deterministic=deterministic))
+    except RuntimeError as error:
+        assert not torch.are_deterministic_algorithms_enabled()
+        raise RuntimeError(str(error)) from None
+    except IndexError:
+        pass  # the hook's output is no logits
+
+
+def test_deterministic_refuses_kernels_that_are_not(gloo, data):
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        gloo(1)(fit_with_an_undeterministic_kernel, data, True)
+    gloo(1)(fit_with_an_undeterministic_kernel, data, False)
+
+
+def world() -> int:
+    return dist.get_world_size()
+
+
+def test_fit_leaves_the_callers_process_group_alone(gloo, data):
+    gloo(4)(fit, {"dp_shard": 4}, {"steps": 1, "data": data})
+    assert gloo(4)(world) == [4] * 4
+
+
+def test_a_program_without_torchrun_trains_alone(data, tmp_path: Path):
+    programs.trainer(dtype=torch.float32).main(
+        ["--steps", "2", "--data", data, "--out", str(tmp_path), "--device", "cpu"]
+    )
+    assert not dist.is_initialized()
+    assert (tmp_path / "checkpoints" / "step-2" / "meta.json").exists()
+
+
+def test_a_finished_run_says_that_nothing_is_left(data, tmp_path: Path, capsys):
+    program = programs.trainer(dtype=torch.float32)
+    for _ in range(2):
+        program.main(["--steps", "1", "--data", data, "--out", str(tmp_path), "--device", "cpu"])
+    told = capsys.readouterr().err
+    assert told.count("step 1/1") == 1
+    assert "resumed from" in told and "nothing is left; raise --steps" in told

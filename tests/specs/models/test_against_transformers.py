@@ -1,0 +1,224 @@
+"""With the same weights, the reference models compute what Hugging Face's compute."""
+
+import pytest
+import torch
+
+from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ViTConfig
+from legoai.specs.models.decoder import rotary_frequencies
+from legoai.specs.models.gpt import GPT
+from legoai.specs.models.llama import Llama
+from legoai.specs.models.mixtral import Mixtral
+from legoai.specs.models.vit import ViT
+
+transformers = pytest.importorskip("transformers")
+
+FP32_NORM = 1e-5
+"""Error to allow where Hugging Face normalises (and, in Mixtral, routes) in fp32 whatever the model's dtype."""
+
+DECODER_NAMES = {
+    "model.embed_tokens.": "tok_embeddings.",
+    "model.layers.": "layers.",
+    "model.norm.": "norm.",
+    "lm_head.": "output.",
+    "input_layernorm.": "attention_norm.",
+    "post_attention_layernorm.": "ffn_norm.",
+    "self_attn.q_proj.": "attention.wq.",
+    "self_attn.k_proj.": "attention.wk.",
+    "self_attn.v_proj.": "attention.wv.",
+    "self_attn.o_proj.": "attention.wo.",
+    "mlp.gate_proj.": "feed_forward.w1.",
+    "mlp.up_proj.": "feed_forward.w3.",
+    "mlp.down_proj.": "feed_forward.w2.",
+    "mlp.gate.": "feed_forward.router.",
+    "mlp.experts.": "feed_forward.experts.",
+}
+
+
+def renamed(state: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    for theirs, ours in names.items():
+        state = {name.replace(theirs, ours): tensor for name, tensor in state.items()}
+    return state
+
+
+def randomise(model: torch.nn.Module) -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+
+
+def rotate_exactly(theirs: torch.nn.Module, config: LlamaConfig | MixtralConfig) -> None:
+    """Check the frequencies against Hugging Face's, then have its angles, which it rounds to fp32, computed in fp64."""
+    frequencies = torch.tensor(rotary_frequencies(config), dtype=torch.float64)
+    torch.testing.assert_close(frequencies, theirs.model.rotary_emb.inv_freq.double(), rtol=1e-6, atol=0)
+
+    def forward(x, position_ids):
+        angles = (position_ids[..., None].double() * frequencies).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+    theirs.model.rotary_emb.forward = forward
+
+
+def assert_same_logits(ours: torch.nn.Module, theirs: torch.nn.Module, inputs: torch.Tensor, error: float) -> None:
+    """Compare in fp64; `error` is relative to the logits' standard deviation."""
+    with torch.no_grad():
+        expected = theirs.double().eval()(inputs).logits
+        torch.testing.assert_close(ours.double()(inputs), expected, rtol=0, atol=error * expected.std().item())
+
+
+@pytest.mark.parametrize("scaling", [1.0, 8.0])
+def test_llama(scaling):
+    config = LlamaConfig(
+        dim=64,
+        n_layers=2,
+        n_heads=8,
+        n_kv_heads=2,
+        hidden_dim=96,
+        vocab_size=100,
+        max_seq_len=512,
+        rope_scaling=scaling,
+        rope_original_seq_len=128,
+    )
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling != 1:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling,
+            "low_freq_factor": config.rope_low_freq_factor,
+            "high_freq_factor": config.rope_high_freq_factor,
+            "original_max_position_embeddings": config.rope_original_seq_len,
+        }
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            intermediate_size=96,
+            vocab_size=100,
+            max_position_embeddings=512,
+            rms_norm_eps=config.norm_eps,
+            rope_parameters=rope,
+        )
+    )
+    randomise(theirs)
+    rotate_exactly(theirs, config)
+    ours = Llama(config)
+    ours.load_state_dict(renamed(theirs.state_dict(), DECODER_NAMES))
+    assert_same_logits(ours, theirs, torch.randint(100, (2, 300)), error=FP32_NORM)
+
+
+def test_mixtral():
+    config = MixtralConfig(
+        dim=64,
+        n_layers=2,
+        n_heads=8,
+        n_kv_heads=2,
+        hidden_dim=96,
+        n_experts=4,
+        top_k=2,
+        vocab_size=100,
+        max_seq_len=64,
+    )
+    theirs = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            intermediate_size=96,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            experts_implementation="eager",
+            vocab_size=100,
+            max_position_embeddings=64,
+            rms_norm_eps=config.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        )
+    )
+    randomise(theirs)
+    rotate_exactly(theirs, config)
+    state = renamed(theirs.state_dict(), DECODER_NAMES)
+    for name in [name for name in state if name.endswith("gate_up_proj")]:
+        prefix = name.removesuffix("gate_up_proj")
+        state[f"{prefix}w1"], state[f"{prefix}w3"] = state.pop(name).chunk(2, dim=1)
+        state[f"{prefix}w2"] = state.pop(f"{prefix}down_proj")
+    ours = Mixtral(config)
+    ours.load_state_dict(state)
+    assert_same_logits(ours, theirs, torch.randint(100, (2, 30)), error=FP32_NORM)
+
+
+def test_gpt2():
+    config = GPTConfig(dim=64, n_layers=2, n_heads=4, hidden_dim=256, vocab_size=100, max_seq_len=64)
+    theirs = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            n_embd=64, n_layer=2, n_head=4, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0
+        )
+    )
+    randomise(theirs)
+    state = renamed(
+        theirs.state_dict(),
+        {
+            "transformer.wte.": "tok_embeddings.",
+            "transformer.wpe.": "pos_embeddings.",
+            "transformer.h.": "layers.",
+            "transformer.ln_f.": "norm.",
+            "lm_head.": "output.",
+            "ln_1.": "attention_norm.",
+            "ln_2.": "mlp_norm.",
+            "attn.c_proj.": "attention.wo.",
+            "mlp.c_fc.": "mlp.up.",
+            "mlp.c_proj.": "mlp.down.",
+        },
+    )
+    for name in list(state):
+        if name.endswith(("wo.weight", "up.weight", "down.weight")):
+            state[name] = state[name].T
+        if "attn.c_attn." in name:
+            for part, piece in zip("qkv", state.pop(name).chunk(3, dim=-1), strict=True):
+                state[name.replace("attn.c_attn", f"attention.w{part}")] = piece.t()
+    ours = GPT(config)
+    ours.load_state_dict(state)
+    assert_same_logits(ours, theirs, torch.randint(100, (2, 50)), error=1e-12)
+
+
+VIT_BLOCK = (
+    "attention.wq",
+    "attention.wk",
+    "attention.wv",
+    "attention.wo",
+    "attention_norm",
+    "mlp_norm",
+    "mlp.up",
+    "mlp.down",
+)
+
+
+def test_vit():
+    config = ViTConfig(
+        dim=64, n_layers=2, n_heads=4, hidden_dim=96, patch_size=8, image_size=32, n_classes=10, norm_eps=1e-12
+    )
+    theirs = transformers.ViTForImageClassification(
+        transformers.ViTConfig(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=96,
+            patch_size=8,
+            image_size=32,
+            num_labels=10,
+        )
+    )
+    randomise(theirs)
+    ours = ViT(config)
+    # By order: transformers renamed this model's parts between releases, but did not rearrange them.
+    modules = [
+        "embedding.projection",
+        *(f"layers.{i}.{part}" for i in range(2) for part in VIT_BLOCK),
+        "norm",
+        "head",
+    ]
+    order = [f"{module}.{name}" for module in modules for name in ("weight", "bias")]
+    order = ["embedding.class_token", "embedding.positions", *order]
+    ours.load_state_dict(dict(zip(order, theirs.state_dict().values(), strict=True)))
+    assert_same_logits(ours, theirs, torch.randn(2, 3, 32, 32, dtype=torch.float64), error=1e-12)

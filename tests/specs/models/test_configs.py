@@ -1,0 +1,76 @@
+"""Configs refuse what no model could have, and say what they would accept."""
+
+import dataclasses
+
+import pytest
+
+from legoai.specs.models.configs import FAMILIES, ConfigError, LlamaConfig, config_values, resolve_config
+from legoai.specs.models.source import ModelSource
+
+
+def error_of(*arguments) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        resolve_config(*arguments)
+    return caught.value
+
+
+def test_a_preset_with_overrides_is_the_preset_but_for_them():
+    config = resolve_config("llama3", "8b", {"n_layers": 2, "rope_theta": 10_000})
+    assert config == dataclasses.replace(resolve_config("llama3", "8b"), n_layers=2, rope_theta=10_000.0)
+    assert type(config.rope_theta) is float, "a whole number is a fine float"
+
+
+def test_without_a_preset_all_dimensions_must_be_given():
+    values = config_values(resolve_config("llama3", "tiny"))
+    assert resolve_config("llama3", None, values) == resolve_config("llama3", "tiny")
+    del values["n_heads"]
+    error = error_of("llama3", None, values)
+    assert (error.argument, error.legal) == ("preset", tuple(FAMILIES["llama3"].presets))
+    assert "n_heads" in error.message
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_preset_is_rebuilt_from_its_values(family):
+    for preset in FAMILIES[family].presets:
+        config = resolve_config(family, preset)
+        assert type(config)(**config_values(config)) == config
+
+
+def test_every_field_is_documented():
+    for family in FAMILIES.values():
+        for field in dataclasses.fields(family.config_class):
+            assert field.metadata["doc"], f"{family.config_class.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument", "legal"),
+    [
+        (("lama3", "8b"), "family", tuple(FAMILIES)),
+        (("llama3", "9b"), "preset", tuple(FAMILIES["llama3"].presets)),
+        (("llama3", "8b", {"layers": 2}), "layers", tuple(f.name for f in dataclasses.fields(LlamaConfig))),
+        (("llama3", "tiny", {"n_heads": 3}), "n_heads", ("1", "2", "4", "8", "16", "32", "64", "128")),
+        (("llama3", "tiny", {"n_kv_heads": 3}), "n_kv_heads", ("1", "2", "4", "8")),
+        (("llama3", "tiny", {"n_heads": 128, "n_kv_heads": 64}), "n_heads", ()),
+        (("llama3", "tiny", {"n_layers": 0}), "n_layers", ()),
+        (("llama3", "tiny", {"n_layers": True}), "n_layers", ()),
+        (("llama3", "tiny", {"dim": 128.0}), "dim", ()),
+        (("llama3", "tiny", {"tie_embeddings": 1}), "tie_embeddings", ()),
+        (("llama3", "tiny", {"rope_scaling": 0.5}), "rope_scaling", ()),
+        (("llama3", "tiny", {"rope_low_freq_factor": 4.0}), "rope_low_freq_factor", ()),
+        (("mixtral", "tiny", {"top_k": 5}), "top_k", ()),
+        (("gpt2", "small", {"n_heads": 7}), "n_heads", None),
+        (("vit", "tiny", {"patch_size": 5}), "patch_size", ("1", "2", "4", "8", "16", "32")),
+    ],
+)
+def test_a_mistake_names_its_argument_and_the_legal_values(arguments, argument, legal):
+    error = error_of(*arguments)
+    assert error.argument == argument
+    assert legal is None or error.legal == legal
+
+
+def test_a_source_reads_as_a_plan_writes_it():
+    builtin = ModelSource(kind="builtin", target="llama3", preset="8b", arguments={"n_layers": 2})
+    assert str(builtin) == 'llama3("8b", n_layers = 2)'
+    python = ModelSource(kind="python", target="m:build", arguments={"b": True, "a": 'x"y', "c": 0.5})
+    assert str(python) == r'python("m:build", a = "x\"y", b = true, c = 0.5)'
+    assert hash(builtin) == hash(dataclasses.replace(builtin, arguments=dict(builtin.arguments)))

@@ -1,0 +1,296 @@
+"""Unknown models are inspected in a subprocess, announced first, remembered, and never trusted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from legoai.specs.models.inspection import default_cache_directory, find_module_file
+from legoai.specs.models.manifest import ManifestError, load_manifest
+from legoai.specs.models.source import ModelSource
+
+FACTORY = """
+    import sys
+    import torch
+    from torch import nn
+    from factories.widths import WIDTH
+
+    print("noise on standard output")
+    print("noise on standard error", file=sys.stderr)
+
+    def build(depth=2):
+        assert torch.empty(0).is_meta
+        return nn.Sequential(nn.Embedding(10, WIDTH), *[nn.Linear(WIDTH, WIDTH) for _ in range(depth)])
+
+    class Holder:
+        build = staticmethod(build)
+
+    def raises():
+        raise ValueError("no such width")
+
+    def leaves():
+        sys.exit("leaving")
+
+    def vanishes():
+        import os
+        os._exit(3)
+
+    def number():
+        return 3
+
+    def sleeps(pid_file):
+        import os, pathlib, time
+        pathlib.Path(pid_file).write_text(str(os.getpid()))
+        time.sleep(60)
+"""
+
+
+class Workplace:
+    """A directory with a factory package, and a cache of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cache = directory / "cache"
+        self.announced: list[str] = []
+        self.write("factories/__init__.py", "")
+        self.write("factories/widths.py", "WIDTH = 8")
+        self.write("factories/models.py", FACTORY)
+
+    def write(self, name: str, text: str) -> None:
+        file = self.directory / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(textwrap.dedent(text))
+
+    def load(self, kind: str, target: str, timeout: float = 60.0, **arguments):
+        return load_manifest(
+            ModelSource(kind=kind, target=target, arguments=arguments),
+            base_directory=self.directory,
+            announce=self.announced.append,
+            cache_directory=self.cache,
+            timeout=timeout,
+        )
+
+    def error(self, kind: str, target: str, **arguments) -> ManifestError:
+        with pytest.raises(ManifestError) as caught:
+            self.load(kind, target, **arguments)
+        return caught.value
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    return Workplace(tmp_path)
+
+
+def test_a_factory_is_announced_run_once_and_remembered_until_its_sources_change(workplace):
+    manifest = workplace.load("python", "factories.models:build", depth=3)
+    assert manifest.parameter_count == 10 * 8 + 3 * (8 * 8 + 8)
+    assert manifest.vocab_size == 10
+    announcement = 'inspecting python("factories.models:build", depth = 3) in a subprocess: this runs the model factory'
+    assert workplace.announced == [announcement]
+    assert workplace.cache.stat().st_mode & 0o777 == 0o700
+
+    assert workplace.load("python", "factories.models:build", depth=3) == manifest
+    assert len(workplace.announced) == 1, "the second time it comes from the cache"
+
+    workplace.write("factories/widths.py", "WIDTH = 16")  # imported by the factory's module
+    assert workplace.load("python", "factories.models:build", depth=3).parameter_count == 10 * 16 + 3 * 272
+    assert len(workplace.announced) == 2
+
+    [entry] = workplace.cache.iterdir()
+    entry.write_text(entry.read_text()[:-40])
+    assert workplace.load("python", "factories.models:build", depth=3).parameter_count == 10 * 16 + 3 * 272
+    assert len(workplace.announced) == 3, "a corrupt entry is ignored"
+    assert json.loads(entry.read_text())["manifest"], "and rewritten"
+    assert list(workplace.cache.iterdir()) == [entry]
+
+
+def test_a_factory_may_be_an_attribute_of_a_class(workplace):
+    assert workplace.load("python", "factories.models:Holder.build").parameter_count == 224
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "kind", "words"),
+    [
+        ("factories.models:raises", {}, "factory_raised", "ValueError: no such width"),
+        ("factories.models:leaves", {}, "factory_raised", "SystemExit: leaving"),
+        ("factories.models:build", {"width": 3}, "factory_raised", "unexpected keyword argument 'width'"),
+        ("factories.models:number", {}, "not_a_module", "returned int"),
+        ("factories.models:missing", {}, "factory_not_found", "has no 'missing'"),
+        ("factories.nowhere:build", {}, "factory_not_found", "no module 'factories.nowhere'"),
+        ("factories.models:vanishes", {}, "inspection_failed", "status 3"),
+    ],
+)
+def test_what_a_factory_does_wrong_is_told_in_one_sentence(workplace, target, arguments, kind, words):
+    error = workplace.error("python", target, **arguments)
+    assert error.kind == kind
+    assert words in error.message
+    assert "\n" not in error.message
+    assert not list(workplace.directory.glob("cache/*"))
+
+
+def test_a_missing_import_of_the_factory_is_the_factorys_failure(workplace):
+    workplace.write("factories/broken.py", "import no_such_package")
+    error = workplace.error("python", "factories.broken:build")
+    assert error.kind == "factory_raised"
+    assert "no_such_package" in error.message
+    assert "factories/broken.py" in error.detail
+
+
+@pytest.mark.parametrize("target", ["factories.models", "factories/models.py:build", ":build", "a:b:c", "a b:c"])
+def test_a_malformed_target_starts_no_process(workplace, target):
+    assert workplace.error("python", target).kind == "factory_not_found"
+    assert workplace.announced == []
+
+
+def wait_for_pid(file: Path) -> int:
+    for _ in range(600):
+        if file.exists() and file.read_text():
+            return int(file.read_text())
+        time.sleep(0.05)
+    raise AssertionError("the factory was not reached")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_factory_that_takes_too_long_is_ended(workplace):
+    pid_file = workplace.directory / "pid"
+    started = time.monotonic()
+    error = workplace.error("python", "factories.models:sleeps", timeout=8.0, pid_file=str(pid_file))
+    assert error.kind == "timeout"
+    assert time.monotonic() - started < 30
+    assert not is_running(wait_for_pid(pid_file))
+
+
+def test_an_interrupt_ends_the_inspection_too(workplace):
+    pid_file = workplace.directory / "pid"
+    code = f"""
+from legoai.specs.models.manifest import ModelSource, load_manifest
+source = ModelSource(kind="python", target="factories.models:sleeps", arguments={{"pid_file": {str(pid_file)!r}}})
+try:
+    load_manifest(source, base_directory={str(workplace.directory)!r}, cache_directory={str(workplace.cache)!r})
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        inspected = wait_for_pid(pid_file)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert out == "interrupted\n"
+    assert not is_running(inspected)
+
+
+def test_a_built_in_model_of_other_dimensions_is_inspected_and_remembered(workplace):
+    def load(**arguments):
+        return load_manifest(
+            ModelSource(kind="builtin", target="llama3", preset="tiny", arguments=arguments),
+            base_directory=workplace.directory,
+            announce=workplace.announced.append,
+            cache_directory=workplace.cache,
+        )
+
+    assert load(n_layers=4).parameter_count == 853_120
+    assert workplace.announced == [], "these are the preset's own dimensions"
+    [blocks] = load(n_layers=2).block_lists
+    assert len(blocks) == 2
+    assert load(n_layers=2).block_lists == (blocks,)
+    assert len(workplace.announced) == 1
+
+
+def test_the_cache_is_in_the_users_cache_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_directory() == tmp_path / "legoai" / "manifests"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_cache_directory() == tmp_path / ".cache" / "legoai" / "manifests"
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(workplace):
+    workplace.cache.write_text("a file, not a directory")
+    assert workplace.load("python", "factories.models:build").parameter_count == 224
+
+
+def test_a_module_is_found_without_importing_its_package(workplace):
+    workplace.write("factories/__init__.py", "raise RuntimeError('imported')")
+    path = [str(workplace.directory)]
+    assert find_module_file("factories.models", path) == workplace.directory / "factories/models.py"
+    assert find_module_file("factories", path) == workplace.directory / "factories/__init__.py"
+    assert find_module_file("nowhere", path) is None
+
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+}
+
+
+def test_a_hugging_face_config_is_built_and_followed(workplace):
+    pytest.importorskip("transformers")
+    workplace.write("config.json", json.dumps(LLAMA))
+    manifest = workplace.load("huggingface", "config.json", num_hidden_layers=2)
+    assert manifest.flow_error is None
+    assert manifest.model_class.endswith(".LlamaForCausalLM")
+    assert (manifest.vocab_size, manifest.max_seq_len) == (100, 256)
+    assert manifest.tied_parameters == (("model.embed_tokens.weight", "lm_head.weight"),)
+    [blocks] = manifest.block_lists
+    assert (blocks.path, len(blocks)) == ("model.layers", 2)
+    attention = manifest.modules["model.layers.1.self_attn"]
+    assert (attention.kind, attention.attributes) == (
+        "attention",
+        {"n_heads": 8, "n_kv_heads": 2, "head_dim": 8},
+    )
+    assert "hidden_states" in attention.keyword_inputs
+    calls = [step.name for step in manifest.modules["model.layers.1"].flow if step.op in ("call", "add")]
+    assert calls == ["input_layernorm", "self_attn", "add", "post_attention_layernorm", "mlp", "add"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "kind", "words"),
+    [
+        (None, {}, "config_missing", "cannot read"),
+        ("{", {}, "config_invalid", "is not JSON"),
+        ("{}", {}, "config_invalid", "no model_type"),
+        ('{"model_type": "zork"}', {}, "unknown_architecture", "'zork'"),
+        (json.dumps({**LLAMA, "architectures": ["Zork"]}), {}, "unknown_architecture", "'Zork'"),
+        (json.dumps(LLAMA), {"layers": 2}, "config_invalid", "no field named 'layers'"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_told_in_one_sentence(workplace, text, arguments, kind, words):
+    if kind == "unknown_architecture" or arguments:
+        pytest.importorskip("transformers")
+    if text is not None:
+        workplace.write("config.json", text)
+    error = workplace.error("huggingface", "config.json", **arguments)
+    assert error.kind == kind
+    assert words in error.message
+
+
+def test_a_missing_transformers_is_told_with_its_cure(workplace):
+    workplace.write("transformers.py", "raise ImportError('not here')")
+    workplace.write("config.json", json.dumps(LLAMA))
+    error = workplace.error("huggingface", "config.json")
+    assert error.kind == "transformers_missing"
+    assert "pip install" in error.message

@@ -1,0 +1,139 @@
+"""The rules of the house hold: what is shipped, what a file may say, and what the lint path may import."""
+
+import ast
+import importlib.util
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = ("specs", "dsl", "lowering", "runtime", "cost")
+
+# Spelled in parts, so that this file does not break its own rule.
+MACHINE_PATH = re.compile(r"(?<![\w.~/*-])/(?:" + "|".join(("work", "root", "home", "Users")) + r")/\w")
+
+HEAVY = ("torch", "pydantic", "numpy", "networkx", "transformers")
+
+
+def tracked_files() -> list[Path]:
+    """Paths, relative to the root, of the files under version control; those deleted in the working tree left out."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    return [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def shipped_files() -> set[str]:
+    """What the five folders hold and an installed package needs, by its name inside the wheel."""
+    return {
+        f"legoai/{path.as_posix()}"
+        for path in tracked_files()
+        if path.parts[0] in FLOORS and path.name.endswith((".py", ".lark", ".toml", ".json.gz"))
+    }
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist, built from a copy so that no old build folder adds to them."""
+    if importlib.util.find_spec("build") is None:
+        pytest.skip("the package 'build' is not installed")
+    folder = tmp_path_factory.mktemp("build")
+    outputs = shutil.ignore_patterns(".*", "build", "dist", "runs", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=outputs)
+    command = [sys.executable, "-m", "build", "--wheel", "--sdist", "--no-isolation", "--outdir", str(folder), "source"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return folder
+
+
+def test_wheel_holds_every_subpackage_the_grammar_the_catalogue_and_the_manifests(distributions: Path):
+    [wheel] = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert sorted(shipped_files() - names) == []
+    assert {"legoai/py.typed", "legoai/__main__.py", "legoai/specs/catalogue/fabrics.toml"} <= names
+    assert any(name.startswith("legoai/dsl/grammar/") and name.endswith(".lark") for name in names)
+
+
+def test_wheel_puts_nothing_beside_the_package(distributions: Path):
+    [wheel] = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"legoai"}
+
+
+def test_sdist_holds_the_sources_as_files(distributions: Path):
+    [sdist] = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {member.name.split("/", 1)[-1] for member in archive.getmembers() if member.isfile()}
+    assert sorted(name for name in shipped_files() if f"src/{name}" not in names) == []
+
+
+def test_every_folder_of_modules_is_a_package():
+    folders = {path.parent for path in tracked_files() if path.suffix == ".py" and path.parts[0] in FLOORS}
+    assert sorted(str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()) == []
+
+
+def test_links_lead_to_the_five_folders():
+    for floor in FLOORS:
+        link = ROOT / "src" / "legoai" / floor
+        assert link.is_symlink(), f"{link} is not a symbolic link: clone with core.symlinks=true"
+        assert link.resolve() == ROOT / floor
+
+
+def test_no_file_mentions_a_path_of_one_machine():
+    found = []
+    for path in tracked_files():
+        try:
+            text = (ROOT / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # packed data
+        found += [
+            f"{path}:{n}: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if MACHINE_PATH.search(line)
+        ]
+    assert found == []
+
+
+def test_the_pattern_of_machine_paths_finds_paths_and_nothing_else():
+    for part in ("work", "root", "home"):
+        assert MACHINE_PATH.search(f"see /{part}/someone/file")
+        assert not MACHINE_PATH.search(f"https://example.org/{part}/page")
+        assert not MACHINE_PATH.search(f"runs/{part}/tiny.py")
+
+
+def test_every_module_says_in_its_docstring_what_it_is():
+    modules = [path for path in tracked_files() if path.suffix == ".py" and path.parts[0] in FLOORS]
+    assert modules
+    silent = [str(path) for path in modules if not ast.get_docstring(ast.parse((ROOT / path).read_text("utf-8")))]
+    assert silent == []
+
+
+NOT_FOR_LINT = ("legoai.specs.models.", "legoai.specs.plan_json")
+"""Modules that linting never imports: the reference models, and reading a plan's JSON with pydantic."""
+
+
+def lint_path_modules() -> list[str]:
+    """All of the language, and the specs that linting may import."""
+    names = []
+    for floor in ("dsl", "specs"):
+        names += [found.name for found in pkgutil.walk_packages([str(ROOT / floor)], prefix=f"legoai.{floor}.")]
+    return [name for name in names if not name.startswith(NOT_FOR_LINT)]
+
+
+def test_the_lint_path_imports_nothing_heavy():
+    modules = lint_path_modules()
+    assert any(name.startswith("legoai.dsl.") for name in modules)
+    code = (
+        f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
