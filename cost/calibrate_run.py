@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from legoai.cost.calibrate import calibrate, processor_name
 from legoai.cost.profiles import read_document, write_document
-from legoai.runtime.launch import threads_per_process
+from legoai.runtime.torchrun import threads_per_process
 
 PROFILE_SUFFIX: Final = ".json.gz"
 

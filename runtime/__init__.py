@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from legoai.runtime.compiled import overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.float8 import convert_to_float8
-    from legoai.runtime.launch import launch
     from legoai.runtime.loop import History
     from legoai.runtime.loss import LossFunction
     from legoai.runtime.optim import warmup_schedule
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from legoai.runtime.recompute_budget import RecomputeWithin
     from legoai.runtime.sharded_optimizer import ShardedOptimizer
     from legoai.runtime.step import Training
+    from legoai.runtime.torchrun import launch
     from legoai.runtime.trainer import Trainer
 
 __all__ = [
@@ -56,7 +56,7 @@ _HOMES = {
     "Training": "step",
     "convert_to_float8": "float8",
     "keep_outputs": "activation",
-    "launch": "launch",
+    "launch": "torchrun",
     "ordered_schedule": "pipeline",
     "overlap_tensor_parallel": "compiled",
     "wait_for_inputs": "compiled",

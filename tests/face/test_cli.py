@@ -439,7 +439,7 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
         calls.append((program, nproc, arguments))
         return 7
 
-    monkeypatch.setattr(import_module("legoai.runtime.launch"), "launch", launch)
+    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", launch)
     Path("good.plan").write_text(
         GOOD + "variant two {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n", encoding="utf-8"
     )

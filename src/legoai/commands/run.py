@@ -59,7 +59,7 @@ def run(arguments: Namespace) -> int:
     announce(f"wrote {path}; starting it in {counted(nproc, 'process').replace('processs', 'processes')}")
     sys.stdout.flush()
 
-    from legoai.runtime.launch import launch
+    from legoai.runtime.torchrun import launch
 
     return launch(path, nproc=nproc, arguments=["--out", str(folder), *arguments.arguments])
 

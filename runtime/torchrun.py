@@ -46,7 +46,7 @@ def launch(program: Path, *, nproc: int, arguments: Sequence[str] = ()) -> int:
         raise RunError(RunErrorCode.PROGRAM_MISSING, f"there is no program {program}")
     if nproc < 1:
         raise RunError(RunErrorCode.WRONG_OPTION, f"a program needs at least one process, not {nproc}")
-    command = [sys.executable, "-m", "legoai.runtime.launch", "--standalone", f"--nproc-per-node={nproc}"]
+    command = [sys.executable, "-m", "legoai.runtime.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
     agent = subprocess.Popen(
         [*command, str(program), *arguments],
         env=_environment(nproc),

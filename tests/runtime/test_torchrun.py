@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from legoai.runtime import RunError, launch
-from legoai.runtime.launch import threads_per_process
+from legoai.runtime.torchrun import threads_per_process
 
 PROGRAM = f"""
 import os, sys
