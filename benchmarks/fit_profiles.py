@@ -93,7 +93,36 @@ CONSTANTS: dict[str, tuple[float, str]] = {
         "PyTorch's default on Hopper and newer, 8 of 4096 KiB; 8.1 MiB before: aten/src/ATen/cuda/CublasHandlePool.cpp "
         "(not re-read)",
     ),
+    "compute_slowdown": (
+        1.189,
+        "Mean over GPT and LLaMA training on 4 A100s, H100s, MI250s and MI210s, at most 1.4: "
+        "https://arxiv.org/abs/2507.03114, abstract. Of the whole computation there, of what runs beside a collective "
+        "here",
+    ),
+    "context_bytes": (
+        987_842_478,
+        "0.92 GiB with all of torch 2.1's kernels loaded, 0.47 GiB with none, on an A100; the upper end: "
+        "https://github.com/stas00/ml-engineering, training/performance/README.md",
+    ),
+    "nccl_communicator_bytes": (
+        721_420_288,
+        "688 MiB for each communicator of 3 or 4 A100s on NVLink after an all-reduce: "
+        "https://github.com/NVIDIA/nccl/issues/964",
+    ),
+    "nccl_pair_bytes": (
+        570_425_344,
+        "544 MiB for each communicator of 2 A100s on NVLink after an all-reduce: "
+        "https://github.com/NVIDIA/nccl/issues/964",
+    ),
+    "nccl_all_to_all_peer_bytes": (
+        468_571_429,
+        "3.28 GB more after the first all-to-all of 8 H100s, for each of 7 peers: "
+        "https://github.com/NVIDIA/nccl/issues/1685",
+    ),
 }
+
+SMALL_WORKSPACE = 8_519_680
+"""cuBLAS's workspace before Hopper, 2 of 4096 KiB and 8 of 16 KiB."""
 
 HOST_LINK = {
     # Host to device and back, bytes per second.
@@ -153,6 +182,8 @@ def frame(target: Device, **parts: Any) -> Document:
     arithmetic = {"fp32": target.peak("fp32"), "fp64": target.peak("fp64")}
     arithmetic |= dict.fromkeys(("bf16", "fp16", "fp8", "tf32"), arithmetic["fp32"])
     constants = {name: {"value": value, "source": source} for name, (value, source) in CONSTANTS.items()}
+    if target.name == "a100_sxm80":
+        constants["cublas_workspace_bytes"]["value"] = SMALL_WORKSPACE
     if target.name in HOST_LINK:
         down, up, source = HOST_LINK[target.name]
         constants["host_to_device_bytes_per_second"] = {"value": down, "source": source}

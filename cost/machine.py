@@ -1,0 +1,223 @@
+"""On which devices and networks does a plan run, and what does one operation take there?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from legoai.cost import kernels, network
+from legoai.cost.network import Network
+from legoai.cost.network.topology import placement
+from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
+from legoai.cost.timeline import Cost, Host, Resource, Timed
+from legoai.cost.trace import Collective, Copy, Kernel, TensorType
+from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, load_profile
+from legoai.specs.directives.cluster import ClusterUse
+
+PROFILE_SUFFIX: Final = ".json.gz"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Machine:
+    """A cluster, and what is known of its speed.
+
+    Attributes:
+        cluster: the hosts, their devices, and the fabric between them.
+        profile: of the device.
+        network: of the cluster.
+    """
+
+    cluster: Cluster
+    profile: Profile
+    network: Network
+
+    @property
+    def device(self) -> Device:
+        """One of its devices."""
+        return self.cluster.device
+
+    def constant(self, name: str) -> float | None:
+        """A constant of the profile; None where it states none."""
+        found = self.profile.constants.get(name)
+        return None if found is None else found.value
+
+    def host(self) -> Host:
+        """How fast operations are put on streams here, and what communication takes from computation.
+
+        On a cpu the operations *are* the host's work: each one's time is its own, and nothing is queued before it.
+        """
+        return Host(
+            dispatch_seconds=self.constant("dispatch_seconds") or 0.0,
+            compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
+        )
+
+    def peak(self, dtype: str) -> tuple[float, str]:
+        """Floating-point operations per second of dense products of a dtype, and where the figure is from.
+
+        Raises:
+            ProfileError: neither the device's datasheet nor its profile has a rate for the dtype.
+        """
+        try:
+            return self.device.peak(dtype), f"datasheet of {self.device.name}"
+        except CatalogueError:
+            model = self.profile.products.get(dtype)
+            if model is None:
+                raise ProfileError(f"neither the catalogue nor the profile has a rate for {dtype}") from None
+            return model.curve.peak, f"profile of {self.profile.name}"
+
+
+def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Machine:
+    """What a plan's `cluster` statement names.
+
+    Args:
+        use: the statement.
+        world: ranks of the plan's mesh. A single host has as many devices as ranks, where it does not say.
+        directory: of the plan, from which its profile file is found.
+        override: instead of the plan's device another one: a name of the catalogue, a device file (`NAME.toml`, with
+            its profile `NAME.json.gz` beside it, as `legoai calibrate` writes them), or a profile (`NAME.json.gz`)
+            of the plan's own device.
+
+    Raises:
+        ProfileError: a profile that is not there or not readable.
+        CatalogueError: a device that is not known or not complete.
+    """
+    own = _device_of(use, directory)
+    found = _profile_of(use, directory) if override is None or not _replaces_device(override) else None
+    if override is not None:
+        own, found = _overridden(override, own)
+    assert found is not None
+    wires = fabric(use.fabric) if use.hosts > 1 and use.fabric is not None else None
+    per_host = use.devices
+    if per_host is None:
+        per_host = own.devices_per_host
+        if use.hosts == 1 and own.kind == "cpu":
+            per_host = max(per_host, world)
+    cluster = Cluster(device=own, hosts=use.hosts, devices_per_host=per_host, fabric=wires)
+    return Machine(cluster=cluster, profile=found, network=network.network_of(cluster))
+
+
+def _replaces_device(override: str) -> bool:
+    return not override.endswith(PROFILE_SUFFIX)
+
+
+def _device_of(use: ClusterUse, directory: Path) -> Device:
+    if use.device != "profile":
+        return device(use.device)
+    assert use.profile is not None, "a finding of lint"
+    return load_profile(directory / use.profile)
+
+
+def _profile_of(use: ClusterUse, directory: Path) -> Profile:
+    if use.device != "profile":
+        return profile(use.device)
+    assert use.profile is not None, "a finding of lint"
+    return _beside(directory / use.profile)
+
+
+def _beside(path: Path) -> Profile:
+    """The profile beside a device file; where there is none, the shipped one of the device's name."""
+    measured = path.with_suffix(PROFILE_SUFFIX)
+    if measured.exists():
+        return load(measured)
+    name = load_profile(path).name
+    if name in profile_names():
+        return profile(name)
+    raise ProfileError(
+        f"{path.name} describes the device, but how fast it is stands in {measured.name} beside it, which is not "
+        "there; `legoai calibrate` writes both"
+    )
+
+
+def _overridden(override: str, own: Device) -> tuple[Device, Profile]:
+    if override.endswith(".toml"):
+        path = Path(override)
+        return load_profile(path), _beside(path)
+    if override.endswith(PROFILE_SUFFIX):
+        return own, load(Path(override))
+    return device(override), profile(override)
+
+
+@dataclass(slots=True, kw_only=True)
+class Prices:
+    """What operations take on a machine, each asked for once.
+
+    Attributes:
+        machine: where they run.
+        known: costs that were given.
+        gap: seconds between two kernels that are queued.
+        copies: bytes per second between host and device by direction, and the model that says so.
+    """
+
+    machine: Machine
+    known: dict[object, Cost] = field(default_factory=dict)
+    gap: float = 0.0
+    copies: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.gap = self.machine.constant("kernel_gap_seconds") or 0.0
+        self.copies = {name: _copy_rate(self.machine, name) for name in ("host_to_device", "device_to_host")}
+
+    def __call__(self, record: Timed) -> Cost:
+        """The cost of an operation when nothing runs beside it.
+
+        Raises:
+            NoModelError: the profile has no rate for what a kernel does.
+            ProfileError: the profile has no measurement of collectives.
+        """
+        key = _key(record)
+        cost = self.known.get(key)
+        if cost is None:
+            cost = self.known[key] = self._cost(record)
+        return cost
+
+    def _cost(self, record: Timed) -> Cost:
+        if isinstance(record, Kernel):
+            seconds, model = kernels.estimate(record, self.machine.profile)
+            return Cost(seconds=seconds + self.gap, resource="compute", model=model)
+        if isinstance(record, Collective):
+            seconds, model = network.estimate(record, self.machine.network, self.machine.profile)
+            hosts = placement(record.ranks, self.machine.network.devices_per_host).hosts
+            return Cost(seconds=seconds, resource="intra_host" if hosts == 1 else "inter_host", model=model)
+        return self._copy(record)
+
+    def _copy(self, copy: Copy) -> Cost:
+        if copy.direction == "device_to_device" or self.machine.device.kind == "cpu":
+            kernel = _as_kernel(copy)
+            seconds, model = kernels.estimate(kernel, self.machine.profile)
+            # What is on a cpu is on its host already: nothing is moved between the two.
+            moved = copy.direction == "device_to_device"
+            return Cost(seconds=seconds if moved else 0.0, resource="compute", model=model)
+        rate, model = self.copies[copy.direction]
+        resource: Resource = "host_to_device" if copy.direction == "host_to_device" else "device_to_host"
+        return Cost(seconds=self.gap + copy.bytes / rate, resource=resource, model=model)
+
+
+def _copy_rate(machine: Machine, direction: str) -> tuple[float, str]:
+    """Bytes per second between host and device: measured, else the datasheet's of the link."""
+    measured = machine.constant(f"{direction}_bytes_per_second")
+    if measured is not None:
+        return measured, kernels.MEASURED
+    if machine.device.kind == "cpu":
+        return float("inf"), "analytical"
+    return machine.device.figure("host_link.bandwidth_bytes_per_second"), kernels.ROOFLINE
+
+
+def _as_kernel(copy: Copy) -> Kernel:
+    whole = (TensorType((copy.bytes,), "uint8"),)
+    return Kernel(
+        stream=copy.stream, op="aten.copy_", inputs=whole, outputs=(), flops=0, bytes_read=copy.bytes,
+        bytes_written=copy.bytes, attributes={}, module=copy.module, phase=copy.phase,
+    )  # fmt: skip
+
+
+def _key(record: Timed) -> object:
+    if isinstance(record, Kernel):
+        attributes = tuple(sorted((name, str(value)) for name, value in record.attributes.items()))
+        return (
+            record.op, record.inputs, record.outputs, record.flops, record.bytes_read, record.bytes_written, attributes
+        )  # fmt: skip
+    if isinstance(record, Collective):
+        return record.kind, record.ranks, record.bytes
+    return record.direction, record.bytes
