@@ -13,7 +13,8 @@ from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legoai.cost.device import READ_VALUE, SIM, Recorder, SimulationError, simulated_device
+from legoai.cost.device import READ_VALUE, SIM, Recorder, SimulationError
+from legoai.cost.simulation import simulated_device
 from legoai.cost.trace import (
     Copy,
     HostWaitDevice,

@@ -8,8 +8,9 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from legoai.cost.capture import _Batches, _outside_of_fake
-from legoai.cost.device import SIM, Recorder, simulated_device
+from legoai.cost.device import SIM, Recorder
 from legoai.cost.memory import memory, steps
+from legoai.cost.simulation import simulated_device
 from legoai.cost.trace import Allocate, Free, Mark, Resize, Trace
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep
