@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_map
 
 from legoai.specs.models.configs import Scalar
 from legoai.specs.models.flow import Call, FlowRecorder
-from legoai.specs.models.manifest import FORMAT, Manifest, ModuleKind
+from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
+from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -35,8 +36,11 @@ def describe(model: nn.Module, source: str) -> Manifest:
     """Return the manifest of a model on the meta device; its forward is run there.
 
     Args:
-        model: on the meta device. Forward gets `model.example_inputs()` where that exists, else token ids [2, 8].
+        model: on the meta device. Forward gets `model.example_inputs()` where that exists, else what it reads.
         source: the model as a plan writes it.
+
+    Raises:
+        ManifestError: what the model says that it reads is no such thing.
     """
     calls, flow_error = follow(model)
     return _Describer(model, calls).manifest(source, flow_error)
@@ -71,7 +75,33 @@ def _cast(value: Any, *, dtype: torch.dtype) -> Any:
 
 def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
     method = getattr(model, "example_inputs", None)
-    return tuple(method()) if callable(method) else (torch.zeros(2, 8, dtype=torch.int64),)
+    if callable(method):
+        return tuple(method())
+    shapes = (_reads(model) or Tokens()).inputs(2, 8, 8)
+    return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
+
+
+def _reads(model: nn.Module) -> Reads | None:
+    """What the model says that it reads; see `legoai.specs.models.reads`."""
+    told: Any = getattr(model, "reads", _UNTOLD)
+    if told is None:
+        return None
+    if told is not _UNTOLD:
+        try:
+            return reads_from(told)
+        except ValueError as error:
+            raise ManifestError("not_a_module", f"{type(model).__name__}: {error}") from error
+    # What the models of timm carry: `input_size` is (channels, height, width).
+    pretrained: Any = getattr(model, "pretrained_cfg", None)
+    size = pretrained.get("input_size") if isinstance(pretrained, Mapping) else None
+    classes = getattr(model, "num_classes", None)
+    if size is None or not isinstance(classes, int) or classes < 1:
+        return Tokens()
+    channels, height, width = map(int, size)
+    return Images(channels=channels, height=height, width=width, classes=classes)
+
+
+_UNTOLD = object()
 
 
 class _Describer:
@@ -89,13 +119,16 @@ class _Describer:
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
             config = config.get_text_config()
+        reads = _reads(self.model)
         raw = {
             "format": FORMAT,
             "source": source,
             "model_class": f"{type(self.model).__module__}.{type(self.model).__qualname__}",
             "parameter_count": sum(parameter.numel() for parameter in self.model.parameters()),
+            "reads": None if reads is None else described(reads),
             "vocab_size": _integer(_VOCAB_SIZE, self.model, config) or self._embedded_vocabulary(),
-            "max_seq_len": _integer(_MAX_SEQ_LEN, self.model, config),
+            # Relative positions reach any distance, whatever length a config names.
+            "max_seq_len": None if _relative(config) else _integer(_MAX_SEQ_LEN, self.model, config),
             "flow_error": flow_error,
             "tied": self._tied(),
             "blocks": [self.paths[container] for container in self.block_lists],
@@ -241,6 +274,11 @@ def _block_lists(model: nn.Module) -> list[nn.Module]:
 
     search(model)
     return found
+
+
+def _relative(config: Any) -> bool:
+    """Whether attention adds a bias by distance, as that of T5 does."""
+    return hasattr(config, "relative_attention_num_buckets")
 
 
 def _experts(module: nn.Module) -> nn.Module | None:

@@ -14,19 +14,34 @@ from torch import nn
 from legoai.specs.models.configs import Scalar
 from legoai.specs.models.inspection import read_config
 from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens, TwoTexts
 
 
 def build(config_file: str | Path, **overrides: Scalar) -> nn.Module:
-    """Build the model that a `config.json` describes. Arguments and errors are those of `language_model`."""
-    return language_model(read_config(config_file), where=str(config_file), **overrides)
+    """Build the model that a `config.json` describes. Arguments and errors are those of `transformers_model`."""
+    return transformers_model(read_config(config_file), where=str(config_file), **overrides)
 
 
 def language_model(fields: Mapping[str, Any], /, *, where: str = "the config", **overrides: Scalar) -> nn.Module:
+    """Build a causal language model: token ids [B, T] to logits [B, T, vocabulary]. See `transformers_model`.
+
+    Raises:
+        ManifestError: as there, or the class is no causal language model.
+    """
+    model = transformers_model(fields, where=where, **overrides)
+    if not isinstance(model.reads, Tokens):
+        raise ManifestError("unknown_architecture", f"{where}: {type(model).__name__} is no causal language model")
+    return model
+
+
+def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config", **overrides: Scalar) -> nn.Module:
     """Build the model that the fields of a Hugging Face config describe; call it under `torch.device("meta")`.
 
     The class is the first of the config's `architectures`, or else the causal language model of its `model_type`. No
-    code but that of the installed `transformers` is run, and nothing is downloaded. A causal language model takes token
-    ids [B, T] and returns logits [B, T, vocabulary]; its first values are those that `transformers` would draw.
+    code but that of the installed `transformers` is run, and nothing is downloaded. Causal language models, image
+    classifiers, encoder-decoders of text and CLIP take and give what `legoai.specs.models.reads` says, and carry it as
+    their attribute `reads`; its first values are those that `transformers` would draw. Other classes are built as they
+    are, with None there.
 
     Args:
         fields: of a config.
@@ -64,14 +79,22 @@ def _model_class(transformers: Any, where: str, fields: Mapping[str, Any], confi
                 "unknown_architecture",
                 f"{where} names no architecture, and {config.model_type} has no causal language model",
             )
-    if not is_language_model(found.__name__):
-        return found
-    return type(found.__name__, (_FirstValues, _Logits, found), {"__module__": found.__module__})
+    forward = _forward_of(found, config)
+    if forward is None:
+        return type(found.__name__, (found,), {"__module__": found.__module__, "reads": None})
+    return type(found.__name__, (_FirstValues, forward, found), {"__module__": found.__module__})
 
 
-def is_language_model(class_name: str) -> bool:
-    """Whether a class of `transformers` predicts the next token at every position."""
-    return class_name.endswith(("ForCausalLM", "LMHeadModel"))
+def _forward_of(found: type[nn.Module], config: Any) -> type[nn.Module] | None:
+    """The forward that a class of `transformers` gets, by what it is made for; None where that is not known."""
+    name = found.__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return _Logits
+    if name.endswith("ForImageClassification"):
+        return _Classes
+    if name.endswith("ForConditionalGeneration") and config.is_encoder_decoder and hasattr(config, "vocab_size"):
+        return _SecondText
+    return _Matches if name == "CLIPModel" else None
 
 
 def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides: Mapping[str, Scalar]) -> Any:
@@ -98,9 +121,68 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
 class _Logits(nn.Module):
     """A forward from token ids to logits, in front of the one of `transformers`."""
 
+    reads = Tokens()
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Predict the next token at every position: int64 [B, T] to [B, T, vocabulary]."""
         return super().forward(tokens).logits
+
+
+class _Classes(nn.Module):
+    """A forward from images to logits."""
+
+    config: Any
+
+    @property
+    def reads(self) -> Images:
+        """The images that the config names."""
+        side = self.config.image_size
+        height, width = (side, side) if isinstance(side, int) else tuple(side)
+        return Images(channels=self.config.num_channels, height=height, width=width, classes=self.config.num_labels)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Classify images: [B, channels, height, width] to [B, classes]."""
+        return super().forward(pixel_values=images).logits
+
+
+class _SecondText(nn.Module):
+    """A forward from a text and the beginning of another to the next tokens of the other."""
+
+    config: Any
+
+    @property
+    def reads(self) -> TwoTexts:
+        """Two texts, of which the second begins as the config says."""
+        start = self.config.decoder_start_token_id
+        return TwoTexts(start=int(self.config.pad_token_id or 0) if start is None else int(start))
+
+    def forward(self, tokens: torch.Tensor, decoder_tokens: torch.Tensor) -> torch.Tensor:
+        """Predict the second text's next tokens: int64 [B, S] and [B, T] to [B, T, vocabulary]."""
+        return super().forward(input_ids=tokens, decoder_input_ids=decoder_tokens).logits
+
+
+class _Matches(nn.Module):
+    """A forward from images and texts to how well each text matches each image."""
+
+    config: Any
+
+    @property
+    def reads(self) -> ImagesWithTexts:
+        """The images and texts that the config names."""
+        images, texts = self.config.vision_config, self.config.text_config
+        # An `eos_token_id` of 2 is that of configs before its correction, for which the largest id ends a text.
+        end = texts.vocab_size - 1 if texts.eos_token_id == _LARGEST_ENDS else texts.eos_token_id
+        side = images.image_size
+        return ImagesWithTexts(
+            channels=images.num_channels, height=side, width=side, vocabulary=texts.vocab_size, end=end
+        )
+
+    def forward(self, images: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Compare images [B, channels, height, width] and texts int64 [B, T]: similarities [B texts, B images]."""
+        return super().forward(input_ids=tokens, pixel_values=images).logits_per_text
+
+
+_LARGEST_ENDS = 2
 
 
 class _FirstValues(nn.Module):

@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.configs import FAMILIES, Scalar
+from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.source import ModelSource
 
-FORMAT = 1
+FORMAT = 2
 """Version of the serialised form; a cached manifest of another version is made anew."""
 
 ModuleKind = Literal[
@@ -304,6 +305,8 @@ class Manifest:
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""
+            self.reads: Reads | None = None if raw["reads"] is None else reads_from(raw["reads"])
+            """What forward takes and gives; None where it is a class of `transformers` that is not known to train."""
             self.flow_error: str | None = raw["flow_error"]
             """Why forward could not be followed, or None. If set, flows and inputs may be missing."""
             self.block_lists: tuple[BlockList, ...] = tuple(self._block_list(path) for path in raw["blocks"])

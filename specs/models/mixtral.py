@@ -61,8 +61,13 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_sizes: torch.Ten
     if x.dtype == torch.bfloat16:
         ends = group_sizes.cumsum(0).to(torch.int32)
         return F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
-    parts = torch.split(x, group_sizes.tolist())
+    parts = torch.split(x, rows_of_groups(group_sizes, len(x)))
     return torch.cat([F.linear(part, matrix) for part, matrix in zip(parts, weight.unbind(), strict=True)])
+
+
+def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
+    """Bring the sizes of groups, int64 [groups], to the host; their sum is `rows`."""
+    return group_sizes.tolist()
 
 
 class MoE(nn.Module):

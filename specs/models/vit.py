@@ -9,6 +9,7 @@ from torch import nn
 
 from legoai.specs.models.configs import ViTConfig
 from legoai.specs.models.layers import INIT_STD, Linear, residual_std
+from legoai.specs.models.reads import Images
 
 
 class PatchEmbedding(nn.Module):
@@ -116,6 +117,14 @@ class ViT(nn.Module):
             h = layer(h)
         h = self.norm(h) if self.norm is not None else h
         return self.head(h[:, 0]) if self.head is not None else h
+
+    @property
+    def reads(self) -> Images:
+        """The images that the config names."""
+        config = self.config
+        return Images(
+            channels=config.n_channels, height=config.image_size, width=config.image_size, classes=config.n_classes
+        )
 
     def example_inputs(self) -> tuple[torch.Tensor]:
         """Return one image, of zeros, on the default device."""

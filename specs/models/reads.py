@@ -1,0 +1,148 @@
+"""What a model takes and gives in training, told without torch: tokens, images, two texts, or images with texts.
+
+| reads | forward | gives |
+|---|---|---|
+| `Tokens` | `tokens` [B, T] | the next token at every place: logits [B, T, vocabulary] |
+| `Images` | `images` [B, channels, height, width] | logits [B, classes] |
+| `TwoTexts` | `tokens` [B, S], `decoder_tokens` [B, T] | the next token of the second text: logits [B, T, vocabulary] |
+| `ImagesWithTexts` | `images` as above, `tokens` [B, T] | similarities [B texts, B images] |
+
+A built-in family and a Hugging Face config tell by themselves which it is. A factory's model tells it by an attribute
+`reads`, one of these records or the mapping that `described` writes, or as the models of `timm` do, by
+`pretrained_cfg`; one that says nothing reads tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+
+ReadsKind = Literal["tokens", "images", "two_texts", "images_with_texts"]
+
+
+class InputShape(NamedTuple):
+    """One tensor of a micro batch: floating-point numbers of the model's dtype, or else int64."""
+
+    name: str
+    shape: tuple[int, ...]
+    floating: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Token ids, of which the next is predicted at every place."""
+
+    kind: ClassVar[ReadsKind] = "tokens"
+    has_text: ClassVar[bool] = True
+
+    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order; the lengths are tokens in a sample's texts."""
+        return (InputShape("tokens", (samples, length)),)
+
+    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+        """Return what the loss compares with."""
+        return InputShape("targets", (samples, length))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """Images, each of one class."""
+
+    kind: ClassVar[ReadsKind] = "images"
+    has_text: ClassVar[bool] = False
+
+    channels: int
+    height: int
+    width: int
+    classes: int
+
+    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order; the lengths have no meaning."""
+        return (InputShape("images", (samples, self.channels, self.height, self.width), floating=True),)
+
+    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+        """Return what the loss compares with."""
+        return InputShape("targets", (samples,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoTexts:
+    """A text to be read whole, and another that is written token by token, as an encoder-decoder does."""
+
+    kind: ClassVar[ReadsKind] = "two_texts"
+    has_text: ClassVar[bool] = True
+
+    start: int
+    """The token that stands before the second text."""
+
+    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order; the lengths are tokens of the two texts."""
+        return (
+            InputShape("tokens", (samples, length)),
+            InputShape("decoder_tokens", (samples, target_length)),
+        )
+
+    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+        """Return what the loss compares with."""
+        return InputShape("targets", (samples, target_length))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagesWithTexts:
+    """Images and their texts, each to be matched with the other among those of a micro batch."""
+
+    kind: ClassVar[ReadsKind] = "images_with_texts"
+    has_text: ClassVar[bool] = True
+
+    channels: int
+    height: int
+    width: int
+    vocabulary: int
+    end: int
+    """The token that ends a text, at which the model reads what the text means."""
+
+    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order."""
+        return (
+            InputShape("images", (samples, self.channels, self.height, self.width), floating=True),
+            InputShape("tokens", (samples, length)),
+        )
+
+    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+        """Return what the loss compares with: the place of each text's image."""
+        return InputShape("targets", (samples,))
+
+
+Reads: TypeAlias = Tokens | Images | TwoTexts | ImagesWithTexts
+
+_KINDS: Mapping[str, type[Reads]] = {kind.kind: kind for kind in (Tokens, Images, TwoTexts, ImagesWithTexts)}
+
+
+def described(reads: Reads) -> dict[str, Any]:
+    """Write what a model reads as plain JSON data."""
+    return {"kind": reads.kind, **asdict(reads)}
+
+
+def reads_from(told: Any) -> Reads:
+    """Read what `described` wrote, or a factory's author did.
+
+    Raises:
+        ValueError: it is none of the records above; the message says what is wrong with it.
+    """
+    if isinstance(told, Tokens | Images | TwoTexts | ImagesWithTexts):
+        return told
+    if not isinstance(told, Mapping) or told.get("kind") not in _KINDS:
+        raise ValueError(f"`reads` must be a mapping whose `kind` is one of {', '.join(_KINDS)}, not {told!r}")
+    made = _KINDS[told["kind"]]
+    wanted = {item.name for item in fields(made)}
+    values = {name: value for name, value in told.items() if name != "kind"}
+    if set(values) != wanted:
+        raise ValueError(
+            f"`reads` of kind {told['kind']} has the fields {', '.join(sorted(wanted)) or 'none'}, not "
+            f"{', '.join(sorted(map(str, values))) or 'none'}"
+        )
+    for name, value in values.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"`reads`: {name} must be a whole number, not {value!r}")
+    return made(**values)
