@@ -6,6 +6,7 @@ known here of models or plans: what is recorded is what the program dispatches.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from legoai.cost.autocast import autocast_rules
 from legoai.cost.device import (
     SIM,
     Kind,
@@ -90,12 +92,8 @@ def _taken(
         device = Device(type=SIM, holds_values=False)
         if trainer.pipeline is not None:
             raise SimulationError("stages of a pipeline are not captured")
-        if trainer.autocast_dtype is not None:
-            # torch has no autocast for the simulated device: it would compute in the stored dtype without a word.
-            raise SimulationError(
-                "autocast is not captured; give the plan an `fsdp` statement, whose units carry the dtype"
-            )
-        with attention_kernel(trainer.attention_kernel), fake:
+        casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
+        with casts, attention_kernel(trainer.attention_kernel), fake:
             training = trainer.prepare(device, seed=trainer.seed)
             wanted = training.accumulation
             if most is not None:
