@@ -155,6 +155,11 @@ def _short(op: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
+def is_product(op: str) -> bool:
+    """Whether an operator is a matrix product or a convolution."""
+    return _short(op) in _PRODUCTS or ("convolution" in op and not op.startswith("fused("))
+
+
 def kind_of(op: str) -> MovementKind:
     """The class of an operator that is bound by memory; a fused group is what its costliest member is."""
     for kind, pattern in _PATTERNS:

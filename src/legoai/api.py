@@ -1,4 +1,4 @@
-"""The Python API: a plan from its file, what is wrong with it, and its program."""
+"""The Python API: a plan from its file, what is wrong with it, its program, and what it costs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from legoai.dsl.sources import UnreadableError, read_base, read_source
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
+    from legoai.cost.estimate import Estimate
     from legoai.lowering.program import Program
 
 PathLike = str | os.PathLike[str]
@@ -65,6 +66,44 @@ def lower(path: PathLike, *, settings: Mapping[str, str] | None = None, variant:
     Raises:
         PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
     """
+    return _lowered(path, settings, variant)[0]
+
+
+def cost(
+    path: PathLike,
+    *,
+    settings: Mapping[str, str] | None = None,
+    variant: str | None = None,
+    profile: str | None = None,
+    rank: int = 0,
+) -> Estimate:
+    """What a plan costs, simulated on this machine without a GPU. The first arguments are those of :func:`lint`.
+
+    Call it in a process that belongs to no process group and has not forked since torch's autograd ran in it.
+
+    Args:
+        path: the plan's file, or `plan.NAME` as on the command line.
+        settings: values for `let` names.
+        variant: cost this variant.
+        profile: other devices than the plan's: a name of the catalogue, `NAME.toml` with its profile beside it, or
+            `NAME.json.gz`.
+        rank: global rank that is simulated; under a pipeline one rank of each stage is.
+
+    Raises:
+        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
+        legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or nothing is known of its devices' speed.
+    """
+    from legoai.cost.estimate import estimate
+
+    program, plan, linted = _lowered(path, settings, variant)
+    assert linted.context is not None
+    assert linted.context.manifest is not None
+    return estimate(
+        program, plan, linted.context.manifest, directory=linted.context.directory, profile=profile, rank=rank
+    )
+
+
+def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | None) -> tuple[Program, Plan, Linted]:
     from legoai.lowering.program import LoweringError
     from legoai.lowering.program import lower as lower_plan
 
@@ -72,9 +111,10 @@ def lower(path: PathLike, *, settings: Mapping[str, str] | None = None, variant:
     assert linted.context is not None
     assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
     try:
-        return lower_plan(plan, linted.context.manifest, source_name=linted.resolution.file.name)
+        program = lower_plan(plan, linted.context.manifest, source_name=linted.resolution.file.name)
     except LoweringError as error:
         raise PlanError(error.diagnostics, linted.files) from error
+    return program, plan, linted
 
 
 def _linted(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, *, variants: bool) -> Linted:

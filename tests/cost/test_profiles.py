@@ -59,8 +59,8 @@ def test_an_unknown_profile_names_those_there_are() -> None:
 
 def test_a_constant_without_a_source_is_absent() -> None:
     assert profile("h100_sxm").constant("dispatch_seconds") > 0
-    with pytest.raises(ProfileError, match="does not state context_bytes"):
-        profile("h100_sxm").constant("context_bytes")
+    with pytest.raises(ProfileError, match="does not state device_to_host_bytes_per_second"):
+        profile("b200").constant("device_to_host_bytes_per_second")
 
 
 def test_writing_is_reproducible_and_reading_gives_it_back(tmp_path: Path) -> None:

@@ -1,0 +1,234 @@
+"""Where does the time of a step go?"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, TypeVar, get_args
+
+from legoai.cost.kernels.work import is_product, kind_of
+from legoai.cost.timeline import Interval, Resource, busy, exposed
+from legoai.cost.trace import Collective, Copy, Kernel, Phase
+
+COMMUNICATION: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
+RESOURCES: Final[tuple[Resource, ...]] = get_args(Resource)
+
+_Key = TypeVar("_Key")
+_NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCost:
+    """What the kernels of equal modules take.
+
+    Attributes:
+        pattern: their path, numbers written as `*`.
+        first: the path of one of them.
+        modules: how many there are.
+        seconds: of all their kernels.
+        recompute: of these, in recomputation.
+        op: the operator that takes most of it.
+    """
+
+    pattern: str
+    first: str
+    modules: int
+    seconds: float
+    recompute: float
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCost:
+    """What the collectives of one kind, on one axis, on behalf of equal modules take.
+
+    Attributes:
+        kind: which.
+        axis: the mesh axes that it spans.
+        ranks: of a group.
+        pattern: the modules' path, numbers written as `*`.
+        first: the path of one of them.
+        phase: when.
+        count: how many there are.
+        bytes: of all, as :class:`~legoai.cost.trace.Collective` counts them.
+        seconds: of all.
+        exposed: seconds of them beside which nothing computes.
+    """
+
+    kind: str
+    axis: str
+    ranks: int
+    pattern: str
+    first: str
+    phase: Phase
+    count: int
+    bytes: int
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """A step's seconds on one rank. ``compute``, ``exposed``, ``copies`` and ``idle`` add up to ``seconds``.
+
+    Attributes:
+        seconds: of the step.
+        compute: during which a kernel runs.
+        exposed: during which a collective runs and no kernel.
+        copies: during which only copies between host and device run.
+        idle: during which nothing runs: the host has not put the next operation on its stream, or in a pipeline the
+            rank waits for others.
+        by_kind: of ``compute``: matrix products, attention, and what moves bytes by kind.
+        by_phase: of ``compute``.
+        recompute: of ``compute``, in recomputation.
+        slowed: of ``compute``, what communication beside it adds.
+        communication: seconds of all collectives, hidden or not.
+        exposed_by_axis: of ``exposed``.
+        by_model: seconds of all operations by the model that gave them.
+        modules: most expensive first.
+        collectives: most exposed first, then longest.
+    """
+
+    seconds: float
+    compute: float
+    exposed: float
+    copies: float
+    idle: float
+    by_kind: Mapping[str, float]
+    by_phase: Mapping[Phase, float]
+    recompute: float
+    slowed: float
+    communication: float
+    exposed_by_axis: Mapping[str, float]
+    by_model: Mapping[str, float]
+    modules: tuple[ModuleCost, ...]
+    collectives: tuple[CollectiveCost, ...]
+
+
+def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
+    """Sort the operations of a step.
+
+    Args:
+        intervals: of the step, on one rank.
+        seconds: of the step.
+    """
+    kinds: defaultdict[str, float] = defaultdict(float)
+    phases: defaultdict[Phase, float] = defaultdict(float)
+    models: defaultdict[str, float] = defaultdict(float)
+    modules: defaultdict[str, list[tuple[Kernel, float]]] = defaultdict(list)
+    compute = slowed = communication = 0.0
+    for item in intervals:
+        took = item.end - item.start
+        models[item.cost.model] += took
+        if item.cost.resource == "compute":
+            compute += took
+            slowed += took - item.cost.seconds
+        if isinstance(item.record, Kernel):
+            kinds[_kind(item.record.op)] += took
+            phases[item.record.phase] += took
+            modules[pattern_of(item.record.module)].append((item.record, took))
+        elif isinstance(item.record, Copy):
+            if item.cost.resource == "compute":
+                kinds["copy"] += took
+                phases[item.record.phase] += took
+        else:
+            communication += took
+    alone = list(exposed(intervals))
+    axes: defaultdict[str, float] = defaultdict(float)
+    for item, bare in alone:
+        assert isinstance(item.record, Collective)
+        axes[item.record.axis or "other"] += bare
+    covered = _length(busy(intervals, ("compute", *COMMUNICATION)))
+    all_covered = _length(busy(intervals, RESOURCES))
+    return Breakdown(
+        seconds=seconds,
+        compute=compute,
+        exposed=sum(axes.values()),
+        copies=max(0.0, all_covered - covered),
+        idle=max(0.0, seconds - all_covered),
+        by_kind=_sorted(kinds),
+        by_phase=_sorted(phases),
+        recompute=phases["recompute"],
+        slowed=max(0.0, slowed),
+        communication=communication,
+        exposed_by_axis=_sorted(axes),
+        by_model=_sorted(models),
+        modules=_modules(modules),
+        collectives=_collectives(alone),
+    )
+
+
+def pattern_of(path: str) -> str:
+    """A module's path with its numbers written as `*`: `layers.3.attention` is `layers.*.attention`."""
+    return _pattern(path)
+
+
+@cache
+def _pattern(path: str) -> str:
+    return _NUMBER.sub("*", path)
+
+
+@cache
+def _kind(op: str) -> str:
+    if is_product(op):
+        return "matrix product"
+    if "attention" in op and not op.startswith("fused("):
+        return "attention"
+    return kind_of(op)
+
+
+def _sorted(seconds: Mapping[_Key, float]) -> dict[_Key, float]:
+    return dict(sorted(((k, v) for k, v in seconds.items() if v > 0), key=lambda item: -item[1]))
+
+
+def _length(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
+
+
+def _modules(found: Mapping[str, Sequence[tuple[Kernel, float]]]) -> tuple[ModuleCost, ...]:
+    costs = []
+    for pattern, kernels in found.items():
+        ops: defaultdict[str, float] = defaultdict(float)
+        for kernel, took in kernels:
+            ops[kernel.op] += took
+        costs.append(
+            ModuleCost(
+                pattern=pattern,
+                first=kernels[0][0].module,
+                modules=len({kernel.module for kernel, _ in kernels}),
+                seconds=sum(ops.values()),
+                recompute=sum(took for kernel, took in kernels if kernel.phase == "recompute"),
+                op=max(ops, key=lambda op: ops[op]),
+            )
+        )
+    return tuple(sorted(costs, key=lambda item: (-item.seconds, item.pattern)))
+
+
+def _collectives(alone: Sequence[tuple[Interval, float]]) -> tuple[CollectiveCost, ...]:
+    groups: defaultdict[tuple[str, str, int, str, Phase], list[tuple[Interval, float]]] = defaultdict(list)
+    for item, bare in alone:
+        record = item.record
+        assert isinstance(record, Collective)
+        key = record.kind, record.axis, len(record.ranks), pattern_of(record.module), record.phase
+        groups[key].append((item, bare))
+    costs = []
+    for (kind, axis, ranks, pattern, phase), items in groups.items():
+        records = [item.record for item, _ in items if isinstance(item.record, Collective)]
+        costs.append(
+            CollectiveCost(
+                kind=kind,
+                axis=axis,
+                ranks=ranks,
+                pattern=pattern,
+                first=records[0].module,
+                phase=phase,
+                count=len(items),
+                bytes=sum(record.bytes for record in records),
+                seconds=sum(item.end - item.start for item, _ in items),
+                exposed=sum(bare for _, bare in items),
+            )
+        )
+    return tuple(sorted(costs, key=lambda item: (-item.exposed, -item.seconds, item.pattern)))

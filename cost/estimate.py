@@ -1,0 +1,375 @@
+"""What does a plan cost: time, memory, and whether it keeps what it requires?"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from legoai.cost.breakdown import Breakdown, breakdown
+from legoai.cost.capture import capture
+from legoai.cost.device import Kind, SimulationError
+from legoai.cost.kernels import NoModelError
+from legoai.cost.machine import Machine, Prices, machine_of
+from legoai.cost.memory import MemoryReport, memory, steps
+from legoai.cost.profiles import ProfileError
+from legoai.cost.reserved import MemoryUse, memory_use
+from legoai.cost.timeline import Interval, Timeline, simulate
+from legoai.cost.trace import Trace
+from legoai.cost.usage import model_flops
+from legoai.lowering.program import Program
+from legoai.specs.cluster import CatalogueError
+from legoai.specs.directives.require import METRICS, Requirement
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+
+Progress = Callable[[str], None]
+_TRILLION: Final = 1e12
+
+
+class CannotEstimateError(ValueError):
+    """A plan cannot be costed; the message says why, for the plan's author."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEstimate:
+    """What one rank does in a step.
+
+    Attributes:
+        rank: global.
+        stage: its place on the pipeline axis.
+        trace: what it was seen to do, from the setup on.
+        span: the step's records in the trace.
+        intervals: when the step's operations run on its device, in seconds from the beginning of the step.
+        breakdown: where the step's time goes.
+        memory: active memory.
+        use: reserved memory and what lies outside of torch, and whether all of it fits.
+        bubble: share of the step in which the rank waits for others of the pipeline.
+    """
+
+    rank: int
+    stage: int
+    trace: Trace = field(repr=False)
+    span: range = field(repr=False)
+    intervals: tuple[Interval, ...] = field(repr=False)
+    breakdown: Breakdown = field(repr=False)
+    memory: MemoryReport = field(repr=False)
+    use: MemoryUse
+    bubble: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A requirement, and what the estimate has for it.
+
+    Attributes:
+        requirement: of the plan.
+        value: in the requirement's dimension.
+        kept: whether the value keeps the bound.
+    """
+
+    requirement: Requirement
+    value: float
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a plan costs in a step like all but the first.
+
+    Attributes:
+        plan: its name.
+        digest: its hash.
+        variant: which of the plan's variants; None is the plan itself.
+        machine: cluster and profile.
+        step_time: seconds of one optimizer step, from the first operation that the host puts on a stream to the end of
+            the last on the device.
+        tokens_per_step: of all ranks; samples, where a plan of images has no sequences.
+        model_flops: that the model asks for in a step, on all devices; see :func:`legoai.cost.usage.model_flops`.
+        flops_convention: how they were counted.
+        peak_flops: of one device, dense, in the dtype in which the plan computes, per second.
+        peak_source: where that figure is from.
+        ranks: those that were simulated: one, or one for each rank of the pipeline.
+        bubble_fraction: share of the step in which the ranks of the pipeline wait, on average.
+        requirements: of the plan, in its order.
+        assumptions: what the estimate assumes because nothing is known of it.
+    """
+
+    plan: str
+    digest: str
+    variant: str | None
+    machine: Machine = field(repr=False)
+    step_time: float
+    tokens_per_step: int
+    model_flops: float
+    flops_convention: str
+    peak_flops: float
+    peak_source: str
+    ranks: tuple[RankEstimate, ...]
+    bubble_fraction: float = 0.0
+    requirements: tuple[Measured, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Devices that the plan uses."""
+        return self.ranks[0].trace.world
+
+    @property
+    def fullest(self) -> RankEstimate:
+        """The rank with most active memory at its peak."""
+        return max(self.ranks, key=lambda item: item.memory.peak)
+
+    @property
+    def slowest(self) -> RankEstimate:
+        """The rank that is busy for longest."""
+        return max(self.ranks, key=lambda item: item.breakdown.seconds - item.breakdown.idle)
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Throughput of one device."""
+        return self.tokens_per_step / self.step_time / self.world_size
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation: what the model asks for, over what the devices could do in that time."""
+        return self.model_flops / (self.step_time * self.peak_flops * self.world_size)
+
+    @property
+    def exposed_communication(self) -> float:
+        """Seconds of the step in which a rank communicates and does not compute, on average over those simulated."""
+        return _mean([item.breakdown.exposed for item in self.ranks])
+
+    @property
+    def exposed_by_axis(self) -> Mapping[str, float]:
+        """:attr:`exposed_communication` by mesh axis."""
+        axes = dict.fromkeys(axis for item in self.ranks for axis in item.breakdown.exposed_by_axis)
+        return {axis: _mean([item.breakdown.exposed_by_axis.get(axis, 0.0) for item in self.ranks]) for axis in axes}
+
+    @property
+    def recompute(self) -> float:
+        """Seconds of recomputation, on average over the ranks simulated."""
+        return _mean([item.breakdown.recompute for item in self.ranks])
+
+    @property
+    def device_hours_per_trillion_tokens(self) -> float:
+        """Device-hours for 10^12 tokens at this throughput."""
+        return _TRILLION / self.tokens_per_second_per_device / 3600
+
+    @property
+    def peak_active(self) -> int:
+        """Bytes of active memory on the fullest rank."""
+        return self.fullest.memory.peak
+
+    @property
+    def peak_reserved(self) -> int:
+        """Bytes that the allocator reserves on the rank where they are most."""
+        return max(item.use.reserved for item in self.ranks)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank's memory fits its device; None where the device's capacity is not known."""
+        known = [item.use.fits for item in self.ranks]
+        return None if None in known else all(known)
+
+    @property
+    def share_by_model(self) -> Mapping[str, float]:
+        """Share of all operations' time by the model that gave it, such as `measured table` or `roofline`."""
+        seconds: dict[str, float] = {}
+        for item in self.ranks:
+            for model, took in item.breakdown.by_model.items():
+                seconds[model] = seconds.get(model, 0.0) + took
+        total = sum(seconds.values()) or 1.0
+        return {name: took / total for name, took in sorted(seconds.items(), key=lambda pair: -pair[1])}
+
+    def metric(self, name: str, dimension: str) -> float:
+        """A figure that a plan may require, in the dimension in which it is bounded.
+
+        Args:
+            name: of :data:`legoai.specs.directives.require.METRICS`.
+            dimension: `fraction` is of the step.
+        """
+        assert name in METRICS, name
+        seconds = {"step_time": self.step_time, "exposed_comm": self.exposed_communication, "recompute": self.recompute}
+        if name in seconds:
+            return seconds[name] / self.step_time if dimension == "fraction" else seconds[name]
+        return {
+            "peak_memory": float(self.peak_active),
+            "reserved_memory": float(self.peak_reserved),
+            "bubble": self.bubble_fraction,
+            "mfu": self.mfu,
+            "tokens_per_s": self.tokens_per_second_per_device,
+        }[name]
+
+
+def estimate(
+    program: Program,
+    plan: Plan,
+    manifest: Manifest,
+    *,
+    directory: Path = Path(),
+    profile: str | None = None,
+    rank: int = 0,
+    progress: Progress | None = None,
+) -> Estimate:
+    """Simulate one step of a lowered plan.
+
+    Without a pipeline one rank stands for all: every rank runs the same program on shards of the same shapes, and where
+    a length does not divide, torch gives the first ranks the longer pieces, so that rank 0 is the fullest.
+
+    Args:
+        program: what the plan was lowered to.
+        plan: the plan.
+        manifest: of its model.
+        directory: of the plan's file: factories and profiles are found from there.
+        profile: of other devices than the plan's; see :func:`legoai.cost.machine.machine_of`.
+        rank: global rank that is simulated; under a pipeline one rank of each stage is, whatever this says.
+        progress: is told what is done.
+
+    Raises:
+        CannotEstimateError: nothing is known of the speed of the devices, or the program does what cannot be simulated.
+    """
+    say = progress or (lambda _: None)
+    world = plan.mesh.world_size
+    if not 0 <= rank < world:
+        raise CannotEstimateError(f"the plan has {world} ranks, counted from 0, and no rank {rank}")
+    try:
+        machine = machine_of(plan.cluster, world, directory=directory, override=profile)
+        peak, source = machine.peak(plan.precision.param)
+        with _importable(directory):
+            simulated = _simulate(program, plan, machine, rank=rank, say=say)
+    except (ProfileError, CatalogueError, NoModelError, SimulationError) as error:
+        raise CannotEstimateError(str(error)) from error
+    say("adding up")
+    flops, convention = model_flops(
+        plan, manifest, [item.trace.records[item.span.start : item.span.stop] for item in simulated.ranks]
+    )
+    found = Estimate(
+        plan=plan.name,
+        digest=plan.digest,
+        variant=plan.variant,
+        machine=machine,
+        step_time=simulated.step_time,
+        tokens_per_step=plan.batch.global_batch * (plan.batch.seq_len or 1),
+        model_flops=flops,
+        flops_convention=convention,
+        peak_flops=peak,
+        peak_source=source,
+        ranks=simulated.ranks,
+        bubble_fraction=simulated.bubble_fraction,
+        assumptions=_assumptions(machine),
+    )
+    return _with_requirements(found, plan.require)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A step's time, the ranks that were simulated, and in a pipeline how long they wait."""
+
+    step_time: float
+    ranks: tuple[RankEstimate, ...]
+    bubble_fraction: float = 0.0
+
+
+def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say: Progress) -> Simulated:
+    if plan.pipeline is not None:
+        return _simulate_pipeline(program, plan, machine, say=say)
+    say("running two steps on a simulated device")
+    trace = capture(program.text, world=plan.mesh.world_size, rank=rank, kind=_kind(machine))
+    say("timing its operations")
+    timeline = simulate(trace, Prices(machine=machine), machine.host())
+    say("following its memory")
+    done = rank_estimate(trace, timeline, machine)
+    return Simulated(step_time=done.breakdown.seconds, ranks=(done,))
+
+
+def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
+    raise CannotEstimateError("plans with a pipeline are not costed by this version; without `pipeline` they are")
+
+
+def rank_estimate(trace: Trace, timeline: Timeline, machine: Machine) -> RankEstimate:
+    """Sum up a rank's second step, which is the last of its trace."""
+    span = steps(trace)[-1]
+    begin, end = _bounds(timeline)
+    intervals = tuple(
+        Interval(item.record, item.cost, item.queue, item.start - begin, item.end - begin)
+        for item in timeline.intervals
+        if item.start >= begin
+    )
+    end = max(end - begin, max((item.end for item in intervals), default=0.0))
+    return RankEstimate(
+        rank=trace.rank,
+        stage=trace.stage,
+        trace=trace,
+        span=span,
+        intervals=intervals,
+        breakdown=breakdown(intervals, end),
+        memory=memory(trace),
+        use=memory_use(trace, machine),
+    )
+
+
+def _bounds(timeline: Timeline) -> tuple[float, float]:
+    """When the host begins the last step and when it ends it, having waited for the device."""
+    marks = dict(timeline.marks)
+    last = max(name for name in marks if name.startswith("step "))
+    return marks[last], marks[f"end {last}"]
+
+
+def _kind(machine: Machine) -> Kind:
+    return "cpu" if machine.device.kind == "cpu" else "cuda"
+
+
+@contextlib.contextmanager
+def _importable(directory: Path) -> Iterator[None]:
+    """Let the program import a factory that lies beside the plan."""
+    place = str(directory.resolve())
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(place)
+
+
+def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Estimate:
+    import dataclasses
+
+    measured = []
+    for item in required:
+        value = found.metric(item.metric, item.dimension)
+        measured.append(Measured(requirement=item, value=value, kept=_keeps(value, item)))
+    return dataclasses.replace(found, requirements=tuple(measured))
+
+
+def _keeps(value: float, item: Requirement) -> bool:
+    return {
+        "<=": value <= item.bound,
+        "<": value < item.bound,
+        ">=": value >= item.bound,
+        ">": value > item.bound,
+        "==": value == item.bound,
+    }[item.comparison]
+
+
+def _assumptions(machine: Machine) -> tuple[str, ...]:
+    told = {
+        "dispatch_seconds": "the host is never the bottleneck",
+        "compute_slowdown": "communication takes nothing from computation beside it",
+        "context_bytes": "the device's context takes no memory",
+        "nccl_communicator_bytes": "communicators take no memory",
+    }
+    if machine.device.kind == "cpu":
+        told = {"dispatch_seconds": told["dispatch_seconds"], "compute_slowdown": told["compute_slowdown"]}
+    return tuple(
+        f"{words}: the profile of {machine.profile.name} does not state {name}"
+        for name, words in told.items()
+        if machine.constant(name) is None
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,60 @@
+"""How many floating-point operations does a model ask for, however it is trained?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from legoai.cost.trace import Kernel
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+
+DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral")
+"""Built-in families of which every matrix sees every token once, or the tokens that are routed to it."""
+
+FORMULA: Final = "6 N + 12 L H Q T per token"
+CAPTURED: Final = "3 times the forward products that were captured, on all ranks"
+
+_BACKWARD: Final = 3
+"""Forward and backward over forward: a product has two in its backward, one for each factor."""
+
+
+def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[object]]) -> tuple[float, str]:
+    """Operations that the model itself asks for in one optimizer step, on all devices, and by which convention.
+
+    For the built-in decoders it is `6 N + 12 L H Q T` for each token (PaLM, arXiv 2204.02311, appendix B; TorchTitan's
+    `get_num_flop_per_token`): N are the elements of matrices that multiply tokens, without embedding tables, of experts
+    those to which a token is routed, and the second term is attention in L layers of H heads of width Q over T tokens,
+    without regard to a causal mask. For other models it is three times the products of the forward that a rank was
+    seen to run, times the ranks; what several ranks repeat counts as often. Recomputation never counts.
+
+    Args:
+        plan: the plan.
+        manifest: of its model.
+        steps: the records of one step, of one rank for each stage of a pipeline.
+    """
+    if plan.model.family in DECODERS:
+        tokens = plan.batch.global_batch * plan.batch.length
+        return float(tokens * _BACKWARD * forward_flops_per_token(manifest, plan.batch.length)), FORMULA
+    forward = sum(
+        record.flops
+        for records in steps
+        for record in records
+        if isinstance(record, Kernel) and record.phase == "forward"
+    )
+    return float(_BACKWARD * forward * plan.mesh.world_size / len(steps)), CAPTURED
+
+
+def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:
+    """Operations of one token's forward through a decoder, two for a multiply-add."""
+    total = 0
+    for module in manifest.modules.values():
+        if module.kind == "linear":
+            total += 2 * int(module.attributes["in_features"]) * int(module.attributes["out_features"])
+        elif module.kind == "attention":
+            total += 4 * int(module.attributes["n_heads"]) * int(module.attributes["head_dim"]) * seq_len
+        elif module.kind == "experts":
+            router = manifest.modules[module.path.rpartition(".")[0]]
+            elements = sum(item.numel for item in module.parameters)
+            total += 2 * elements * int(router.attributes["top_k"]) // int(module.attributes["n_experts"])
+    return total
