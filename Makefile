@@ -5,6 +5,9 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STEPS ?= 200
 
+# Two halves side by side: many tests are ranks that wait for one another, or one process on one core.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
@@ -32,10 +35,10 @@ demo: $(STAMP)
 	$(BIN)/legoai run plans/tiny.plan -- --steps $(STEPS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(STAMP)
 	$(BIN)/ruff check

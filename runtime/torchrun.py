@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -116,11 +116,20 @@ def _agent(arguments: list[str]) -> int:
 def _tell(failure: Any) -> int:
     from legoai.runtime.report import MARK
 
-    rank, first = failure.get_first_failure()
+    rank, first = _first(failure.failures)
     if MARK not in str(first.message):
         cause = f"signal {-first.exitcode}" if first.exitcode < 0 else f"status {first.exitcode}"
         print(f"rank {rank} failed first, with {cause}; its own output is above", file=sys.stderr, flush=True)
     return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
+
+
+def _first(failures: Mapping[int, Any]) -> tuple[int, Any]:
+    """Return the failure that came first, with its rank; one that the agent's own signal ended is not a cause.
+
+    The agent ends the other ranks as soon as it has seen one fail, and dates failures by whole seconds.
+    """
+    ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
+    return min(failures.items(), key=lambda item: (item[1].exitcode in ended, item[1].timestamp, item[0]))
 
 
 if __name__ == "__main__":

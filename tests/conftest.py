@@ -89,6 +89,13 @@ class GlooPool:
         self.pipes, self.processes = [], []
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_reach_children() -> None:
+    """A session that was started in the background ignores SIGINT, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], GlooPool]]:
     """`gloo(world)(function, *args)` runs a module-level function on `world` ranks and returns their results.
@@ -112,7 +119,6 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], G
 
 
 def _import_before_the_fork() -> None:
-
     import legoai.runtime.trainer  # noqa: F401
 
 

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from legoai.runtime import RunError, launch
-from legoai.runtime.torchrun import threads_per_process
+from legoai.runtime.torchrun import _first, threads_per_process
 
 PROGRAM = f"""
 import os, sys
@@ -120,3 +121,12 @@ def test_threads_share_the_cores():
 def test_a_missing_program_is_told(tmp_path):
     with pytest.raises(RunError, match="there is no program"):
         launch(tmp_path / "nothing.py", nproc=1)
+
+
+def test_a_rank_that_the_agent_ended_is_not_the_first_that_failed():
+    def failures(**codes: int) -> dict[int, SimpleNamespace]:
+        return {int(rank[1:]): SimpleNamespace(exitcode=code, timestamp=7) for rank, code in codes.items()}
+
+    assert _first(failures(r0=143, r1=1))[0] == 1
+    assert _first(failures(r0=-15, r1=-9, r2=3))[0] == 1
+    assert _first(failures(r2=143, r3=-15))[0] == 2
