@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.distributed import _functional_collectives
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fully_shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -31,6 +32,7 @@ from legoai.cost.device import (
     register,
 )
 from legoai.cost.device_kernels import kernels_of
+from legoai.cost.routing import even_routing
 from legoai.cost.trace import WaitWork
 
 
@@ -59,6 +61,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         stack.callback(backend.stop)
         for patch in (_patched_fake_mode(), _patched_meshes(), _patched_propagation(recorder), _patched_waits()):
             stack.enter_context(patch)
+        stack.enter_context(even_routing())
         stack.enter_context(kernels_of(kind))
         torch.autograd.set_multithreading_enabled(False)
         stack.callback(torch.autograd.set_multithreading_enabled, threads)
@@ -136,6 +139,9 @@ def _patched_meshes() -> Iterator[None]:
                 stack.enter_context(_replaced(DeviceMesh, name, staticmethod(_outside_fake(method.__func__))))
             else:
                 stack.enter_context(_replaced(DeviceMesh, name, _outside_fake(method)))
+        # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
+        made = _outside_fake(_fully_shard._get_post_forward_mesh_info)
+        stack.enter_context(_replaced(_fully_shard, "_get_post_forward_mesh_info", made))
         yield
 
 

@@ -84,7 +84,7 @@ def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
         place = torch.arange(len(rows), device=rows.device) - first.repeat_interleave(
             rows_per_expert, output_size=len(rows)
         )
-        kept = (place < capacity).nonzero().squeeze(1)
+        kept = rows_with_room(place, capacity, len(rows_per_expert))
         results = forward(rows[kept], rows_per_expert.clamp(max=capacity))
         return results.new_zeros(len(rows), *results.shape[1:]).index_copy(0, kept, results)
 
@@ -111,13 +111,36 @@ def _dispatch(
     if size == 1:
         return experts(rows, rows_per_expert)
     arriving = _wait(collectives.all_to_all_single(rows_per_expert, None, None, group)).view(size, -1)
-    numbers = torch.stack((rows_per_expert.view(size, -1).sum(1), arriving.sum(1))).tolist()
-    sent, received = numbers
+    sent, received = rows_exchanged(torch.stack((rows_per_expert.view(size, -1).sum(1), arriving.sum(1))), len(rows))
     held = _wait(collectives.all_to_all_single(rows.contiguous(), received, sent, group))
     by_expert = _order_by_expert(arriving, len(held))
     results = experts(held[by_expert], arriving.sum(0))
     in_order_of_arrival = results[by_expert.argsort()]
     return _wait(collectives.all_to_all_single(in_order_of_arrival, sent, received, group))
+
+
+def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
+    """Bring to the host how many rows go to each rank, and how many come from each.
+
+    Args:
+        counts: int64 [2, ranks].
+        rows: of this rank, the sum of the first half.
+    """
+    return counts.tolist()  # type: ignore[no-any-return]
+
+
+def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
+    """Return the indices of rows whose place among those of the same expert is below its capacity.
+
+    Args:
+        place: int64 [rows].
+        capacity: of each expert.
+        experts: their number.
+
+    Returns:
+        int64 [rows that are kept].
+    """
+    return (place < capacity).nonzero().squeeze(1)
 
 
 def _order_by_expert(arriving: torch.Tensor, rows: int) -> torch.Tensor:

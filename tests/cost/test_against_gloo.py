@@ -1,0 +1,77 @@
+"""What a simulated rank communicates is what the same program communicates over gloo, on every rank and in both steps.
+
+Each program is the one that lowering prints for a plan. It is run by real processes, which note every collective that
+they call, and captured for each of their ranks: kinds, groups, sizes, dtypes and order are equal.
+
+Gloo's process groups keep a record of their own, and it must tell the same. It differs in one thing: gloo has no
+reduce-scatter, and carries one out as an all-reduce of the whole buffer. The simulated device does not know that: it
+is asked for the collectives of the program, and their time is that of the cluster's own library.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from combinations import COMBINATIONS
+from recorded import ALL_REDUCES, STEPS, Issued, run_and_record
+from simulated import in_a_fork
+
+from legoai.cost.capture import capture
+from legoai.cost.memory import steps
+from legoai.cost.trace import Collective, Trace
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))
+
+from plans import lowered  # noqa: E402
+
+QUICK = (
+    "fsdp, two ranks after forward",
+    "fsdp, checkpointed",
+    "replicas, sharded optimizer",
+    "tensor and sequence parallel",
+    "context parallel, keys around the ring",
+    "experts",
+)
+"""One of each family; the others take too long for every run of the tests."""
+
+
+def simulated(text: str, world: int) -> list[list[list[Issued]]]:
+    """By rank and step, what a program communicates on the simulated device."""
+    return [by_step(capture(text, world=world, rank=rank, kind="cpu")) for rank in range(world)]
+
+
+def by_step(trace: Trace) -> list[list[Issued]]:
+    return [
+        [
+            Issued(record.kind, record.ranks, record.bytes, record.dtype)
+            for record in trace.records[span.start : span.stop]
+            if isinstance(record, Collective)
+        ]
+        for span in steps(trace)
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMBINATIONS]
+)
+def test_a_simulated_rank_communicates_as_a_real_one_does(name: str, gloo):
+    combination = COMBINATIONS[name]
+    text = lowered(combination.text).text
+    real = gloo(combination.world)(run_and_record, text)
+    found = in_a_fork(simulated, text, combination.world)
+    assert len(found) == len(real) == combination.world
+    for rank, (called, noted) in enumerate(real):
+        for step in range(STEPS):
+            assert listed(found[rank][step]) == listed(called[step]), f"rank {rank}, step {step + 1}"
+        assert [(as_gloo_does(item.kind), item.ranks) for item in sum(called, [])] == noted
+
+
+def listed(issued: list[Issued]) -> list[str]:
+    """One line for each, which pytest compares line by line."""
+    return [f"{item.kind} {item.bytes} B {item.dtype} {item.ranks}" for item in issued]
+
+
+def as_gloo_does(kind: str) -> str:
+    return "all_reduce" if kind in ALL_REDUCES else kind
