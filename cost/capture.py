@@ -25,6 +25,7 @@ from legoai.cost.device import (
     SimulationError,
 )
 from legoai.cost.dispatch import Dispatch
+from legoai.cost.host import host_memory
 from legoai.cost.recorder import Capture
 from legoai.cost.replay import MICRO_BATCH, renumber, repeat_micro_batches
 from legoai.cost.simulation import simulated_device
@@ -90,13 +91,17 @@ def _taken(
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
         trainer = _outside_of_fake(_trainer_of(program))
         device = Device(type=SIM, holds_values=False)
-        if trainer.pipeline is not None:
-            raise SimulationError("stages of a pipeline are not captured")
+        recorder.staged = trainer.pipeline is not None
+        heard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if recorder.staged:
+            from legoai.cost.stages import listened_to, schedules_heard
+
+            trainer, heard = listened_to(trainer, recorder), schedules_heard(recorder)
         casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
-        with casts, attention_kernel(trainer.attention_kernel), fake:
+        with casts, host_memory(kind), attention_kernel(trainer.attention_kernel), heard, fake:
             training = trainer.prepare(device, seed=trainer.seed)
-            wanted = training.accumulation
-            if most is not None:
+            wanted = 0 if recorder.staged else training.accumulation
+            if most is not None and wanted:
                 training = dataclasses.replace(training, accumulation=min(most, wanted))
             _refuse(training)
             _take_steps(recorder, trainer, training, device)
@@ -154,9 +159,6 @@ def _refuse(training: Training) -> None:
         for path, module in part.named_modules():
             if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
                 raise SimulationError(f"{plain_path(path) or 'the model'} is compiled, which is not captured")
-        for path, parameter in part.named_parameters():
-            if parameter.device.type != SIM:
-                raise SimulationError(f"{plain_path(path)} is on {parameter.device.type}, which is not captured")
 
 
 def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device: Device) -> None:
@@ -170,8 +172,7 @@ def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device:
     try:
         with recorder.hooks(), Dispatch(recorder):
             for index in range(STEPS):
-                recorder.micro_batch = 0
-                recorder.record(Mark(f"step {index + 1}"))
+                recorder.begin_step(index + 1)
                 gradient = step.gradient(index, batches, stop=False)
                 recorder.categorise_gradients(training)
                 step.update(gradient, step=index)

@@ -68,7 +68,7 @@ class Capture(Recorder):
         self.running: list[str] = []
         self.outside: Phase = "setup"
         self.micro_batch = 0
-        self.recomputing = 0
+        self.staged = False
         self.starts: list[int] = []
         self.started: list[str] = []
         self.gradient_module = ""
@@ -95,17 +95,40 @@ class Capture(Recorder):
             raise SimulationError(f"the program failed{where}: {type(error).__name__}: {error}") from error
 
     def next_batch(self) -> None:
-        """Note that the next micro batch begins."""
+        """Note that the next micro batch begins; a pipeline reads all of a pass at once, and marks its actions."""
         self.outside = "forward"
         self.phase = "forward"
+        if self.staged:
+            return
         self.starts, self.started = [], []
         self.record(Mark(f"{MICRO_BATCH}{self.micro_batch}"))
         self.micro_batch += 1
 
+    def begin_step(self, number: int) -> None:
+        """Note that a step begins."""
+        self.micro_batch = 0
+        self.record(Mark(f"step {number}"))
+        if self.staged:
+            self.starts, self.started = [], []
+            self.outside = self.phase = "forward"
+
+    def end_pass(self) -> None:
+        """Note that a pipeline has taken its last action of a pass: what follows belongs to the optimizer."""
+        self.outside = "optimizer"
+
+    def begin_action(self, phase: Phase) -> None:
+        """Note that a pipeline's stage begins a forward or a backward."""
+        self.outside = phase
+        self.gradient_module = ""
+
+    def end_action(self) -> None:
+        """Note that it ends: what autograd records from here on belongs to no module."""
+        self._begin("")
+
     def locate(self) -> None:
         """Find out where the program is: the phase, and the module on whose behalf it works."""
         if torch._C._current_graph_task_id() == -1:
-            if self.phase in ("backward", "recompute"):
+            if self.phase in ("backward", "recompute") and not self.staged:
                 self.outside = "optimizer"
             self.phase = self.outside
             self.module = self.running[-1] if self.running else ""
@@ -182,8 +205,9 @@ class Capture(Recorder):
 
     def _adopt(self, tensor: torch.Tensor, category: Category, module: str) -> None:
         for local in locals_of(tensor):
-            self.module = module
-            self.allocate(local, category)
+            if is_simulated(local):
+                self.module = module
+                self.allocate(local, category)
 
     def categorise_gradients(self, training: Training) -> None:
         """Record which storages are gradients of parameters."""

@@ -17,7 +17,9 @@ from torch.distributed import _functional_collectives
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.distributed.tensor import _redistribute
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from legoai.cost.device import (
@@ -34,6 +36,7 @@ from legoai.cost.device import (
 from legoai.cost.device_kernels import kernels_of
 from legoai.cost.routing import even_routing
 from legoai.cost.trace import WaitWork
+from legoai.runtime.mesh import split_off_experts
 
 
 @contextlib.contextmanager
@@ -55,6 +58,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
     if dist.is_initialized():
         raise SimulationError("this process belongs to a process group; simulate in a process of its own")
     register()
+    _forget_meshes()
     backend.start(recorder)
     threads = torch.autograd.is_multithreading_enabled()
     with contextlib.ExitStack() as stack:
@@ -70,8 +74,20 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         yield FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def _forget_meshes() -> None:
+    """Forget the meshes that DTensor and the runtime have kept from an earlier simulation.
+
+    They are equal to those of this one, and name groups that are gone or that have other ranks now.
+    """
+    _clear_sharding_prop_cache()
+    _redistribute.clear_redistribute_planner_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    split_off_experts.cache_clear()
+
+
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of a class or module another value while entered."""
     before = owner.__dict__[name]
     setattr(owner, name, value)
     try:
@@ -95,9 +111,9 @@ def _patched_fake_mode() -> Iterator[None]:
 
     original = FakeTensor.tolist
     with (
-        _replaced(_functional_collectives, "_maybe_wrap_tensor", _InFlight.apply),
-        _replaced(FakeTensorMode, "avoid_device_init", property(lambda _: True)),
-        _replaced(FakeTensor, "tolist", read),
+        replaced(_functional_collectives, "_maybe_wrap_tensor", _InFlight.apply),
+        replaced(FakeTensorMode, "avoid_device_init", property(lambda _: True)),
+        replaced(FakeTensor, "tolist", read),
     ):
         yield
 
@@ -136,12 +152,12 @@ def _patched_meshes() -> Iterator[None]:
             if method is None:
                 continue
             if isinstance(method, staticmethod):
-                stack.enter_context(_replaced(DeviceMesh, name, staticmethod(_outside_fake(method.__func__))))
+                stack.enter_context(replaced(DeviceMesh, name, staticmethod(_outside_fake(method.__func__))))
             else:
-                stack.enter_context(_replaced(DeviceMesh, name, _outside_fake(method)))
+                stack.enter_context(replaced(DeviceMesh, name, _outside_fake(method)))
         # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
         made = _outside_fake(_fully_shard._get_post_forward_mesh_info)
-        stack.enter_context(_replaced(_fully_shard, "_get_post_forward_mesh_info", made))
+        stack.enter_context(replaced(_fully_shard, "_get_post_forward_mesh_info", made))
         yield
 
 
@@ -169,7 +185,7 @@ def _patched_propagation(recorder: Recorder) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
-            stack.enter_context(_replaced(ShardingPropagator, name, paused(getattr(ShardingPropagator, name))))
+            stack.enter_context(replaced(ShardingPropagator, name, paused(getattr(ShardingPropagator, name))))
         yield
 
 
@@ -181,5 +197,5 @@ def _patched_waits() -> Iterator[None]:
         backend.tell(WaitWork(current_stream(), work.seq_id))
         return True
 
-    with _replaced(FakeWork, "wait", wait):
+    with replaced(FakeWork, "wait", wait):
         yield
