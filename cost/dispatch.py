@@ -25,6 +25,7 @@ from legoai.cost.trace import (
     Category,
     Collective,
     Copy,
+    HostKernel,
     HostWaitStream,
     Kernel,
     Phase,
@@ -77,6 +78,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs)
         results = [item for item in tensors(out) if is_simulated(item)]
         if not inputs and not results:
+            self._on_host(func, known, args, kwargs, out)
             return out
         capture.locate()
         if known.treatment == "wait":
@@ -88,6 +90,38 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._compute(func, known, args, kwargs, inputs, results, before, out)
         return out
+
+    def _on_host(
+        self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """Record an operator on tensors in host memory; single numbers are a part of the program's own work."""
+        if known.treatment not in ("kernel", "copy") or func.namespace != "aten":
+            return
+        inputs = [item for item in tensors((args, tuple(kwargs.values()))) if isinstance(item, FakeTensor)]
+        known_storages = {item.untyped_storage()._cdata for item in inputs}
+        fresh = [
+            item
+            for item in tensors(out)
+            if isinstance(item, FakeTensor) and item.untyped_storage()._cdata not in known_storages
+        ]
+        if not any(item.dim() and item.is_floating_point() for item in (*inputs, *fresh)):
+            return
+        capture = self.capture
+        capture.locate()
+        read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in fresh))
+        capture.record(
+            HostKernel(
+                op=known.name,
+                inputs=tuple(map(type_of, inputs)),
+                outputs=tuple(map(type_of, fresh)),
+                flops=flops(func, known, args, kwargs, out),
+                bytes_read=read,
+                bytes_written=written,
+                attributes=attributes(known, func, args, kwargs),
+                module=capture.module,
+                phase=capture.phase,
+            )
+        )
 
     def _wait(self, inputs: list[torch.Tensor]) -> None:
         number = self.capture.number_of(inputs[0])

@@ -12,7 +12,7 @@ from legoai.cost.network import Network
 from legoai.cost.network.topology import placement
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
 from legoai.cost.timeline import Cost, Host, Resource, Timed
-from legoai.cost.trace import Collective, Copy, Kernel, TensorType
+from legoai.cost.trace import Collective, Copy, HostKernel, Kernel, TensorType
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, load_profile
 from legoai.specs.directives.cluster import ClusterUse
 
@@ -154,6 +154,8 @@ class Prices:
     known: dict[object, Cost] = field(default_factory=dict)
     gap: float = 0.0
     copies: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    host: Profile | None = None
+    """Of the processor that computes what is in host memory; read when it is first asked for."""
 
     def __post_init__(self) -> None:
         self.gap = self.machine.constant("kernel_gap_seconds") or 0.0
@@ -180,7 +182,16 @@ class Prices:
             seconds, model = network.estimate(record, self.machine.network, self.machine.profile)
             hosts = placement(record.ranks, self.machine.network.devices_per_host).hosts
             return Cost(seconds=seconds, resource="intra_host" if hosts == 1 else "inter_host", model=model)
+        if isinstance(record, HostKernel):
+            return self._on_host(record)
         return self._copy(record)
+
+    def _on_host(self, record: HostKernel) -> Cost:
+        """The time of an operator on the host: that of the catalogue's `cpu`, as no profile knows the device's own."""
+        if self.host is None:
+            self.host = self.machine.profile if self.machine.device.kind == "cpu" else profile("cpu")
+        seconds, model = kernels.estimate(_on_device(record), self.host)
+        return Cost(seconds=seconds, resource="host", model=f"{model}, of the profile `{self.host.name}`")
 
     def _copy(self, copy: Copy) -> Cost:
         if copy.direction == "device_to_device" or self.machine.device.kind == "cpu":
@@ -204,6 +215,10 @@ def _copy_rate(machine: Machine, direction: str) -> tuple[float, str]:
     return machine.device.figure("host_link.bandwidth_bytes_per_second"), kernels.ROOFLINE
 
 
+def _on_device(record: HostKernel) -> Kernel:
+    return Kernel(stream=0, **{name: getattr(record, name) for name in HostKernel.__slots__})
+
+
 def _as_kernel(copy: Copy) -> Kernel:
     whole = (TensorType((copy.bytes,), "uint8"),)
     return Kernel(
@@ -213,10 +228,11 @@ def _as_kernel(copy: Copy) -> Kernel:
 
 
 def _key(record: Timed) -> object:
-    if isinstance(record, Kernel):
+    if isinstance(record, Kernel | HostKernel):
         attributes = tuple(sorted((name, str(value)) for name, value in record.attributes.items()))
         return (
-            record.op, record.inputs, record.outputs, record.flops, record.bytes_read, record.bytes_written, attributes
+            type(record), record.op, record.inputs, record.outputs, record.flops, record.bytes_read,
+            record.bytes_written, attributes,
         )  # fmt: skip
     if isinstance(record, Collective):
         return record.kind, record.ranks, record.bytes

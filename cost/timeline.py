@@ -22,6 +22,7 @@ from typing import Final, Literal, TypeAlias
 from legoai.cost.trace import (
     Collective,
     Copy,
+    HostKernel,
     HostWaitDevice,
     HostWaitEvent,
     HostWaitStream,
@@ -34,8 +35,8 @@ from legoai.cost.trace import (
     WaitWork,
 )
 
-Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host"]
-Timed: TypeAlias = Kernel | Collective | Copy
+Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
+Timed: TypeAlias = Kernel | HostKernel | Collective | Copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,9 @@ class _Simulation:
                 node = self._put(record)
                 if isinstance(record, Copy) and record.blocking:
                     host_time = self._block([node], host_time)
+            elif isinstance(record, HostKernel):
+                self._advance(host_time)
+                host_time = self._compute_on_host(record, host_time)
             elif isinstance(record, HostWaitDevice):
                 host_time = self._block(list(self.last.values()), host_time)
             elif isinstance(record, HostWaitStream):
@@ -168,6 +172,13 @@ class _Simulation:
             end=max(end, host_time),
             host_blocked=self.blocked,
         )
+
+    def _compute_on_host(self, record: HostKernel, host_time: float) -> float:
+        """Let the host compute; the time at which it goes on. The device runs beside it."""
+        cost = self.cost(record)
+        end = host_time + cost.seconds
+        self.intervals.append(Interval(record, cost, "host", host_time, end))
+        return end
 
     def _synchronise(self, record: object) -> None:
         """Note what the next operation of a stream waits for; the host goes on at once."""

@@ -71,6 +71,24 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostKernel:
+    """One operator on tensors in host memory, which the host computes itself before it goes on.
+
+    Its fields are those of a :class:`Kernel`.
+    """
+
+    op: str
+    inputs: tuple[TensorType, ...]
+    outputs: tuple[TensorType, ...]
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    attributes: Mapping[str, Any]
+    module: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """One collective or point-to-point transfer.
 
@@ -208,6 +226,7 @@ class Mark:
 
 Record: TypeAlias = (
     Kernel
+    | HostKernel
     | Collective
     | Copy
     | RecordEvent
@@ -227,8 +246,8 @@ Record: TypeAlias = (
 _RECORDS: Final = {
     record.__name__: record
     for record in (
-        Kernel, Collective, Copy, RecordEvent, WaitEvent, WaitStream, WaitWork, HostWaitEvent, HostWaitStream,
-        HostWaitDevice, Allocate, Categorise, Resize, Free, Mark,
+        Kernel, HostKernel, Collective, Copy, RecordEvent, WaitEvent, WaitStream, WaitWork, HostWaitEvent,
+        HostWaitStream, HostWaitDevice, Allocate, Categorise, Resize, Free, Mark,
     )
 }  # fmt: skip
 
