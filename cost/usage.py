@@ -34,8 +34,10 @@ def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[object]
         steps: the records of one step, of one rank for each stage of a pipeline.
     """
     if plan.model.family in DECODERS:
-        tokens = plan.batch.global_batch * plan.batch.length
-        return float(tokens * _BACKWARD * forward_flops_per_token(manifest, plan.batch.length)), FORMULA
+        length = plan.batch.seq_len
+        assert length is not None, "a decoder reads sequences"
+        tokens = plan.batch.global_batch * length
+        return float(tokens * _BACKWARD * forward_flops_per_token(manifest, length)), FORMULA
     forward = sum(
         record.flops
         for records in steps
