@@ -1,0 +1,167 @@
+"""Published training runs against the simulator: `python -m benchmarks.validation FOLDER --source torchtitan`.
+
+FOLDER holds files of published runs, as CSV with the columns that `sources` reads; `--file` reads another one with the
+columns of the source. Each row becomes a plan that states what its framework does; the plan is linted, lowered and
+simulated, and its step time and memory are put beside the measurements. Nothing is tuned to a row. Rows that cannot be
+written as a plan, and plans that cannot be simulated, are counted with the reason; rows that the file itself marks as
+suspect or as duplicates are dropped.
+
+A limited number of rows is taken evenly over the file. The result is written after each row, so that a run that was
+interrupted goes on with `--resume`; it holds each row's plan, for a person to read what was assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.validation.predict import Prediction, as_json, predict
+from benchmarks.validation.rows import Row, UnstatedError, read
+from benchmarks.validation.score import compare
+from benchmarks.validation.sources import SOURCES
+from benchmarks.validation.statements import Stated
+from benchmarks.validation.table import summary, table
+
+import legoai
+from legoai.cost.profiles import profile_names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    source = SOURCES[options.source]
+    path = options.file or options.folder / source.file
+    try:
+        rows = read(path)
+    except UnstatedError as error:
+        print(f"validation: {error}", file=sys.stderr)
+        return 2
+    good = [row for row in rows if row.dropped is None]
+    chosen = evenly([row for row in good if options.only in row.id], options.limit)
+    output: Path = options.output or Path(f"{options.source}.json")
+    known = _known(output) if options.resume else {}
+    code = _code_digest()
+    results: list[dict[str, Any]] = []
+    for index, row in enumerate(chosen, 1):
+        results.append(_of_row(row, options, known, code))
+        if index == len(chosen) or index % 5 == 0:
+            _write(output, _document(options, path, rows, good, chosen, results))
+        said = results[-1]["outcome"]
+        print(f"{index}/{len(chosen)} {row.id} {said}", file=sys.stderr, flush=True)
+    print(table(_document(options, path, rows, good, chosen, results)))
+    return 0
+
+
+def evenly(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """At most ``limit`` rows, at equal distances over the file."""
+    if limit is None or limit >= len(rows):
+        return list(rows)
+    return [rows[index * len(rows) // limit] for index in range(limit)]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.validation", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of published runs")
+    parser.add_argument("--source", required=True, choices=sorted(SOURCES))
+    parser.add_argument("--file", type=Path, help="another file with the source's columns")
+    parser.add_argument("--profile", choices=profile_names(), help="in place of the rows' own devices")
+    parser.add_argument("--limit", type=int, metavar="N", help="take N rows, evenly over the file")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose id contains it")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which a row is given up")
+    parser.add_argument("--resume", action="store_true", help="keep what the output has for equal plans and code")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
+    return parser.parse_args(arguments)
+
+
+def _of_row(row: Row, options: argparse.Namespace, known: dict[str, Any], code: str) -> dict[str, Any]:
+    try:
+        stated = SOURCES[options.source].convert(row, options.profile)
+    except UnstatedError as error:
+        return {"id": row.id, "outcome": f"not stated: {error}"}
+    key = hashlib.sha256((code + stated.text).encode()).hexdigest()
+    kept = known.get(key)
+    said = Prediction(**kept) if kept else predict(stated, seconds=options.seconds)
+    known[key] = as_json(said)
+    return {"id": row.id, "key": key, "said": as_json(said), **_compared(row, stated, said)}
+
+
+def _compared(row: Row, stated: Stated, said: Prediction) -> dict[str, Any]:
+    found = compare(row, stated, said)
+    words = [f"refused: {said.refused}"] if said.refused else []
+    for name, pair, unit in (("step", found.seconds, 1.0), (found.kind, found.memory, 2**30)):
+        if pair is not None:
+            words.append(f"{name} {pair[1] / unit:.4g} of {pair[0] / unit:.4g} ({pair[1] / pair[0] - 1:+.1%})")
+    return {
+        "outcome": "; ".join(words) or "nothing to compare with",
+        "group": found.group,
+        "seconds": found.seconds,
+        "memory": found.memory,
+        "kind": found.kind,
+        "fits": found.fits,
+        "plan": stated.text,
+        "beside": dict(stated.beside),
+    }
+
+
+def _document(
+    options: argparse.Namespace,
+    path: Path,
+    rows: Sequence[Row],
+    good: Sequence[Row],
+    chosen: Sequence[Row],
+    results: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "source": options.source,
+        "file": path.name,
+        "fitted": SOURCES[options.source].fitted,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version(), "torch": version("torch"), "legoai": legoai.__version__},
+        "rows": {"in the file": len(rows), "good": len(good), "taken": len(chosen)},
+        "dropped": dict(Counter(row.dropped for row in rows if row.dropped)),
+        "summary": summary(results),
+        "results": results,
+    }
+
+
+def _known(output: Path) -> dict[str, Any]:
+    """Answers of an earlier run by their key; none where there is no such file."""
+    try:
+        document = json.loads(output.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    given = {item["key"]: item["said"] for item in document.get("results", []) if "key" in item}
+    return {key: said for key, said in given.items() if not said["refused"].startswith("no answer within")}
+
+
+def _code_digest() -> str:
+    """A digest of all code that a prediction depends on, so that answers of other code are not kept."""
+    root = Path(legoai.__file__).parent
+    digest = hashlib.sha256()
+    for folder in ("specs", "dsl", "lowering", "cost", "runtime"):
+        for path in sorted((root / folder).resolve().rglob("*")):
+            if path.suffix in (".py", ".toml", ".gz", ".lark"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    """Write the results as a whole: a reader never sees half of them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

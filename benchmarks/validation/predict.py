@@ -1,0 +1,165 @@
+"""What does the simulator say of a plan, and what do we keep of it?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.validation.statements import Stated
+
+from legoai.dsl.lint import lint
+from legoai.specs.plan import Plan
+
+_BATCH = re.compile(r"^batch\s+\(global = (\d+)", re.MULTILINE)
+_SHORT = 3, 5
+"""Micro batches of a step without a pipeline that are simulated where it has more: each further one adds the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is said of one plan; or, with `refused`, why nothing is.
+
+    Attributes:
+        refused: a sentence; empty if there is an answer.
+        findings: codes of the linter's errors and warnings, empty for a clean plan.
+        seconds: of one optimizer step.
+        active: bytes at the peak, by pipeline rank.
+        reserved: bytes, by pipeline rank.
+        outside: bytes that torch does not count, on the fullest rank.
+        capacity: bytes of the device.
+        categories: bytes at the fullest rank's peak, by category.
+        phase: of that peak.
+        exposed: seconds of communication beside which nothing computes.
+        recompute: seconds.
+        bubble: share of the step.
+        models: share of the operations' time by the model that gave it.
+        took: seconds until the answer.
+    """
+
+    refused: str = ""
+    findings: tuple[str, ...] = ()
+    seconds: float | None = None
+    active: tuple[int, ...] = ()
+    reserved: tuple[int, ...] = ()
+    outside: int = 0
+    capacity: int | None = None
+    categories: dict[str, int] = field(default_factory=dict)
+    phase: str = ""
+    exposed: float = 0.0
+    recompute: float = 0.0
+    bubble: float = 0.0
+    models: dict[str, float] = field(default_factory=dict)
+    took: float = 0.0
+
+
+def predict(stated: Stated, *, seconds: float = 600.0) -> Prediction:
+    """Simulate a plan in a process of its own, which is ended when it takes too long.
+
+    Args:
+        stated: the plan.
+        seconds: after which it is ended.
+    """
+    begun = time.perf_counter()
+    answer = _apart(_simulated, stated.text, seconds=seconds)
+    if isinstance(answer, str):
+        return Prediction(refused=answer, took=time.perf_counter() - begun)
+    return Prediction(**{**answer, "took": time.perf_counter() - begun})
+
+
+def shortened(text: str, plan: Plan) -> tuple[str, str] | None:
+    """The plan with the two smaller numbers of micro batches that stand for its own; None where it has few.
+
+    Without a pipeline a step's micro batches between the first and the last are equal, so that its time is a line.
+    """
+    micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
+    if plan.pipeline is not None or rest or micro_batches <= _SHORT[1] + 1:
+        return None
+    few, more = (_BATCH.sub(f"batch (global = {plan.batch.global_batch * n // micro_batches}", text) for n in _SHORT)
+    return few, more
+
+
+def _simulated(text: str) -> dict[str, Any]:
+    """Lint, lower and simulate a plan."""
+    linted = lint(text, "row.plan", directory=Path(tempfile.gettempdir()), variants=False)
+    findings = tuple(
+        sorted({f"{item.severity} {item.code}" for item in linted.diagnostics if item.severity != "advice"})
+    )
+    if linted.has_errors or linted.plan is None:
+        errors = [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity == "error"]
+        return {"refused": "lint: " + "; ".join(errors), "findings": findings}
+    short = shortened(text, linted.plan)
+    if short is None:
+        return {**_cost(text), "findings": findings}
+    few, more = (_cost(item) for item in short)
+    micro_batches = linted.plan.batch.global_batch // (linted.plan.batch.micro_batch * linted.plan.mesh.data_parallel)
+    for name in ("seconds", "exposed", "recompute"):
+        slope = (more[name] - few[name]) / (_SHORT[1] - _SHORT[0])
+        more[name] += slope * (micro_batches - _SHORT[1])
+    return {**more, "findings": findings}
+
+
+def _cost(text: str) -> dict[str, Any]:
+    from legoai.api import cost
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.plan"
+        path.write_text(text, encoding="utf-8")
+        found = cost(path)
+    fullest = found.fullest
+    return {
+        "seconds": found.step_time,
+        "active": tuple(item.memory.peak for item in found.ranks),
+        "reserved": tuple(item.use.reserved for item in found.ranks),
+        "outside": max(sum(item.use.outside.values()) for item in found.ranks),
+        "capacity": fullest.use.capacity,
+        "categories": dict(fullest.memory.by_category),
+        "phase": fullest.memory.peak_phase,
+        "exposed": found.exposed_communication,
+        "recompute": found.recompute,
+        "bubble": found.bubble_fraction,
+        "models": dict(found.share_by_model),
+    }
+
+
+def _apart(function: Callable[[str], dict[str, Any]], text: str, *, seconds: float) -> dict[str, Any] | str:
+    """Call a function in a forked process; a sentence in place of its result if it fails or takes too long."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, text), daemon=False)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(seconds):
+            return f"no answer within {seconds:.0f} s"
+        return ours.recv()
+    except EOFError:
+        return "the process ended without an answer, probably for want of memory"
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
+
+
+def _answer(pipe: Connection, function: Callable[[str], dict[str, Any]], text: str) -> None:
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            answer: dict[str, Any] | str = function(text)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        answer = f"{type(error).__name__}: {lines[0] if lines else 'without a message'}"
+    pipe.send(answer)
+
+
+def as_json(prediction: Prediction) -> dict[str, Any]:
+    """A prediction as JSON values."""
+    return json.loads(json.dumps(asdict(prediction)))

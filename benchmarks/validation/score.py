@@ -1,0 +1,136 @@
+"""How far is what was said from what was measured?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.validation.predict import Prediction
+from benchmarks.validation.rows import GIB, Row
+from benchmarks.validation.statements import Stated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A row's measurements beside what was said of it; None where there is no measurement or no answer.
+
+    Attributes:
+        id: of the row.
+        group: what it is counted with, such as a tier of its source.
+        seconds: of a step, measured and said.
+        memory: bytes, measured and said; `kind` says of what.
+        kind: `active` or `reserved`.
+        fits: whether it ran, and whether it was said to fit.
+    """
+
+    id: str
+    group: str
+    seconds: tuple[float, float] | None = None
+    memory: tuple[float, float] | None = None
+    kind: str = ""
+    fits: tuple[bool, bool] | None = None
+
+
+def compare(row: Row, stated: Stated, said: Prediction) -> Comparison:
+    """Put a row's measurements beside a prediction."""
+    measured_seconds, measured_bytes, kind = measured(row)
+    ran = {"ok": True, "oom": False, "failed": False}.get(row.text("status").lower())
+    beside = sum(stated.beside.values())
+    seconds = memory = fits = None
+    if not said.refused:
+        if measured_seconds and said.seconds:
+            seconds = measured_seconds, said.seconds
+        by_rank = said.reserved if kind == "reserved" else said.active
+        if measured_bytes and by_rank:
+            of_rank = max(by_rank) if stated.rank is None else by_rank[min(stated.rank, len(by_rank) - 1)]
+            memory = measured_bytes, of_rank + beside
+        if ran is not None and said.capacity is not None:
+            fits = ran, max(said.reserved) + beside + said.outside <= said.capacity
+    return Comparison(id=row.id, group=group_of(row), seconds=seconds, memory=memory, kind=kind, fits=fits)
+
+
+def measured(row: Row) -> tuple[float | None, float | None, str]:
+    """Seconds of a step, bytes, and whether these are `active` or `reserved`, in the columns of all sources."""
+    seconds = row.number("iter_time_s")
+    if seconds is None and (milliseconds := row.number("actual_ms")) is not None:
+        seconds = milliseconds / 1e3
+    if seconds is None and (rate := row.number("tok_s_per_gpu")) is not None:
+        gpus, tokens = row.number("gpus"), tokens_of(row)
+        seconds = tokens / (rate * gpus) if gpus and tokens else None
+    if row.text("metric") == "throughput_total" and (rate := row.number("value")):
+        seconds = 8192 * (row.number("batch_size") or 1) * (row.number("gpus") or 1) / rate
+    gib = next((value for name in ("mem_peak", "actual_gib", "memory_gib") if (value := row.number(name))), None)
+    if row.text("metric") == "peak_memory":
+        gib = row.number("value")
+    kind = (
+        "reserved" if "reserved" in row.text("mem_kind") or row.text("memory_gib") or row.text("metric") else "active"
+    )
+    return seconds, gib * GIB if gib else None, kind
+
+
+def tokens_of(row: Row) -> float | None:
+    """Tokens of a step of a row of the TorchTitan paper, which states sequences and their length by GPU."""
+    batch = row.number("global_batch")
+    if batch is None:
+        local, shards = row.number("local_batch"), row.number("fsdp")
+        batch = local * shards if local and shards else None
+    return batch * (row.number("seq_len") or 8192) if batch else None
+
+
+def group_of(row: Row) -> str:
+    """What a row is counted with: a tier that its notes give, or its GPU."""
+    for part in row.text("notes").replace(";", " ").split():
+        if part.startswith("time_tier="):
+            return f"tier {part.removeprefix('time_tier=')}"
+    if row.text("notes") in ("single-node", "multi-node"):
+        return row.text("notes")
+    return row.text("table") and f"table {row.text('table')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """|said - measured| / measured over some rows, with the mean of its sign."""
+
+    rows: int
+    mean: float
+    median: float
+    worst: float
+    bias: float
+    worst_id: str
+
+
+def errors(pairs: Sequence[tuple[str, tuple[float, float]]]) -> Errors | None:
+    """Sum up pairs of what was measured and what was said, by row; None for none."""
+    if not pairs:
+        return None
+    relative = {name: (said - real) / real for name, (real, said) in pairs}
+    worst = max(relative, key=lambda name: abs(relative[name]))
+    sizes = [abs(value) for value in relative.values()]
+    return Errors(
+        rows=len(sizes),
+        mean=statistics.fmean(sizes),
+        median=statistics.median(sizes),
+        worst=abs(relative[worst]),
+        bias=statistics.fmean(relative.values()),
+        worst_id=worst,
+    )
+
+
+def out_of_memory(found: Iterable[Comparison]) -> dict[str, Any]:
+    """How well "does not fit" was said, of rows that ran and rows that failed."""
+    cells = {(ran, fits): 0 for ran in (True, False) for fits in (True, False)}
+    for item in found:
+        if item.fits is not None:
+            cells[item.fits] += 1
+    said_not, failed = cells[False, False] + cells[True, False], cells[False, False] + cells[False, True]
+    return {
+        "failed and said not to fit": cells[False, False],
+        "failed and said to fit": cells[False, True],
+        "ran and said not to fit": cells[True, False],
+        "ran and said to fit": cells[True, True],
+        "precision": cells[False, False] / said_not if said_not else None,
+        "recall": cells[False, False] / failed if failed else None,
+        "rows that ran and were said to fit": cells[True, True] / max(1, cells[True, True] + cells[True, False]),
+    }

@@ -1,0 +1,40 @@
+"""The frameworks whose published runs are stated as plans, a file for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.validation.rows import Row
+from benchmarks.validation.sources import megatron, mosaicml, nanotron, seeds, torchtitan
+from benchmarks.validation.statements import Stated
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of published runs.
+
+    Attributes:
+        file: under the folder of measurements.
+        convert: what makes a row a plan; the second argument names a device of the catalogue, or is None for the row's.
+        fitted: which of its figures the shipped profiles were fitted to; empty for none.
+    """
+
+    file: str
+    convert: Callable[[Row, str | None], Stated]
+    fitted: str = ""
+
+
+SOURCES: Final[Mapping[str, Source]] = {
+    "torchtitan": Source("runs/torchtitan.csv", torchtitan.convert),
+    "nanotron": Source("runs/nanotron_ultrascale_1728.csv", nanotron.convert),
+    "nanotron_failed": Source("runs/nanotron_ultrascale_failed_1578.csv", nanotron.convert),
+    "vtrain": Source("runs/vtrain_ground_truth.csv", megatron.convert_vtrain),
+    "mosaicml": Source("runs/mosaicml_llm_foundry.csv", mosaicml.convert),
+    "simumax": Source("runs/simumax_b200.csv", megatron.convert_simumax),
+    "torchtitan_throughput": Source("seeds/torchtitan_throughput.csv", seeds.convert_torchtitan),
+    "simplefsdp": Source("seeds/simplefsdp.csv", seeds.convert_simplefsdp),
+    "memory_distributed": Source("seeds/memory_distributed.csv", seeds.convert_distributed),
+    "runtime_distributed": Source("seeds/runtime_distributed.csv", seeds.convert_distributed),
+}

@@ -1,0 +1,86 @@
+"""What do rows of several frameworks have in common: devices, fabrics, and models by their dimensions?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.statements import cluster, model
+
+from legoai.specs.models.configs import GPT3_PRESETS, LLAMA3_PRESETS
+
+LLAMA = dataclasses.asdict(LLAMA3_PRESETS["8b"])
+GPT = dataclasses.asdict(GPT3_PRESETS["1.3b"])
+
+
+def device_of(row: Row, named: str | None) -> str:
+    """The catalogue's device for the row's GPU, unless one is named.
+
+    Raises:
+        UnstatedError: the catalogue has none.
+    """
+    if named is not None:
+        return named
+    gpu = row.text("gpu").upper()
+    if "H100" in gpu:
+        return "h100_sxm96" if "96" in gpu or row.text("gpu_mem_gb") == "96" else "h100_sxm"
+    for word, device in (("H200", "h200"), ("B200", "b200"), ("A100", "a100_sxm80")):
+        if word in gpu and "GB200" not in gpu:
+            return device
+    raise UnstatedError(f"no device of the catalogue is a {row.text('gpu') or 'GPU that is not named'}")
+
+
+def cluster_of(row: Row, named: str | None, *, fabric: str) -> str:
+    """The cluster statement for the row's GPUs and hosts."""
+    return cluster(
+        device_of(row, named), gpus=row.whole("n_gpus"), per_host=row.whole("gpus_per_node", 8), fabric=fabric
+    )
+
+
+def llama_of(row: Row, *, seq_len: int, tied: bool = False, vocab: int | None = None, theta: float = 500_000.0) -> str:
+    """A Llama of the row's dimensions, without the stretched wavelengths of Llama 3.1, which cost nothing."""
+    return model(
+        "llama3",
+        "8b",
+        LLAMA,
+        dim=row.whole("hidden"),
+        n_layers=row.whole("n_layers"),
+        n_heads=row.whole("n_heads"),
+        n_kv_heads=row.whole("n_kv_heads"),
+        hidden_dim=row.whole("ffn_hidden"),
+        vocab_size=vocab or row.whole("vocab"),
+        max_seq_len=seq_len,
+        rope_theta=theta,
+        tie_embeddings=tied,
+    )
+
+
+def gpt_of(row: Row, *, seq_len: int, vocab: int, bias: bool = True, tied: bool = True) -> str:
+    """A GPT of the row's dimensions."""
+    return model(
+        "gpt3",
+        "1.3b",
+        GPT,
+        dim=row.whole("hidden"),
+        n_layers=row.whole("n_layers"),
+        n_heads=row.whole("n_heads"),
+        hidden_dim=row.whole("ffn_hidden"),
+        vocab_size=vocab,
+        max_seq_len=seq_len,
+        bias=bias,
+        tie_embeddings=tied,
+    )
+
+
+def batch_of(row: Row, *, micro: int | None = None) -> str:
+    """The batch statement."""
+    return (
+        f"batch (global = {row.whole('global_batch')}, micro = {micro or row.whole('micro_batch')}, "
+        f"seq_len = {row.whole('seq_len')})"
+    )
+
+
+def padded_vocabulary(size: int, tp: int) -> int:
+    """Megatron's: a multiple of 128 for each tensor-parallel rank (`make-vocab-size-divisible-by`)."""
+    step = 128 * tp
+    return -(-size // step) * step

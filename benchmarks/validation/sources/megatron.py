@@ -1,0 +1,104 @@
+"""How do Megatron-LM (SimuMax's runs) and Megatron-DeepSpeed (vTrain's) train, and how is that said in a plan?
+
+Read for this: Megatron-LM's `distributed/distrib_optimizer` and `core/tensor_parallel/layers.py`, SimuMax's scripts and
+vTrain's validation configs, as far as the files of rows cite them.
+
+Megatron-LM with the distributed optimizer keeps parameters whole in bf16 and gradients whole in fp32, and shards the
+fp32 parameters and Adam's moments: 6 + 12 / n bytes. A plan says so by units that are never resharded and gradients
+that are reduced once. With sequence parallelism column-wise layers keep their sharded input; SwiGLU is one kernel that
+keeps its input and not what the sigmoid gave.
+
+Megatron-DeepSpeed of 2023 trains in fp16 with whole replicas, reduces all gradients after the last micro batch,
+computes attention step by step, and checkpoints whole blocks.
+"""
+
+from __future__ import annotations
+
+from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.sources.common import batch_of, cluster_of, gpt_of, llama_of, padded_vocabulary
+from benchmarks.validation.statements import (
+    TENSOR_PARALLEL_GPT,
+    TENSOR_PARALLEL_LLAMA,
+    Draft,
+    Stated,
+    mesh,
+    name_of,
+)
+
+MEGATRON_KEEPS = """checkpoint {
+  layers.*.attention    = selective([matmul, attention])
+  layers.*.feed_forward = selective([matmul, "aten.mul.Tensor"])
+}"""
+OPTIMIZER = "optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1)"
+
+
+def convert_vtrain(row: Row, device: str | None = None) -> Stated:
+    """State a run of Megatron-DeepSpeed.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('source')}")
+    pp, tp, dp = row.whole("pp", 1), row.whole("tp", 1), row.whole("dp_replicate", 1)
+    accumulates = row.whole("global_batch") > row.whole("micro_batch") * dp
+    draft.say(
+        gpt_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp), tied=pp == 1),
+        cluster_of(row, device, fabric="infiniband_hdr100"),
+        batch_of(row),
+        mesh(pp=pp, dp_replicate=dp, tp=tp),
+    )
+    if tp > 1:
+        draft.say(TENSOR_PARALLEL_GPT)
+    if dp == 1:
+        draft.say("replicate on dp_replicate  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16")
+    elif pp > 1:
+        draft.say("replicate on dp_replicate")
+    else:
+        draft.say("replicate on dp_replicate (bucket = 1TiB)  # legoai: ignore[LP805] all gradients at the end")
+    if accumulates:
+        draft.say("comm (reduce = last_micro_batch)")
+    if pp > 1:
+        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
+    draft.say("checkpoint { layers.* = full }", "attention math", "loss eager")
+    draft.say("precision (param = bf16, reduce = bf16)  # legoai: ignore[LP822] as published", OPTIMIZER)
+    draft.assumed.append("bf16 for fp16, which has the same rates")
+    draft.differs.append("fused kernels for the scaled and masked softmax and for bias, dropout and addition")
+    return draft.done()
+
+
+def convert_simumax(row: Row, device: str | None = None) -> Stated:
+    """State a run of Megatron-LM on B200s.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    if "MLA" in row.text("arch"):
+        raise UnstatedError("multi-head latent attention and shared experts: no built-in model has them")
+    if row.whole("ep", 1) > 1:
+        raise UnstatedError("experts under Megatron's distributed optimizer")
+    draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('framework')}")
+    pp, tp, cp = row.whole("pp", 1), row.whole("tp", 1), row.whole("cp", 1)
+    dp = row.whole("dp_replicate", 1) * row.whole("dp_shard", 1)
+    shards = [axis for axis, size in (("dp_shard", dp), ("cp", cp)) if size > 1] or ["dp_shard"]
+    reshard = "after_backward" if pp > 1 else "never"
+    draft.say(
+        llama_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp)),
+        cluster_of(row, device, fabric="infiniband_ndr"),
+        batch_of(row),
+        mesh(pp=pp, dp_shard=dp, cp=cp, tp=tp),
+    )
+    if tp > 1:
+        draft.say(TENSOR_PARALLEL_LLAMA)
+    idle = "" if dp > 1 or cp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
+    units = f"  layers.* = unit(reshard = {reshard})\n  root = unit(reshard = {reshard})"
+    draft.say(f"fsdp on {', '.join(shards)} {{{idle}\n{units}\n}}", "comm (reduce = last_micro_batch)")
+    if pp > 1:
+        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
+    if cp > 1:
+        draft.say("context on cp (rotate = alltoall, balance = head_tail)")
+        draft.differs.append("an all-to-all over heads (Ulysses) in place of a ring of keys and values")
+    draft.say(MEGATRON_KEEPS, "attention flash", "loss fused", "precision (param = bf16, reduce = fp32)")
+    draft.say(OPTIMIZER, "clip (norm = 1.0)")
+    draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
+    draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
+    return draft.done()

@@ -1,0 +1,62 @@
+"""How does llm-foundry train MPT with Composer and FSDP1, and how is that said in a plan?
+
+Read for this: llm-foundry's `scripts/train/benchmarking/README.md` and `scripts/train/yamls/pretrain/mpt-*.yaml`, and
+Composer's notes on FSDP, as far as the file of rows cites them.
+
+- Units are the blocks and the model. Gradients are reduced for every micro batch.
+- `mixed_precision: DEFAULT` computes in bf16 and reduces in fp32; `PURE` reduces in bf16 too.
+- MPT has no biases, learned positions, tied embeddings, and the fused cross entropy of flash-attention.
+- The optimizer is DecoupledAdamW, a loop in Python over the parameters; gradients are clipped to a norm of 1.
+"""
+
+from __future__ import annotations
+
+from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.sources.common import batch_of, cluster_of, gpt_of
+from benchmarks.validation.statements import Draft, Stated, mesh, name_of
+
+FLOAT8 = """precision (param = bf16, reduce = fp32) {
+  layers.*.attention.{wq, wk, wv, wo} = float8(tensorwise)
+  layers.*.mlp.{up, down}             = float8(tensorwise)
+}"""
+
+
+def convert(row: Row, device: str | None = None) -> Stated:
+    """State a run of llm-foundry.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('framework')}")
+    fabric = "roce_200" if "RoCE" in row.text("interconnect") else "infiniband_ndr"
+    if row.whole("n_gpus") > row.whole("gpus_per_node", 8) and not row.text("interconnect"):
+        draft.assumed.append("the network between hosts")
+    draft.say(
+        gpt_of(row, seq_len=row.whole("seq_len"), vocab=row.whole("vocab"), bias=False),
+        cluster_of(row, device, fabric=fabric),
+        batch_of(row),
+        mesh(dp_replicate=row.whole("dp_replicate", 1), dp_shard=row.whole("dp_shard", 1)),
+    )
+    axes = [axis for axis in ("dp_replicate", "dp_shard") if row.whole(axis, 1) > 1]
+    if "dp_shard" not in axes:
+        raise UnstatedError("one rank holds all parameters, which FSDP does not shard")
+    units = "unit(reshard = after_backward)" if row.whole("zero_stage", 3) == 2 else "unit"
+    draft.say(f"fsdp on {', '.join(axes)} {{\n  layers.* = {units}\n  root = unit\n}}")
+    mode, precision = row.text("ac_mode"), row.text("precision")
+    if mode not in ("none", "full"):
+        raise UnstatedError(f"checkpointing is {mode or 'not stated'}")
+    if mode == "full":
+        draft.say("checkpoint { layers.* = full }")
+    draft.say("attention flash", "loss fused")
+    if "fp8" in precision:
+        draft.say(FLOAT8)
+        draft.differs.append("Transformer Engine's delayed scaling, and its kernels")
+    elif "PURE" in precision:
+        draft.say("precision (param = bf16, reduce = bf16)  # legoai: ignore[LP822] as published")
+    else:
+        draft.say("precision (param = bf16, reduce = fp32)")
+    draft.say("optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = false)", "clip (norm = 1.0)")
+    draft.differs.append("an optimizer step for each parameter by itself; FSDP1's flat parameters")
+    if row.text("gpu_mem_gb") == "40" and device is None:
+        draft.differs.append("the memory of the 40 GB part, at 1.56 TB/s where the 80 GB part has 2.04")
+    return draft.done()

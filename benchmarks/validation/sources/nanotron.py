@@ -1,0 +1,120 @@
+"""How does nanotron train Llama in the sweep of the Ultra-Scale Playbook, and how is that said in a plan?
+
+Read for this: `nanotron/models/base.py` (which blocks a pipeline rank gets), `optim/gradient_accumulator.py`,
+`optim/zero.py`, `parallel/tensor_parallel/functional.py`, `trainer.py` and the sweep's `scaling_benchmarks.py`.
+
+- Parameters are kept whole in bf16. Gradients of all micro batches add up in one fp32 buffer for all parameters; the
+  fp32 copies of the parameters and Adam's two moments lie on all ranks (ZeRO-0) or in shards (ZeRO-1).
+  A plan says so by units that are never resharded and gradients that are reduced once: 2 + 4 + 12 / n bytes.
+- The model is a `DistributedDataParallel`, whose reducer holds buckets for all gradients, in bf16, from the start: 2
+  bytes for each parameter that no plan can say; they are counted beside the plan.
+- Tensor parallelism is sequence parallel. Column-wise layers keep their sharded input and gather it again in
+  backward: a plan says so by checkpointing that keeps every output but the gathered input.
+- Pipeline ranks get blocks in turn until their cost passes an even share of the whole; the output layer costs what its
+  multiplications do, so that the first ranks hold more blocks than the last. Tied embeddings on two ranks are two
+  parameters whose gradients are added.
+- Cross entropy is not fused: logits in fp32 and a softmax of the same size.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.sources.common import batch_of, cluster_of, llama_of
+from benchmarks.validation.statements import (
+    KEEP_ALL_BUT_GATHERED_INPUTS,
+    TENSOR_PARALLEL_LLAMA,
+    Draft,
+    Stated,
+    mesh,
+    name_of,
+)
+
+
+def convert(row: Row, device: str | None = None) -> Stated:
+    """State a run of the sweep.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('framework')}")
+    pp, tp, dp = row.whole("pp", 1), row.whole("tp", 1), row.whole("dp_replicate", 1)
+    tied = "untied" not in row.text("arch")
+    sharded = row.whole("zero_stage", 0) == 1
+    points = stage_starts(row) if pp > 1 else ()
+    micro_batches = row.whole("global_batch") // (row.whole("micro_batch") * dp)
+    draft.say(
+        llama_of(row, seq_len=row.whole("seq_len"), tied=tied and pp == 1),
+        cluster_of(row, device, fabric="efa_p5"),
+        batch_of(row),
+        mesh(pp=pp, **{"dp_shard" if sharded else "dp_replicate": dp}, tp=tp),
+    )
+    if tp > 1:
+        draft.say(TENSOR_PARALLEL_LLAMA)
+    draft.say(*_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1))
+    if pp > 1:
+        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp}, split = [{', '.join(points)}])")
+    if tp > 1:
+        draft.say(KEEP_ALL_BUT_GATHERED_INPUTS)
+        draft.assumed.append("sequence parallel, and inputs of column-wise layers gathered again (nanotron's defaults)")
+    draft.say("attention flash", "loss eager", "precision (param = bf16, reduce = fp32)")
+    draft.say("optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)", "clip (norm = 1.0)")
+    draft.differs.append("the reducer's buckets of bf16 gradients, counted beside the plan")
+    if tied and pp > 1:
+        draft.differs.append("one sum of the embeddings' gradients between the first and the last pipeline rank")
+    return draft.done(beside={"reducer's buckets": 2.0 * parameters_of_first(row)}, rank=0)
+
+
+def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool) -> list[str]:
+    reshard = "after_backward" if pipeline else "never"
+    said = [f"comm (reduce = last_micro_batch){'' if accumulates else '  # legoai: ignore[LP663]'}"]
+    idle = "" if dp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
+    if sharded or dp == 1:
+        axis = "dp_shard" if sharded else "dp_replicate"
+        if axis == "dp_replicate":
+            return [f"replicate on dp_replicate{idle}", *said]
+        units = f"  layers.* = unit(reshard = {reshard})\n  root = unit(reshard = {reshard})"
+        return [f"fsdp on dp_shard {{{idle}\n{units}\n}}", *said]
+    return ["replicate on dp_replicate", *said]
+
+
+def stage_starts(row: Row) -> tuple[str, ...]:
+    """The first module of each pipeline rank but the first, as `build_model` hands out blocks.
+
+    Raises:
+        UnstatedError: a rank gets nothing, as the framework itself would find.
+    """
+    layers = row.whole("n_layers")
+    names = ["tok_embeddings", *(f"layers.{index}" for index in range(layers)), "norm", "output"]
+    ranks = _ranks(row, row.whole("pp"))
+    starts = [names[ranks.index(rank)] for rank in range(1, row.whole("pp")) if rank in ranks]
+    if len(starts) != row.whole("pp") - 1:
+        raise UnstatedError(f"{layers} blocks do not give each of {row.whole('pp')} pipeline ranks one")
+    return tuple(starts)
+
+
+def _ranks(row: Row, pp: int) -> list[int]:
+    """The pipeline rank of the embedding, each block, the last norm and the output layer."""
+    hidden, feed_forward, layers = row.whole("hidden"), row.whole("ffn_hidden"), row.whole("n_layers")
+    block = 4 * hidden * hidden + 3 * feed_forward * hidden
+    costs = [0, *([block] * layers), 0, row.whole("vocab") * hidden]
+    sums = list(accumulate(costs))
+    rank, ranks = 0, []
+    for done in sums:
+        ranks.append(rank)
+        if done > sums[-1] * ((rank + 1) / pp):
+            rank += 1
+    return ranks
+
+
+def parameters_of_first(row: Row) -> float:
+    """Parameters on one tensor-parallel rank of the first pipeline rank, its norms left out (a ten-thousandth)."""
+    hidden, pp = row.whole("hidden"), row.whole("pp", 1)
+    embedding = row.whole("vocab") * hidden
+    heads, kv_heads = row.whole("n_heads"), row.whole("n_kv_heads")
+    block = 2 * hidden * hidden * (1 + kv_heads / heads) + 3 * row.whole("ffn_hidden") * hidden
+    ranks = _ranks(row, pp)
+    blocks = sum(rank == 0 for rank in ranks[1:-2])
+    outputs = int(pp == 1 and "untied" in row.text("arch"))
+    return (blocks * block + embedding * (1 + outputs)) / row.whole("tp", 1)

@@ -1,0 +1,122 @@
+"""How are the tables of the TorchTitan, SimpleFSDP and LegoAI papers said in plans?"""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.sources import torchtitan
+from benchmarks.validation.statements import Stated
+
+LLAMA = {
+    "8b": {"n_layers": 32, "hidden": 4096, "n_heads": 32, "n_kv_heads": 8, "ffn_hidden": 14_336},
+    "70b": {"n_layers": 80, "hidden": 8192, "n_heads": 64, "n_kv_heads": 8, "ffn_hidden": 28_672},
+    "405b": {"n_layers": 126, "hidden": 16_384, "n_heads": 128, "n_kv_heads": 8, "ffn_hidden": 53_248},
+}
+"""Llama 3.1 (Grattafiori et al. 2024, table 3)."""
+META_H100 = {"gpu": "H100-96GB-HBM2e", "gpu_mem_gb": "96", "interconnect": "400 Gb/s RDMA per GPU"}
+
+
+def _llama(row: Row, **fields: object) -> Row:
+    """A row of TorchTitan's columns for a Llama 3.1 that a table names by its size."""
+    found = re.search(r"(8|70|405)\s*B", row.text("model"), re.IGNORECASE)
+    if found is None:
+        raise UnstatedError(f"no Llama 3.1 is named: {row.text('model') or 'no model'}")
+    known = LLAMA[f"{found[1]}b"]
+    size = f"Llama-3.1-{found[1]}B"
+    return Row(row.id, {key: str(value) for key, value in {"model": size, "vocab": 128_256, **known, **fields}.items()})
+
+
+def convert_torchtitan(row: Row, device: str | None = None) -> Stated:
+    """State a row of the TorchTitan paper's tables.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    if row.text("source") == "003":
+        raise UnstatedError("misread digits, by the file's own note; the other paper has the same row")
+    shards = row.whole("fsdp")
+    precision = row.text("precision")
+    return torchtitan.convert(
+        _llama(
+            row,
+            **META_H100,
+            n_gpus=row.whole("gpus"),
+            gpus_per_node=8,
+            dp_shard=shards,
+            tp=row.whole("tp", 1),
+            pp=row.whole("pp", 1),
+            cp=row.whole("cp", 1),
+            pp_schedule=row.text("schedule"),
+            ac_mode={"selective": "selective_op"}.get(row.text("ac"), row.text("ac")),
+            precision="bf16+float8" if "float8" in precision.lower() else "bf16",
+            compile=int(row.text("compile") == "yes"),
+            micro_batch=row.whole("local_batch"),
+            global_batch=row.whole("global_batch", row.whole("local_batch") * shards),
+            seq_len=row.whole("seq_len", 8192),
+            source=f"table {row.text('table')}",
+            notes="AsyncTP" if row.text("async_tp") == "yes" else "",
+        ),
+        device,
+    )
+
+
+def convert_simplefsdp(row: Row, device: str | None = None) -> Stated:
+    """State a row of the SimpleFSDP paper that TorchTitan with FSDP2 ran.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    if row.text("metric") not in ("throughput_total", "peak_memory"):
+        raise UnstatedError("no figure of one run")
+    if row.text("system") != "FSDP2-eager":
+        raise UnstatedError("SimpleFSDP's traced graph (`backend = graph`), which is not lowered")
+    gpus = row.whole("gpus")
+    batch = row.whole("batch_size")
+    return torchtitan.convert(
+        _llama(
+            row,
+            **META_H100,
+            n_gpus=gpus,
+            gpus_per_node=8,
+            dp_shard=gpus,
+            ac_mode=row.text("ac").lower(),
+            precision="bf16",
+            compile=0,
+            micro_batch=batch,
+            global_batch=batch * gpus,
+            seq_len=8192,
+            source=f"table {row.text('table')}",
+        ),
+        device,
+    )
+
+
+def convert_distributed(row: Row, device: str | None = None) -> Stated:
+    """State a row of the dissertation's tables 4.12, 4.13, 4.15 and 4.16.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    gpus, per_host = row.whole("gpus"), row.whole("gpus_per_node", 4)
+    tp = per_host if "2D" in row.text("parallelism") else 1
+    batch = row.whole("batch" if row.text("batch") else "local_batch")
+    return torchtitan.convert(
+        _llama(
+            row,
+            gpu="H100-80GB",
+            interconnect="InfiniBand",
+            n_gpus=gpus,
+            gpus_per_node=per_host,
+            dp_shard=gpus // tp,
+            tp=tp,
+            ac_mode={"selective": "selective_op"}.get(row.text("ac").lower(), row.text("ac").lower()),
+            precision="bf16",
+            compile=0,
+            micro_batch=batch,
+            global_batch=batch * (gpus // tp),
+            seq_len=row.whole("seq_len"),
+            source=f"table {row.text('table')}",
+        ),
+        device,
+    )

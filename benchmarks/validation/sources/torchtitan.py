@@ -1,0 +1,108 @@
+"""How does TorchTitan train Llama with FSDP2, and how is that said in a plan?
+
+Read for this: `torchtitan/parallelisms/parallelize_llama.py` and `pipelining_utils.py` of December 2024 (the commit
+that the published tables name), and `docs/fsdp.md`.
+
+- Units are the blocks and the model; the last block keeps its parameters between forward and backward, and under a
+  pipeline every block does, since it would be gathered again for each micro batch.
+- Parameters are stored in fp32, computed with in bf16 and reduced in fp32; gradients are clipped to a norm of 1.
+- Selective checkpointing by operator keeps attention, reduce-scatter and every second matrix product.
+- Compilation is of each block. The loss is computed eagerly, in fp32 on all logits, and on sharded logits under
+  tensor parallelism.
+- A pipeline has as many micro batches as stages in all, unless a run says otherwise.
+- Float8 is of all linear layers but the output layer.
+"""
+
+from __future__ import annotations
+
+from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.sources.common import batch_of, cluster_of, llama_of
+from benchmarks.validation.statements import TENSOR_PARALLEL_LLAMA, Draft, Stated, mesh, name_of
+
+FLOAT8 = """precision (param = bf16, reduce = fp32) {
+  layers.*.attention.{wq, wk, wv, wo} = float8(tensorwise)
+  layers.*.feed_forward.{w1, w2, w3}  = float8(tensorwise)
+}"""
+CHECKPOINT = {
+    "full": "checkpoint { layers.* = full }",
+    "selective_op": "checkpoint { layers.* = selective([attention, alternate_matmul]) }",
+    "selective_layer": "checkpoint { layers.* = every(2) }",
+    "none": "",
+}
+
+
+def convert(row: Row, device: str | None = None) -> Stated:
+    """State a run of TorchTitan.
+
+    Raises:
+        UnstatedError: the row does not say enough, or says what the language cannot.
+    """
+    draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('source')}")
+    seq_len, pp, notes = row.whole("seq_len"), row.whole("pp", 1), row.text("notes")
+    fabric = "roce_400"
+    if row.whole("n_gpus") > row.whole("gpus_per_node", 8) and not row.text("interconnect"):
+        fabric = "infiniband_hdr" if "A100" in row.text("gpu") else fabric
+        draft.assumed.append("the network between hosts")
+    schedule, stages = row.text("pp_schedule").replace(" ", ""), pp
+    if pp > 1 and schedule.startswith("Interleaved"):
+        stages = 2 * pp
+    micro = row.whole("micro_batch")
+    if pp > 1:
+        if micro % stages:
+            raise UnstatedError(f"a local batch of {micro} does not split into {stages} micro batches")
+        micro //= stages
+        draft.assumed.append("as many micro batches as stages, TorchTitan's default")
+    draft.say(
+        llama_of(row, seq_len=seq_len, theta=500_000.0 if "3" in row.text("model").split("-")[1] else 10_000.0),
+        cluster_of(row, device, fabric=fabric),
+        batch_of(row, micro=micro),
+    )
+    draft.say(mesh(**{axis: row.whole(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}))
+    if row.whole("tp", 1) > 1:
+        draft.say(TENSOR_PARALLEL_LLAMA)
+    draft.say(_fsdp(row))
+    if pp > 1:
+        draft.say(f"pipeline on pp (schedule = {schedule or '1F1B'}, stages = {stages})")
+    if row.whole("cp", 1) > 1:
+        draft.say("context on cp (rotate = allgather, balance = head_tail)")
+    draft.say(*_memory_and_compute(row, draft, notes))
+    if "FSDP1" in notes:
+        draft.differs.append(
+            "FSDP1 keeps flat parameters, and its all-gathers wait for memory on another stream than FSDP2's"
+        )
+    return draft.done()
+
+
+def _fsdp(row: Row) -> str:
+    axes = [axis for axis in ("dp_replicate", "dp_shard", "cp") if row.whole(axis, 1) > 1]
+    last = row.whole("n_layers") - 1
+    if not axes:
+        raise UnstatedError("one rank holds all parameters, which FSDP does not shard")
+    if row.whole("pp", 1) > 1:
+        units = "  layers.* = unit(reshard = after_backward)"
+    else:
+        units = f"  layers.* = unit\n  layers.{last} = unit(reshard = after_backward)"
+    return f"fsdp on {', '.join(axes)} {{\n{units}\n  root = unit\n}}"
+
+
+def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
+    mode, precision, compiled = row.text("ac_mode"), row.text("precision"), row.text("compile")
+    if mode not in CHECKPOINT:
+        raise UnstatedError(f"checkpointing is {mode or 'not stated'}")
+    said = [CHECKPOINT[mode]] if CHECKPOINT[mode] else []
+    if mode == "selective_op" and row.whole("tp", 1) > 1:
+        said = ["checkpoint { layers.* = selective([attention, alternate_matmul, collective]) }"]
+    float8 = "float8" in precision.lower()
+    said += ["attention flash", "loss eager", FLOAT8 if float8 else "precision (param = bf16, reduce = fp32)"]
+    if float8:
+        draft.differs.append("float8 all-gathers, which halve what FSDP sends for those layers")
+        if "delayed" in precision:
+            draft.differs.append("delayed scaling: scales from the steps before, not from this one")
+    if compiled == "1" or (not compiled and float8):
+        asynchronous = " (async_tp = true)" if "AsyncTP" in notes else ""
+        said.append(f"compile{asynchronous} {{ layers.* = inductor }}")
+    if not compiled:
+        draft.assumed.append("compiled, as float8 is slower without" if float8 else "not compiled")
+    fused = "fused=True" in notes
+    said.append(f"optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = {str(fused).lower()})")
+    return [*said, "clip (norm = 1.0)"]

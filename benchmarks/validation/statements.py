@@ -1,0 +1,118 @@
+"""How is a plan written down, from what a row says and what its framework is known to do?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+LLAMA_DIMS = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size")
+
+TENSOR_PARALLEL_LLAMA = """shard on tp {
+  tok_embeddings                  = rowwise(input = replicate, output = shard(1))
+  layers.*.{attention, ffn}_norm  = sequence
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise(output = shard(1))
+  layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
+  layers.*.feed_forward.{w1, w3}  = colwise
+  layers.*.feed_forward.w2        = rowwise(output = shard(1))
+  norm                            = sequence
+  output                          = colwise(input = shard(1), loss_parallel = true)
+}"""
+
+TENSOR_PARALLEL_GPT = """shard on tp {
+  tok_embeddings                  = rowwise(input = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise
+  layers.*.mlp.up                 = colwise
+  layers.*.mlp.down               = rowwise
+  output                          = colwise(loss_parallel = true)
+}"""
+
+KEEP_ALL_BUT_GATHERED_INPUTS = """checkpoint {
+  layers.*.attention    = selective([matmul, attention])
+  layers.*.feed_forward = selective([matmul, "aten.silu.default", "aten.mul.Tensor"])
+}"""
+"""Keeps what plain autograd keeps, but for the inputs that tensor parallelism gathered: they are gathered again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """A row as a plan.
+
+    Attributes:
+        text: of the plan.
+        assumed: what the row does not say and the plan had to; a sentence each.
+        differs: what the framework does and no plan can say; a sentence each.
+        beside: bytes that the framework holds on the measured rank at the peak and that no statement gives, by name,
+            each derived from the framework's source and never from a measurement.
+        rank: the pipeline rank whose memory was measured; None for the fullest.
+    """
+
+    text: str
+    assumed: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+    beside: Mapping[str, float] = field(default_factory=dict)
+    rank: int | None = None
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan that is being written, statement by statement in the language's usual order."""
+
+    name: str
+    comment: str = ""
+    statements: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+
+    def say(self, *statements: str) -> None:
+        """Add statements."""
+        self.statements += statements
+
+    def done(self, *, beside: Mapping[str, float] | None = None, rank: int | None = None) -> Stated:
+        """The finished plan."""
+        head = [f"# {self.comment}"] if self.comment else []
+        remarks = [f"# Assumed: {line}" for line in self.assumed] + [f"# Not said: {line}" for line in self.differs]
+        text = "\n".join([*head, *remarks, f"plan {self.name}", "", *self.statements]) + "\n"
+        return Stated(
+            text=text, assumed=tuple(self.assumed), differs=tuple(self.differs), beside=beside or {}, rank=rank
+        )
+
+
+def mesh(**sizes: int) -> str:
+    """The mesh statement, without the axes of one rank; empty where all have one."""
+    named = ", ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
+    return f"mesh ({named})" if named else ""
+
+
+def model(family: str, preset: str, known: Mapping[str, object], **wanted: object) -> str:
+    """A built-in model by its preset, with those dimensions written out that are not the preset's own."""
+    changed = {name: value for name, value in wanted.items() if known.get(name) != value}
+    arguments = "".join(f", {name} = {written(value)}" for name, value in changed.items())
+    return f'model {family}("{preset}"{arguments})'
+
+
+def written(value: object) -> str:
+    """A value as the language writes it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def cluster(device: str, *, gpus: int, per_host: int, fabric: str, usual: int = 8) -> str:
+    """The cluster statement: hosts of ``per_host`` devices, or one host with as many as there are."""
+    devices = min(gpus, per_host)
+    hosts = -(-gpus // per_host)
+    options = [f"hosts = {hosts}"] if hosts > 1 else []
+    options += [f"devices = {devices}"] if devices != usual else []
+    options += [f"fabric = {fabric}"] if hosts > 1 else []
+    return f"cluster {device}({', '.join(options)})" if options else f"cluster {device}"
+
+
+def name_of(row_id: str) -> str:
+    """A plan's name from a row's id."""
+    return "".join(letter if letter.isalnum() else "_" for letter in row_id.lower())
+
+
+def listed(items: Sequence[object]) -> str:
+    """Items between commas."""
+    return ", ".join(str(item) for item in items)

@@ -1,0 +1,56 @@
+"""What is to be read of many results at a glance?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.validation.score import Comparison, errors, out_of_memory
+
+
+def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Errors of time and memory by group and over all, refusals by reason, and the classifier of what fits."""
+    compared = [item for item in results if "said" in item]
+    groups = sorted({str(item["group"]) for item in compared})
+    found: dict[str, Any] = {"step time": {}, "memory": {}}
+    for name, field in (("step time", "seconds"), ("memory", "memory")):
+        for group in ["all", *(groups if len(groups) > 1 else [])]:
+            for kind in ("active", "reserved") if name == "memory" else ("",):
+                pairs = [
+                    (item["id"], tuple(item[field]))
+                    for item in compared
+                    if item[field] and group in ("all", item["group"]) and kind in ("", item["kind"])
+                ]
+                known = errors(pairs)
+                if known is not None:
+                    found[name][f"{group or 'other'} {kind}".strip()] = asdict(known)
+    found["refused"] = dict(
+        Counter(item["outcome"] for item in results if item["outcome"].startswith(("not stated", "refused")))
+    )
+    found["warned"] = dict(Counter(code for item in compared for code in item["said"]["findings"]))
+    if any(item["fits"] for item in compared):
+        found["out of memory"] = out_of_memory(
+            Comparison(id=item["id"], group="", fits=tuple(item["fits"])) for item in compared if item["fits"]
+        )
+    return found
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """The summary as a table in Markdown."""
+    lines = [
+        f"| {document['source']} | rows | mean | median | worst | bias |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in ("step time", "memory"):
+        for group, known in document["summary"][name].items():
+            lines.append(
+                f"| {name}, {group} | {known['rows']} | {known['mean']:.1%} | {known['median']:.1%} | "
+                f"{known['worst']:.1%} ({known['worst_id']}) | {known['bias']:+.1%} |"
+            )
+    for name, value in document["summary"].get("out of memory", {}).items():
+        lines.append(f"| {name} | {value if isinstance(value, int) or value is None else f'{value:.1%}'} | | | | |")
+    for reason, count in document["summary"]["refused"].items():
+        lines.append(f"| {reason} | {count} | | | | |")
+    return "\n".join(lines)
