@@ -23,6 +23,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from legoai.cost.device import SimulationError
+from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.recorder import Capture
 from legoai.cost.simulation import replaced
 from legoai.cost.trace import Mark
@@ -30,10 +31,6 @@ from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
 
-ACTION: Final = "action "
-END_ACTION: Final = "end action "
-BATCH: Final = "batch"
-END_BATCH: Final = "end batch"
 _OF_PARAMETERS: Final = ("UNSHARD", "RESHARD")
 
 
