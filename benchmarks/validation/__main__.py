@@ -54,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for index, row in enumerate(chosen, 1):
         results.append(_of_row(row, options, known, code))
         if index == len(chosen) or index % 5 == 0:
-            _write(output, _document(options, path, rows, good, chosen, results))
+            _write(output, _document(options, path, rows, results))
         said = results[-1]["outcome"]
         print(f"{index}/{len(chosen)} {row.id} {said}", file=sys.stderr, flush=True)
-    print(table(_document(options, path, rows, good, chosen, results)))
+    print(table(_document(options, path, rows, results)))
     return 0
 
 
@@ -112,14 +112,7 @@ def _compared(row: Row, stated: Stated, said: Prediction) -> dict[str, Any]:
     }
 
 
-def _document(
-    options: argparse.Namespace,
-    path: Path,
-    rows: Sequence[Row],
-    good: Sequence[Row],
-    chosen: Sequence[Row],
-    results: list[dict[str, Any]],
-) -> dict[str, Any]:
+def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], results: list[Any]) -> dict[str, Any]:
     return {
         "source": options.source,
         "file": path.name,
@@ -127,7 +120,7 @@ def _document(
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "torch": version("torch"), "legoai": legoai.__version__},
-        "rows": {"in the file": len(rows), "good": len(good), "taken": len(chosen)},
+        "rows": {"in the file": len(rows), "taken": len(results)},
         "dropped": dict(Counter(row.dropped for row in rows if row.dropped)),
         "summary": summary(results),
         "results": results,

@@ -11,6 +11,9 @@ from benchmarks.validation.predict import Prediction
 from benchmarks.validation.rows import GIB, Row
 from benchmarks.validation.statements import Stated
 
+_BEYOND_DEVICE = "LP704"
+"""The linter's finding that parameters, gradients and optimizer state alone are more than the device has."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -48,6 +51,8 @@ def compare(row: Row, stated: Stated, said: Prediction) -> Comparison:
             memory = measured_bytes, of_rank + beside
         if ran is not None and said.capacity is not None:
             fits = ran, max(said.reserved) + beside + said.outside <= said.capacity
+    elif ran is not None and _BEYOND_DEVICE in said.refused:
+        fits = ran, False
     return Comparison(id=row.id, group=group_of(row), seconds=seconds, memory=memory, kind=kind, fits=fits)
 
 
@@ -64,10 +69,8 @@ def measured(row: Row) -> tuple[float | None, float | None, str]:
     gib = next((value for name in ("mem_peak", "actual_gib", "memory_gib") if (value := row.number(name))), None)
     if row.text("metric") == "peak_memory":
         gib = row.number("value")
-    kind = (
-        "reserved" if "reserved" in row.text("mem_kind") or row.text("memory_gib") or row.text("metric") else "active"
-    )
-    return seconds, gib * GIB if gib else None, kind
+    reserved = "reserved" in row.text("mem_kind") or row.text("memory_gib") or row.text("metric")
+    return seconds, gib * GIB if gib else None, "reserved" if reserved else "active"
 
 
 def tokens_of(row: Row) -> float | None:

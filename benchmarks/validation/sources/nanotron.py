@@ -54,7 +54,11 @@ def convert(row: Row, device: str | None = None) -> Stated:
         draft.say(TENSOR_PARALLEL_LLAMA)
     draft.say(*_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1))
     if pp > 1:
-        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp}, split = [{', '.join(points)}])")
+        # With fewer micro batches than ranks, 1F1B runs all forwards first, as GPipe does.
+        schedule = "1F1B" if micro_batches >= pp else "GPipe"
+        draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp}, split = [{', '.join(points)}])")
+        if points[-1] == "output":
+            draft.differs.append("the output layer may be on the rank before the last, which has the loss alone")
     if tp > 1:
         draft.say(KEEP_ALL_BUT_GATHERED_INPUTS)
         draft.assumed.append("sequence parallel, and inputs of column-wise layers gathered again (nanotron's defaults)")
@@ -87,15 +91,18 @@ def stage_starts(row: Row) -> tuple[str, ...]:
     """
     layers = row.whole("n_layers")
     names = ["tok_embeddings", *(f"layers.{index}" for index in range(layers)), "norm", "output"]
-    ranks = _ranks(row, row.whole("pp"))
+    ranks = stage_of_blocks(row, row.whole("pp"))
     starts = [names[ranks.index(rank)] for rank in range(1, row.whole("pp")) if rank in ranks]
     if len(starts) != row.whole("pp") - 1:
         raise UnstatedError(f"{layers} blocks do not give each of {row.whole('pp')} pipeline ranks one")
     return tuple(starts)
 
 
-def _ranks(row: Row, pp: int) -> list[int]:
-    """The pipeline rank of the embedding, each block, the last norm and the output layer."""
+def stage_of_blocks(row: Row, pp: int) -> list[int]:
+    """The pipeline rank of the embedding, each block, the last norm and the output layer.
+
+    Where the framework leaves nothing but the loss to the last rank, the output layer is put there too.
+    """
     hidden, feed_forward, layers = row.whole("hidden"), row.whole("ffn_hidden"), row.whole("n_layers")
     block = 4 * hidden * hidden + 3 * feed_forward * hidden
     costs = [0, *([block] * layers), 0, row.whole("vocab") * hidden]
@@ -105,6 +112,8 @@ def _ranks(row: Row, pp: int) -> list[int]:
         ranks.append(rank)
         if done > sums[-1] * ((rank + 1) / pp):
             rank += 1
+    if rank == pp - 1 and ranks[-1] == pp - 2:
+        ranks[-1] = pp - 1
     return ranks
 
 
@@ -114,7 +123,7 @@ def parameters_of_first(row: Row) -> float:
     embedding = row.whole("vocab") * hidden
     heads, kv_heads = row.whole("n_heads"), row.whole("n_kv_heads")
     block = 2 * hidden * hidden * (1 + kv_heads / heads) + 3 * row.whole("ffn_hidden") * hidden
-    ranks = _ranks(row, pp)
+    ranks = stage_of_blocks(row, pp)
     blocks = sum(rank == 0 for rank in ranks[1:-2])
     outputs = int(pp == 1 and "untied" in row.text("arch"))
     return (blocks * block + embedding * (1 + outputs)) / row.whole("tp", 1)
