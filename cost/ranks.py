@@ -229,8 +229,14 @@ class _Rank:
 
     def stuck(self) -> str:
         """What the rank waits for, in words."""
-        met = [node for nodes in self.last.values() for node in nodes if not node.done and node.meeting is not None]
-        names = {f"{node.record.kind} {node.record.ranks}" for node in met if isinstance(node.record, Collective)}
+        alone = [
+            side
+            for meeting in self.all.meetings.values()
+            if len(meeting.sides) < meeting.need
+            for side in meeting.sides
+            if side.rank is self
+        ]
+        names = {f"{node.record.kind} {node.record.ranks}" for node in alone if isinstance(node.record, Collective)}
         where = self.actions[-1][0] if self.actions else "its first action"
         return f"rank {self.number} after {where} for {', '.join(sorted(names)) or 'its own streams'}"
 
