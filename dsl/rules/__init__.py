@@ -30,6 +30,7 @@ MODULES: Final = (
     "optimizer",
     "schedule",
     "require",
+    "budgets",
     "shard",
     "divisibility",
     "layouts",

@@ -22,6 +22,8 @@ class Rule:
     code: ClassVar[str]
     slug: ClassVar[str]
     severity: ClassVar[Severity] = "error"
+    simulated: ClassVar[bool] = False
+    """Whether it takes a simulation to find it, which `legoai check` runs and linting does not."""
 
     @classmethod
     def at(

@@ -100,12 +100,18 @@ class UnusedSuppression(Rule):
     severity = "warning"
 
     @classmethod
-    def find(cls, unused: Iterable[Suppression]) -> Iterator[Diagnostic]:
-        """A finding for each suppression that took nothing away."""
+    def find(cls, unused: Iterable[Suppression], *, simulated: bool = False) -> Iterator[Diagnostic]:
+        """A finding for each suppression that took nothing away.
+
+        What only a simulation finds may be there: nothing is said of it unless the plan was ``simulated``.
+        """
         from legoai.dsl.rules import all_rules
 
         codes = tuple(rule.code for rule in all_rules())
+        later = {rule.code for rule in all_rules() if rule.simulated}
         for item in unused:
+            if (item.code in later) is not simulated:
+                continue
             if item.code not in codes:
                 message, help = f"there is no rule `{item.code}`", suggestion(item.code.replace("O", "0"), codes)
             elif item.code.startswith(NEVER_ACCEPTED):

@@ -26,6 +26,8 @@ ELSEWHERE = {
     "LP002": "found when a file is read",
     "LP010": "found when a plan is lowered",
     "LP011": "found when a plan is lowered",
+    "LP711": "found when a plan is simulated",
+    "LP712": "found when a plan is simulated",
     "LP108": "found when a file is read",
     "LP418": "no built-in model has a fused layer",
     "LP634": "every built-in model calls the attention kernel",

@@ -1,0 +1,110 @@
+"""Which budgets does an estimate break, by how much, and what contributes most?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from legoai.cost.estimate import Estimate, Measured
+from legoai.cost.report import words
+from legoai.cost.report.causes import Cause, Causes
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.budgets import BrokenBudget, OutOfMemory
+from legoai.specs.directives.require import METRICS
+
+
+class Contributor(NamedTuple):
+    """What contributes most to a figure: in words, and the plan's line behind it."""
+
+    words: str
+    cause: Cause | None
+
+
+def broken(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
+    """A finding for each requirement that is not kept, and one where the device's memory does not suffice."""
+    for item in estimate.requirements:
+        if not item.kept:
+            yield _budget(item, estimate, causes)
+    if estimate.fits is False:
+        yield _memory(estimate, causes)
+
+
+def _budget(item: Measured, estimate: Estimate, causes: Causes) -> Diagnostic:
+    required = item.requirement
+    limit, value = (words.bound(figure, required.dimension) for figure in (required.bound, item.value))
+    over = item.value - required.bound
+    by = words.bound(abs(over), required.dimension)
+    relative = f" ({words.share(abs(over) / required.bound)})" if required.bound else ""
+    if required.dimension == "fraction":
+        by, relative = f"{100 * abs(over):.1f} percentage points", ""
+    found = contributor(required.metric, estimate, causes)
+    assert required.origin.span is not None, "a budget is always written by a person"
+    return BrokenBudget.at(
+        required.origin.span,
+        f"`{required.metric}` is {value}, {by} {'more' if over > 0 else 'less'} than the {limit} of the budget",
+        label=f"missed by {by}{relative}",
+        others=_others(found),
+        help=[f"largest contributor: {found.words}{_place(found)}"],
+    )
+
+
+def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
+    item = next(rank for rank in estimate.ranks if rank.use.fits is False)
+    use = item.use
+    assert use.capacity is not None
+    found = contributor("peak_memory", estimate, causes)
+    outside = f" and {words.size(sum(use.outside.values()))} outside of torch" if use.outside else ""
+    span = causes.context.place(causes.plan.cluster)
+    return OutOfMemory.at(
+        span,
+        f"rank {item.rank} needs {words.size(use.reserved)}{outside}, and `{estimate.machine.device.name}` has "
+        f"{words.size(use.capacity)}",
+        label=f"short of {words.size(use.total - use.capacity)}",
+        others=_others(found),
+        help=[f"largest contributor: {found.words}{_place(found)}"],
+    )
+
+
+def _others(found: Contributor) -> list[Label]:
+    span = found.cause.origin.span if found.cause is not None else None
+    return [Label(span, found.words)] if span is not None else []
+
+
+def _place(found: Contributor) -> str:
+    return f" ({found.cause.words}, {found.cause.place})" if found.cause is not None else ""
+
+
+def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
+    """What contributes most to a figure of the plan."""
+    assert metric in METRICS, metric
+    if metric in ("peak_memory", "reserved_memory"):
+        item = estimate.fullest
+        category, size = next(iter(item.memory.by_category.items()))
+        largest = next(live for live in item.memory.live if live.category == category)
+        name = words.CATEGORIES[category]
+        return Contributor(f"{name}, {words.size(size)}", causes.of_memory(category, largest.module))
+    one = estimate.slowest.breakdown
+    if metric == "bubble":
+        pipeline = causes.plan.pipeline
+        cause = Cause("pipeline on pp", pipeline.origin("schedule")) if pipeline is not None else None
+        return Contributor("waiting for other stages", cause)
+    if metric == "recompute":
+        again = max(one.modules, key=lambda module: module.recompute)
+        text = f"{words.path(again.pattern)}, {words.seconds(again.recompute)} again"
+        return Contributor(text, causes.of_module(again)[-1])
+    if metric == "exposed_comm" and one.collectives:
+        return _collective(estimate, causes)
+    slowest = one.modules[0]
+    if one.exposed > slowest.seconds and one.collectives:
+        return _collective(estimate, causes)
+    text = f"{words.path(slowest.pattern)}, {words.seconds(slowest.seconds)}"
+    return Contributor(text, causes.of_module(slowest)[0])
+
+
+def _collective(estimate: Estimate, causes: Causes) -> Contributor:
+    first = estimate.slowest.breakdown.collectives[0]
+    text = (
+        f"{first.count} {first.kind} on {first.axis or 'other ranks'} for {words.path(first.pattern)}, "
+        f"{words.seconds(first.exposed)} exposed"
+    )
+    return Contributor(text, causes.of_collective(first))

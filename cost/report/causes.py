@@ -1,0 +1,138 @@
+"""Which line of the plan causes what a step spends its time and memory on?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from legoai.cost.breakdown import CollectiveCost, ModuleCost
+from legoai.cost.trace import Phase
+from legoai.dsl.context import Context
+from legoai.dsl.explain import place
+from legoai.specs.directives.base import Directive, Rule
+from legoai.specs.span import Origin
+
+_DATA: frozenset[str] = frozenset({"dp_replicate", "dp_shard", "cp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A statement or rule of a plan, and where it stands."""
+
+    words: str
+    origin: Origin
+
+    @property
+    def place(self) -> str:
+        """File and line; `default` where nobody wrote it."""
+        return place(self.origin)
+
+
+class Causes:
+    """Looks causes up in a plan. Its model must be known."""
+
+    def __init__(self, context: Context) -> None:
+        assert context.manifest is not None
+        self.context = context
+        self.plan = context.plan
+
+    def of_collective(self, cost: CollectiveCost) -> Cause | None:
+        """What makes ranks communicate; None where it is no statement of the plan."""
+        return self.of_communication(cost.axis, cost.kind, cost.phase, cost.first)
+
+    def of_communication(self, axis: str, kind: str, phase: Phase, module: str) -> Cause | None:
+        """As :meth:`of_collective`, of one collective on behalf of a module."""
+        plan, axes = self.plan, frozenset(axis.split("+"))
+        if "pp" in axes and plan.pipeline is not None:
+            return self._statement(plan.pipeline, "pipeline on pp")
+        if phase == "optimizer" and kind == "all_reduce" and plan.clip is not None:
+            return self._statement(plan.clip, "clip")
+        if axes == {"tp"}:
+            return self._sharded("tp", module)
+        if axes == {"ep"}:
+            return self._sharded("ep", module)
+        if axes == {"cp"} and plan.context is not None:
+            return self._statement(plan.context, "context on cp")
+        if axes <= _DATA and plan.fsdp is not None:
+            return self._nearest(plan.fsdp, _title(plan.fsdp), module)
+        if axes <= _DATA and plan.replicate is not None:
+            return self._statement(plan.replicate, _title(plan.replicate))
+        return None
+
+    def of_module(self, cost: ModuleCost) -> tuple[Cause, ...]:
+        """What decides the time of a module's kernels, and what makes them run twice."""
+        found = [self.of_kernel(cost.op, cost.first)]
+        if cost.recompute and self.plan.checkpoint is not None:
+            found.append(self._nearest(self.plan.checkpoint, "checkpoint", cost.first))
+        return tuple(found)
+
+    def of_kernel(self, op: str, module: str) -> Cause:
+        """What decides the time of an operator of a module: most of all, the model itself."""
+        plan = self.plan
+        if any(word in op for word in ("adam", "sgd", "_foreach_")) and not module:
+            return self._statement(plan.optimizer, "optimizer")
+        if "attention" in op and plan.attention.origin("keyword").span is not None:
+            return self._statement(plan.attention, "attention")
+        for axis in ("tp", "ep"):
+            shard = plan.shard_on(axis)
+            if shard is not None:
+                rule = _rule_of(self._rules(shard), module)
+                if rule is not None:
+                    return Cause(f"shard on {axis}: {rule.path}", rule.origin)
+        if plan.precision.rules:
+            rule = _rule_of(self._rules(plan.precision), module)
+            if rule is not None:
+                return Cause(f"precision: {rule.path}", rule.origin)
+        return self._statement(plan.model, "model")
+
+    def of_memory(self, category: str, module: str = "") -> Cause:
+        """What decides how much memory a category takes."""
+        plan = self.plan
+        if category == "activation":
+            if plan.checkpoint is not None:
+                return self._nearest(plan.checkpoint, "checkpoint", module)
+            return self._statement(plan.batch, "batch")
+        if category == "other":
+            return self._statement(plan.model, "model")
+        if category in ("input", "temporary"):
+            return self._statement(plan.batch, "batch")
+        if category == "optimizer_state":
+            return self._statement(plan.optimizer, "optimizer")
+        if plan.fsdp is not None:
+            return self._nearest(plan.fsdp, _title(plan.fsdp), module)
+        return self._statement(plan.model, "model")
+
+    def _sharded(self, axis: str, module: str) -> Cause | None:
+        shard = self.plan.shard_on(axis)
+        return None if shard is None else self._nearest(shard, f"shard on {axis}", module)
+
+    def _nearest(self, directive: Directive, title: str, module: str) -> Cause:
+        """The rule of the module or of what holds it; else the statement."""
+        rule = _rule_of(self._rules(directive), module)
+        return self._statement(directive, title) if rule is None else Cause(f"{title}: {rule.path}", rule.origin)
+
+    def _rules(self, directive: Directive) -> Mapping[str, Rule[Any]]:
+        rules: Mapping[str, Rule[Any]] = self.context.assigned(directive).by_path
+        return rules
+
+    def _statement(self, directive: Directive, title: str) -> Cause:
+        return Cause(title, directive.origin("keyword"))
+
+
+def _title(directive: Directive) -> str:
+    axes = ", ".join(getattr(directive, "axes", ()))
+    return f"{directive.keyword} on {axes}" if axes else directive.keyword
+
+
+def _rule_of(rules: Mapping[str, Rule[Any]], module: str) -> Rule[Any] | None:
+    return next((rules[path] for path in _holders(module) if path in rules), None)
+
+
+def _holders(module: str) -> Iterator[str]:
+    """The module and what holds it, innermost first; the model itself is last."""
+    path = module
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""

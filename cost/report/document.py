@@ -1,0 +1,142 @@
+"""The estimate as JSON, whose fields `docs/cost-output.md` lists."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from legoai.cost.estimate import Estimate, Measured, RankEstimate
+from legoai.cost.report.causes import Cause, Causes
+
+FORMAT_VERSION: Final = 1
+"""A field is added without a new version, and removed or changed only with one."""
+
+MOST_EXPENSIVE: Final = 20
+"""Modules and collectives that are listed."""
+
+
+def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
+    """The estimate as plain data: seconds, bytes and shares."""
+    one = estimate.slowest.breakdown
+    exposed = estimate.exposed_communication
+    cluster = estimate.machine.cluster
+    return {
+        "format_version": FORMAT_VERSION,
+        "plan": {"name": estimate.plan, "hash": estimate.digest, "variant": estimate.variant},
+        "cluster": {
+            "device": cluster.device.name,
+            "devices": estimate.world_size,
+            "hosts": cluster.hosts,
+            "devices_per_host": cluster.devices_per_host,
+            "fabric": cluster.fabric.name if cluster.fabric is not None else None,
+        },
+        "profile": {
+            "name": estimate.machine.profile.name,
+            "hash": estimate.machine.profile.hash,
+            "made": estimate.machine.profile.made,
+        },
+        "step_time_s": estimate.step_time,
+        "tokens_per_step": estimate.tokens_per_step,
+        "tokens_per_s_per_device": estimate.tokens_per_second_per_device,
+        "device_hours_per_trillion_tokens": estimate.device_hours_per_trillion_tokens,
+        "model_flops": estimate.model_flops,
+        "model_flops_convention": estimate.flops_convention,
+        "peak_flops_per_s_per_device": estimate.peak_flops,
+        "mfu": estimate.mfu,
+        "compute_s": one.compute,
+        "compute_by_kind_s": dict(one.by_kind),
+        "compute_by_phase_s": dict(one.by_phase),
+        "slowed_by_communication_s": one.slowed,
+        "communication_s": one.communication,
+        "exposed_communication_s": exposed,
+        "exposed_communication_by_axis": {
+            axis: {"seconds": seconds, "share": seconds / exposed if exposed else 0.0}
+            for axis, seconds in estimate.exposed_by_axis.items()
+        },
+        "exposed_copies_s": one.copies,
+        "idle_s": one.idle,
+        "recompute_s": estimate.recompute,
+        "bubble_fraction": estimate.bubble_fraction,
+        "memory": _memory(estimate),
+        "modules": [
+            {
+                "module": item.pattern,
+                "modules": item.modules,
+                "seconds": item.seconds,
+                "recompute_s": item.recompute,
+                "operator": item.op,
+                "because": [_cause(cause) for cause in causes.of_module(item)],
+            }
+            for item in one.modules[:MOST_EXPENSIVE]
+        ],
+        "collectives": [
+            {
+                "kind": item.kind,
+                "axis": item.axis,
+                "ranks": item.ranks,
+                "module": item.pattern,
+                "phase": item.phase,
+                "count": item.count,
+                "bytes": item.bytes,
+                "seconds": item.seconds,
+                "exposed_s": item.exposed,
+                "because": _cause(causes.of_collective(item)),
+            }
+            for item in one.collectives[:MOST_EXPENSIVE]
+        ],
+        "requirements": [_requirement(item) for item in estimate.requirements],
+        "estimated_by": dict(estimate.share_by_model),
+        "assumptions": list(estimate.assumptions),
+    }
+
+
+def _memory(estimate: Estimate) -> dict[str, Any]:
+    fullest = estimate.fullest
+    return {
+        "peak_active_bytes": estimate.peak_active,
+        "peak_reserved_bytes": estimate.peak_reserved,
+        "outside_of_torch_bytes": dict(fullest.use.outside),
+        "capacity_bytes": fullest.use.capacity,
+        "fits": estimate.fits,
+        "by_category": dict(fullest.memory.by_category),
+        "by_rank": [_rank(item) for item in estimate.ranks],
+    }
+
+
+def _rank(item: RankEstimate) -> dict[str, Any]:
+    return {
+        "rank": item.rank,
+        "stage": item.stage,
+        "peak_active_bytes": item.memory.peak,
+        "peak_reserved_bytes": item.use.reserved,
+        "peak_phase": item.memory.peak_phase,
+        "start_bytes": item.memory.start,
+        "by_category": dict(item.memory.by_category),
+        "bubble_fraction": item.bubble,
+        "fits": item.use.fits,
+    }
+
+
+def _requirement(item: Measured) -> dict[str, Any]:
+    required = item.requirement
+    span = required.origin.span
+    return {
+        "metric": required.metric,
+        "comparison": required.comparison,
+        "bound": required.bound,
+        "dimension": required.dimension,
+        "value": item.value,
+        "kept": item.kept,
+        "file": span.file if span is not None else None,
+        "line": span.line if span is not None else None,
+    }
+
+
+def _cause(cause: Cause | None) -> dict[str, Any] | None:
+    if cause is None:
+        return None
+    span = cause.origin.span
+    return {
+        "statement": cause.words,
+        "file": span.file if span is not None else None,
+        "line": span.line if span is not None else None,
+    }

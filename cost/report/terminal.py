@@ -1,0 +1,172 @@
+"""The estimate on a terminal: what a person needs to act on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from legoai.cost.estimate import Estimate, Measured, RankEstimate
+from legoai.cost.report import words
+from legoai.cost.report.causes import Causes
+from legoai.cost.trace import Allocate
+
+_SHOWN: Final = 5
+_SMALL: Final = 0.001
+"""Share of the step, and of the memory, below which a row is left out."""
+
+Row = tuple[str, ...]
+
+
+def terminal(estimate: Estimate, causes: Causes) -> str:
+    """The estimate in lines of text, for a terminal of 100 columns or more."""
+    blocks = [
+        _head(estimate),
+        _where(estimate),
+        _memory(estimate, causes),
+        _modules(estimate, causes),
+        _collectives(estimate, causes),
+        _requirements(estimate),
+        _basis(estimate),
+    ]
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in map(list, blocks) if block) + "\n"
+
+
+def _head(estimate: Estimate) -> Iterator[str]:
+    cluster, device = estimate.machine.cluster, estimate.machine.device
+    variant = f", variant {estimate.variant}" if estimate.variant else ""
+    hosts = f"{cluster.hosts} host" + ("s" if cluster.hosts > 1 else "")
+    fabric = f", {cluster.fabric.name}" if cluster.fabric is not None else ""
+    yield f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}"
+    yield ""
+    speed = f"{estimate.tokens_per_second_per_device:,.0f} tokens/s/device"
+    rate = f"of {estimate.peak_flops / 1e12:,.4g} TFLOP/s ({estimate.peak_source}); {estimate.flops_convention}"
+    yield from _table(
+        [
+            ("step time", words.seconds(estimate.step_time), speed),
+            ("MFU", words.share(estimate.mfu), rate),
+            ("10^12 tokens", f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours"),
+        ],
+        right=(1,),
+    )
+
+
+def _where(estimate: Estimate) -> Iterator[str]:
+    one, total = estimate.slowest.breakdown, estimate.step_time
+    rows: list[tuple[str, float]] = [("computation", one.compute)]
+    rows += [(f"  {words.KINDS.get(kind, kind)}", took) for kind, took in one.by_kind.items() if took > _SMALL * total]
+    rows.append(("  of it recomputation", estimate.recompute))
+    rows.append(("  of it slowed by communication beside it", one.slowed))
+    rows.append(("exposed communication", estimate.exposed_communication))
+    rows += [(f"  on {axis}", took) for axis, took in estimate.exposed_by_axis.items()]
+    rows.append(("copies to and from the host", one.copies))
+    if estimate.bubble_fraction:
+        rows.append(("pipeline bubble", estimate.bubble_fraction * total))
+    waiting = max(0.0, one.idle - estimate.slowest.bubble * total)
+    rows.append(("waiting for the host", waiting))
+    yield "where the step goes" + (f" (rank {estimate.slowest.rank})" if len(estimate.ranks) > 1 else "")
+    always = ("computation", "exposed communication")
+    yield from _table(
+        [
+            (f"  {name}", words.seconds(took), words.share(took / total))
+            for name, took in rows
+            if name in always or took > _SMALL * total
+        ],
+        right=(1, 2),
+    )
+
+
+def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    item = estimate.fullest
+    use = item.use
+    yield f"memory of rank {item.rank}" + (f", the fullest of {len(estimate.ranks)}" if len(estimate.ranks) > 1 else "")
+    rows = [("  peak active", words.size(item.memory.peak), f"in {_where_peak(item)}")]
+    for category, size in item.memory.by_category.items():
+        if size > _SMALL * item.memory.peak:
+            cause = causes.of_memory(category)
+            rows.append((f"    {words.CATEGORIES[category]}", words.size(size), cause.place))
+    if estimate.machine.device.kind != "cpu":
+        rows.append(("  reserved by torch", words.size(use.reserved), _workspace(item)))
+    for name, size in use.outside.items():
+        rows.append((f"  outside of torch: {name}", words.size(size), ""))
+    if use.capacity is not None:
+        verdict = {True: "fits", False: "does not fit", None: ""}[use.fits]
+        if use.retries and use.fits:
+            verdict += f", but the allocator gives cached memory back {use.retries} times, which takes time"
+        rows.append(("  of the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
+    yield from _table(rows, right=(1,))
+
+
+def _workspace(item: RankEstimate) -> str:
+    return f"with {words.size(item.use.workspace)} for cuBLAS" if item.use.workspace else ""
+
+
+def _where_peak(item: RankEstimate) -> str:
+    record = item.trace.records[item.memory.peak_record]
+    module = f" of {words.path(record.module)}" if isinstance(record, Allocate) else ""
+    return f"{item.memory.peak_phase}{module}"
+
+
+def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    one = estimate.slowest.breakdown
+    yield "most expensive modules"
+    rows = []
+    for item in one.modules[:_SHOWN]:
+        name = words.path(item.pattern) + (f" ({item.modules})" if item.modules > 1 else "")
+        again = f"{words.seconds(item.recompute)} of it again" if item.recompute else ""
+        why = ", ".join(dict.fromkeys(cause.place for cause in causes.of_module(item)))
+        rows.append((f"  {name}", words.seconds(item.seconds), again, why))
+    yield from _table(rows, right=(1,))
+
+
+def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
+    one = estimate.slowest.breakdown
+    if not one.collectives:
+        return
+    yield "most expensive collectives"
+    rows = []
+    for item in one.collectives[:_SHOWN]:
+        what = f"  {item.count} x {item.kind} on {item.axis or 'other ranks'}, {item.phase}"
+        cause = causes.of_collective(item)
+        rows.append(
+            (
+                what,
+                words.path(item.pattern),
+                words.seconds(item.seconds),
+                f"{words.seconds(item.exposed)} exposed",
+                cause.place if cause is not None else "the runtime",
+            )
+        )
+    yield from _table(rows, right=(2, 3))
+
+
+def _requirements(estimate: Estimate) -> Iterator[str]:
+    if not estimate.requirements:
+        return
+    yield "requirements"
+    yield from _table([_requirement(item) for item in estimate.requirements], right=(1,))
+
+
+def _requirement(item: Measured) -> Row:
+    required = item.requirement
+    limit = words.bound(required.bound, required.dimension)
+    place = f"{required.origin.span.file}:{required.origin.span.line}" if required.origin.span is not None else ""
+    value = words.bound(item.value, required.dimension)
+    return f"  {required.metric} {required.comparison} {limit}", value, "kept" if item.kept else "broken", place
+
+
+def _basis(estimate: Estimate) -> Iterator[str]:
+    profile = estimate.machine.profile
+    models = ", ".join(f"{words.share(share)} {name}" for name, share in estimate.share_by_model.items())
+    yield f"times are from: {models} (profile {profile.name}, {profile.made}, {profile.hash})"
+    for line in estimate.assumptions:
+        yield f"assumed: {line}"
+
+
+def _table(rows: Sequence[Row], *, right: Sequence[int] = ()) -> Iterator[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            f"{cell:>{width}}" if column in right else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells)

@@ -1,0 +1,77 @@
+"""How are an estimate's figures written for people?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from legoai.specs.units import GIB, KIB, MIB, TIB
+
+CATEGORIES: Final = {
+    "parameter": "parameters",
+    "sharded_parameter": "sharded parameters",
+    "unsharded_parameter": "gathered parameters",
+    "gradient": "gradients",
+    "sharded_gradient": "sharded gradients",
+    "unsharded_gradient": "unreduced gradients",
+    "activation": "activations",
+    "temporary": "gradients of activations",
+    "optimizer_state": "optimizer state",
+    "input": "inputs",
+    "communication": "communication buffers",
+    "other": "other",
+}
+"""Categories of memory, in the order in which they are stacked."""
+
+KINDS: Final = {
+    "matrix product": "matrix products",
+    "attention": "attention",
+    "elementwise": "elementwise",
+    "reduction": "reductions",
+    "normalisation": "normalisation",
+    "softmax": "softmax",
+    "embedding": "embedding and indexing",
+    "copy": "copies on the device",
+    "fill": "filling",
+    "optimizer": "optimizer",
+    "loss": "loss",
+}
+
+
+def seconds(value: float) -> str:
+    """Three digits: `9.30 s`, `280 ms`, `13.9 us`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= size:
+            return f"{_three(value / size)} {unit}"
+    return f"{_three(value / 1e-6)} us" if value else "0 s"
+
+
+def size(count: float) -> str:
+    """Bytes in a binary unit: `30.8 GiB`."""
+    for unit, base in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(count) >= base:
+            return f"{_three(count / base)} {unit}"
+    return f"{count:.0f} B"
+
+
+def share(value: float) -> str:
+    """A percentage: `41.2%`."""
+    return f"{100 * value:.1f}%"
+
+
+def path(pattern: str) -> str:
+    """A module's path; the model itself is `root`."""
+    return pattern or "root"
+
+
+def bound(value: float, dimension: str) -> str:
+    """The value of a figure in its dimension."""
+    if dimension == "bytes":
+        return size(value)
+    if dimension == "seconds":
+        return seconds(value)
+    return share(value) if dimension == "fraction" else f"{value:,.0f}"
+
+
+def _three(value: float) -> str:
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:,.{digits}f}"
