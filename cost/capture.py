@@ -17,8 +17,11 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.autocast import autocast_rules
+from legoai.cost.depth import shorten, treats_alike
+from legoai.cost.depth_records import Run, lengthen
 from legoai.cost.device import (
     SIM,
     Kind,
@@ -27,26 +30,28 @@ from legoai.cost.device import (
 from legoai.cost.dispatch import Dispatch
 from legoai.cost.host import host_memory
 from legoai.cost.recorder import Capture
-from legoai.cost.replay import MICRO_BATCH, renumber, repeat_micro_batches
+from legoai.cost.replay import repeat_micro_batches
 from legoai.cost.simulation import simulated_device
+from legoai.cost.tape import Tape
 from legoai.cost.trace import (
     Mark,
-    Record,
     Trace,
 )
 from legoai.runtime import Trainer
-from legoai.runtime.data import SequenceBatch
+from legoai.runtime.data import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import OptimizerStep, Training
+from legoai.specs.models.reads import InputShape
 
 STEPS: Final = 2
 """Optimizer steps that are taken: the first makes the optimizer's state, the second is like all that follow."""
 
 
-_DISTINCT: Final = 5
-"""Micro batches of a step that are taken: the first, the last, and three of those between, which are equal."""
+_DISTINCT: Final = {"every_micro_batch": 3, "last_micro_batch": 5}
+"""Micro batches of a step that are taken: the first, the last, and between them one that is like the last, or three of
+which two are compared, where the last does what the others do not."""
 
 
 def capture(
@@ -58,38 +63,81 @@ def capture(
     stand before the steps, `Mark("end step 2")` is the last record; in each step `micro batch N`, `forward PATH` and
     `end PATH` mark where its parts begin and end.
 
+    The first step has only one micro batch: it is there to make the optimizer's state, and the buffers that are kept.
+
     Args:
         program: its text, or its module, or what its `trainer()` returns.
         world: number of ranks for which it was lowered.
         rank: the one that is simulated.
         kind: whose kernels the device has.
-        replay: whether micro batches that are equal are taken only once and then repeated. The trace is the same.
+        replay: whether micro batches that are equal, and in a program's text also blocks of the model that are equal,
+            are taken only once and then repeated. The trace is the same.
 
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
     """
     if not 0 <= rank < world:
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
-    trace, wanted = _taken(program, world=world, rank=rank, kind=kind, most=_DISTINCT if replay else None)
-    if wanted == len([None for record in trace.records if _is_micro_batch(record)]) // STEPS:
-        return dataclasses.replace(trace, records=renumber(trace.records))
-    repeated = repeat_micro_batches(trace.records, wanted=wanted)
-    if repeated is None:
-        return capture(program, world=world, rank=rank, kind=kind, replay=False)
-    return dataclasses.replace(trace, records=repeated)
+    if replay:
+        for blocks_left_out in (True, False):
+            found = _shortened(program, world=world, rank=rank, kind=kind, blocks_left_out=blocks_left_out)
+            if found is not None:
+                return found
+    taken, trace = _taken(program, world=world, rank=rank, kind=kind)
+    return dataclasses.replace(trace, records=taken.tape.finished())
 
 
-def _is_micro_batch(record: Record) -> bool:
-    return isinstance(record, Mark) and record.name.startswith(MICRO_BATCH)
+def _shortened(
+    program: str | types.ModuleType | Trainer, *, world: int, rank: int, kind: Kind, blocks_left_out: bool
+) -> Trace | None:
+    """Take few micro batches, and perhaps few blocks, and repeat them; None where they are not equal."""
+    blocks_left_out = blocks_left_out and isinstance(program, str) and treats_alike(program)
+    try:
+        taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, blocks_left_out=blocks_left_out)
+    except SimulationError:
+        if blocks_left_out:
+            return None  # the program may need all of its blocks
+        raise
+    tape: Tape | None = taken.tape
+    if taken.wanted and tape is not None:
+        tape = repeat_micro_batches(tape, wanted=taken.wanted)
+    for run in taken.runs:
+        tape = None if tape is None else lengthen(tape, run)
+    return None if tape is None else dataclasses.replace(trace, records=tape.finished())
+
+
+@dataclasses.dataclass(slots=True)
+class _Taken:
+    """What was taken of a program.
+
+    Attributes:
+        tape: of the steps.
+        wanted: micro batches of the second step; 0 where they are not counted.
+        runs: blocks that were left out.
+    """
+
+    tape: Tape
+    wanted: int
+    runs: list[Run]
 
 
 def _taken(
-    program: str | types.ModuleType | Trainer, *, world: int, rank: int, kind: Kind, most: int | None
-) -> tuple[Trace, int]:
-    """Return the trace of steps with at most so many micro batches, and how many they have."""
+    program: str | types.ModuleType | Trainer,
+    *,
+    world: int,
+    rank: int,
+    kind: Kind,
+    few: bool = False,
+    blocks_left_out: bool = False,
+) -> tuple[_Taken, Trace]:
+    """Return the tape of two steps, of few micro batches if it is shortened, and the trace without its records."""
     recorder = Capture()
+    runs: list[Run] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
         trainer = _outside_of_fake(_trainer_of(program))
+        if blocks_left_out:
+            trainer = _without_blocks(trainer, runs)
+            recorder.touches = {}
         device = Device(type=SIM, holds_values=False)
         recorder.staged = trainer.pipeline is not None
         heard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -101,13 +149,26 @@ def _taken(
         with casts, host_memory(kind), attention_kernel(trainer.attention_kernel), heard, fake:
             training = trainer.prepare(device, seed=trainer.seed)
             wanted = 0 if recorder.staged else training.accumulation
-            if most is not None and wanted:
+            if few and wanted:
+                most = _DISTINCT[trainer.reduce_gradients]
                 training = dataclasses.replace(training, accumulation=min(most, wanted))
             _refuse(training)
             _take_steps(recorder, trainer, training, device)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
-    return Trace(rank=rank, world=world, stage=stage, records=tuple(recorder.records)), wanted
+    touches = recorder.touches or {}
+    tape = Tape.of(recorder.records, [touches.get(index) for index in range(len(recorder.records))])
+    return _Taken(tape, wanted, runs), Trace(rank=rank, world=world, stage=stage, records=())
+
+
+def _without_blocks(trainer: Trainer, runs: list[Run]) -> Trainer:
+    """Let a program parallelize its model without the blocks that others stand for, and note which."""
+
+    def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        runs.extend(shorten(model))
+        return trainer.parallelize(model, mesh)
+
+    return dataclasses.replace(trainer, parallelize=parallelize)
 
 
 def _trainer_of(program: str | types.ModuleType | Trainer) -> Trainer:
@@ -168,12 +229,14 @@ def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device:
         recorder.paths.update({id(module): plain_path(path) for path, module in part.named_modules()})
     recorder.adopt_state(training)
     step = OptimizerStep(trainer, training, device)
-    batches = _Batches((trainer.micro_batch, trainer.seq_len), recorder.next_batch)
+    alone = training if recorder.staged else dataclasses.replace(training, accumulation=1)
+    first = OptimizerStep(trainer, alone, device)
+    batches = _Batches(trainer, recorder.next_batch)
     try:
         with recorder.hooks(), Dispatch(recorder):
             for index in range(STEPS):
                 recorder.begin_step(index + 1)
-                gradient = step.gradient(index, batches, stop=False)
+                gradient = (step if index else first).gradient(index, batches, stop=False)
                 recorder.categorise_gradients(training)
                 step.update(gradient, step=index)
                 recorder.categorise_optimizer(training)
@@ -187,16 +250,20 @@ def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device:
 class _Batches:
     """Micro batches without values."""
 
-    def __init__(self, shape: tuple[int, int], on_next: Callable[[], None]) -> None:
-        self.shape = shape
+    def __init__(self, trainer: Trainer, on_next: Callable[[], None]) -> None:
+        self.trainer = trainer
         self.on_next = on_next
 
-    def next(self) -> SequenceBatch:
-        """Return tokens and targets on the host."""
+    def next(self) -> SampleBatch:
+        """Return what the model reads and the targets, on the host."""
         self.on_next()
-        return SequenceBatch(
-            tokens=torch.zeros(self.shape, dtype=torch.int64), targets=torch.zeros(self.shape, dtype=torch.int64)
+        reads, sizes = self.trainer.reads, (self.trainer.micro_batch, self.trainer.seq_len)
+        return SampleBatch(
+            inputs=tuple(map(self._empty, reads.inputs(*sizes))), targets=self._empty(reads.targets(*sizes))
         )
+
+    def _empty(self, item: InputShape) -> torch.Tensor:
+        return torch.empty(item.shape, dtype=self.trainer.master_dtype if item.floating else torch.int64)
 
     def skip(self, batches: int) -> None:
         """Read nothing."""

@@ -20,6 +20,7 @@ from legoai.cost.device import (
 )
 from legoai.cost.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
 from legoai.cost.recorder import Capture, is_simulated
+from legoai.cost.touches import touch_of
 from legoai.cost.trace import (
     Categorise,
     Category,
@@ -32,7 +33,7 @@ from legoai.cost.trace import (
     WaitWork,
 )
 
-_NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
+NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
     "setup": "other",
     "forward": "activation",
     "recompute": "activation",
@@ -131,7 +132,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _allocate(self, results: Sequence[torch.Tensor], category: Category | None = None) -> None:
         for result in results:
-            self.capture.allocate(result, category or _NEW_CATEGORY[self.capture.phase])
+            self.capture.allocate(result, category or NEW_CATEGORY[self.capture.phase])
 
     def _compute(  # noqa: PLR0917
         self,
@@ -156,6 +157,10 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 number = capture.number_of(item)
                 if number is not None:
                     capture.record(Categorise(number, "unsharded_gradient", capture.module))
+        if capture.touches is not None:
+            capture.touches[len(capture.records)] = touch_of(
+                known, args, kwargs, inputs, fresh, (read, written), capture.number_of
+            )
         capture.record(
             Kernel(
                 stream=current_stream(),

@@ -199,9 +199,14 @@ def traffic(
     if known.name in _GATHERS:
         return new + sum(map(size_of, inputs[1:])), new
     read = sum(map(size_of, inputs))
-    if known.name in _OVERWRITES or "out" in known.written:
+    if overwrites(known):
         read -= over
     return read, over + new
+
+
+def overwrites(known: Operator) -> bool:
+    """Whether an operator does not read what it writes in place."""
+    return known.name in _OVERWRITES or "out" in known.written
 
 
 def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:

@@ -30,7 +30,7 @@ from legoai.cost.device import (
     current_stream,
 )
 from legoai.cost.operators import UnknownCollective
-from legoai.cost.replay import MICRO_BATCH
+from legoai.cost.tape import MICRO_BATCH, Touch
 from legoai.cost.trace import (
     Allocate,
     Categorise,
@@ -59,6 +59,8 @@ class Capture(Recorder):
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.touches: dict[int, Touch] | None = None
+        """What kernels touch, by the index of their record; None where nobody asks."""
         self.closed = False
         self.storages: dict[int, StorageRef] = {}
         self.storage_count = 0

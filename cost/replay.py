@@ -1,182 +1,113 @@
-"""Which parts of a trace repeat, and how are they repeated without being run again?
+"""Which micro batches of a step are equal, and how are they repeated without being run again?
 
-Storages, collectives and events are known by number. Two parts of a trace are equal if their records are, once every
-number is told by where it was made: in the part itself, in the part before it, or earlier still.
+Two parts of a trace are equal if their records are, once every number is told by where it was made: in the part
+itself, in the part before it, or earlier still.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from collections.abc import Mapping
 
-from legoai.cost.trace import (
-    Allocate,
-    Categorise,
-    Collective,
-    Free,
-    HostWaitEvent,
-    Mark,
-    Record,
-    RecordEvent,
-    Resize,
-    WaitEvent,
-    WaitWork,
-)
-
-Kind: TypeAlias = Literal["storage", "work", "event"]
-Number: TypeAlias = tuple[Kind, int]
-
-_FIELD: Final[dict[type, Kind]] = {
-    Allocate: "storage", Categorise: "storage", Free: "storage", Resize: "storage",
-    Collective: "work", WaitWork: "work", RecordEvent: "event", WaitEvent: "event", HostWaitEvent: "event",
-}  # fmt: skip
-"""The field of a record that is a number."""
-
-_MAKES: Final = (Allocate, Collective, RecordEvent)
-
-MICRO_BATCH: Final = "micro batch "
+from legoai.cost.tape import MICRO_BATCH, Tape, alike, is_micro_batch, micro_batches
+from legoai.cost.trace import Allocate, Free, Mark
 
 
-def renumber(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the records with storages, collectives and events counted from 0 in the order in which they appear."""
-    names: dict[Number, int] = {}
-    counts: dict[Kind, int] = {"storage": 0, "work": 0, "event": 0}
-
-    def name(number: Number) -> int:
-        if number not in names:
-            names[number] = counts[number[0]]
-            counts[number[0]] += 1
-        return names[number]
-
-    return tuple(_renamed(record, name) for record in records)
-
-
-def repeat_micro_batches(records: Sequence[Record], *, wanted: int) -> tuple[Record, ...] | None:
+def repeat_micro_batches(tape: Tape, *, wanted: int) -> Tape | None:
     """Lengthen the steps of a trace to more micro batches.
 
-    Each step has at least five micro batches. Its last but one is repeated, which is right if it is equal to the one
-    before it, and if what that one made is gone when it ends.
+    A micro batch in the middle of each step is repeated, which is right if the one behind it is equal to it, and if
+    what it made is gone when that one ends. Where there are only three, the one behind it is the last; it may be
+    longer, by what follows the micro batches.
 
     Args:
-        records: whole steps, and what is before them.
-        wanted: micro batches of a step.
+        tape: whole steps, and what is before them. A step of one micro batch stays as it is.
+        wanted: micro batches of the others.
 
     Returns:
-        The records, renumbered; None where the two are not equal.
+        The lengthened tape; None where the two are not equal.
     """
-    result = list(records)
-    for marks in _starts(result):
+    result = tape
+    for marks in micro_batches(tape.records)[::-1]:
         have = len(marks)
-        assert have >= 5, "the first, the last, and three between them, of which two are compared"
-        if have == wanted:
+        if have in (1, wanted):
             continue
-        before, first, second, last = marks[-4:]
-        earlier, one, two = result[before:first], result[first:second], result[second:last]
-        if _told(one, earlier) != _told(two, one) or not _made(one) <= _dropped(one) | _dropped(two):
+        if have < 3:
             return None
-        copies, names = _copies(two, one, wanted - have, have - 1)
-        rest = [_renamed(record, functools.partial(_look_up, names)) for record in result[last:]]
-        _renumber_mark(rest, wanted - 1)
-        result[last:] = [*copies, *rest]
-    return renumber(result)
+        before, first, second = marks[-3:] if have == 3 else marks[-4:-1]
+        end = min(2 * second - first, len(result)) if have == 3 else marks[-1]
+        moving = _moving(result, before, first, second, end)
+        if moving is None:
+            return None
+        made = {n for r, n in zip(result.records[first:second], result.numbers[first:second], strict=True)
+                if isinstance(r, Allocate)}  # fmt: skip
+        dropped = {n for r, n in zip(result.records[first:end], result.numbers[first:end], strict=True)
+                   if isinstance(r, Free)}  # fmt: skip
+        if not made <= dropped:
+            return None
+        result = _lengthened(result, first, second, moving, wanted - have)
+    return result
 
 
-def _starts(records: Sequence[Record]) -> list[list[int]]:
-    """Return, for each step from the last to the first, where its micro batches begin."""
-    found: list[list[int]] = []
-    for index, record in enumerate(records):
-        if isinstance(record, Mark):
-            if record.name.startswith("step "):
-                found.append([])
-            elif record.name.startswith(MICRO_BATCH):
-                found[-1].append(index)
-    return found[::-1]
+def _moving(tape: Tape, before: int, first: int, second: int, end: int) -> dict[int, int] | None:
+    """Compare the records from `first` to `second` with those from `second` to `end`.
+
+    Returns:
+        The numbers of the part before them that the first names, each with its order, where the second names the same
+        one of the first; None where the two are not equal.
+    """
+    if end - second != second - first:
+        return None
+    outer, one, two = tape.made(before, first), tape.made(first, second), tape.made(second, end)
+    moving: dict[int, int] = {}
+    staying: set[int] = set()
+    for index in range(first, second):
+        other = index + second - first
+        if not alike(tape.records[index], tape.records[other]):
+            return None
+        mine, theirs = tape.numbers[index], tape.numbers[other]
+        if mine in one or theirs in two:
+            if one.get(mine) != two.get(theirs):
+                return None
+        elif mine == theirs:
+            staying.add(mine)
+        elif mine in outer and outer[mine] == one.get(theirs):
+            moving[mine] = outer[mine]
+        else:
+            return None
+    return None if staying & moving.keys() else moving
 
 
-def _number(record: Record) -> Number | None:
-    kind = _FIELD.get(type(record))
-    return None if kind is None else (kind, getattr(record, kind))
-
-
-def _look_up(names: Mapping[Number, int], number: Number) -> int:
-    return names.get(number, number[1])
-
-
-def _renamed(record: Record, name: Callable[[Number], int]) -> Record:
-    number = _number(record)
-    if number is None:
-        return record
-    new = name(number)
-    return record if new == number[1] else dataclasses.replace(record, **{number[0]: new})  # type: ignore[arg-type]
-
-
-def _made(records: Iterable[Record]) -> set[int]:
-    return {record.storage for record in records if isinstance(record, Allocate)}
-
-
-def _dropped(records: Iterable[Record]) -> set[int]:
-    return {record.storage for record in records if isinstance(record, Free)}
-
-
-def _order(records: Iterable[Record]) -> dict[Number, int]:
-    """Return the numbers that are made in some records, and their order."""
-    found: dict[Number, int] = {}
-    for record in records:
-        number = _number(record)
-        if isinstance(record, _MAKES) and number is not None:
-            found.setdefault(number, len(found))
-    return found
-
-
-def _told(records: Sequence[Record], before: Sequence[Record]) -> list[object]:
-    """Return the records with their numbers told by where they were made."""
-    own, theirs = _order(records), _order(before)
-    told: list[object] = []
-    for record in records:
-        number = _number(record)
-        if number is None:
-            micro_batch = isinstance(record, Mark) and record.name.startswith(MICRO_BATCH)
-            told.append(MICRO_BATCH if micro_batch else record)
-            continue
-        place = ("own", own[number]) if number in own else ("before", theirs.get(number, -1))
-        if place[1] < 0:
-            place = ("earlier", number[1])
-        told.append((place, dataclasses.replace(record, **{number[0]: 0})))  # type: ignore[arg-type]
-    return told
-
-
-def _copies(
-    part: Sequence[Record], before: Sequence[Record], count: int, next_mark: int
-) -> tuple[list[Record], dict[Number, int]]:
-    """Return a part so many times, and how the last one names what the part had made."""
-    order, theirs = _order(part), _order(before)
-    numbers = list(order)
-    base = max((number[1] for number in (*order, *theirs)), default=0) + 1_000_000_000
-    copies: list[Record] = []
-    current: dict[Number, int] = {number: number[1] for number in numbers}
-    place_of_theirs = {place: number for number, place in theirs.items()}
-    own_of_theirs = {
-        theirs_number: numbers[place] for place, theirs_number in place_of_theirs.items() if place < len(numbers)
-    }
+def _lengthened(tape: Tape, first: int, second: int, moving: Mapping[int, int], count: int) -> Tape:
+    """Put so many copies of a micro batch behind it."""
+    own = list(tape.made(first, second))
+    base = max(tape.numbers) // 3 + 1
+    part = tape.part(first, second)
+    result = tape.part(0, second)
+    number = _micro_batch(tape, first)
+    current = {n: n for n in own}
     for index in range(count):
         previous = current
-        current = {number: base + index * len(numbers) + place for place, number in enumerate(numbers)}
+        current = {n: (base + index * len(own) + place) * 3 + n % 3 for place, n in enumerate(own)}
+        names = current | {n: previous[own[place]] for n, place in moving.items()}
+        copy = part.renamed(functools.partial(_look_up, names))
+        copy.records[0] = Mark(f"{MICRO_BATCH}{number + 1 + index}")
+        result.extend(copy)
+    rest = tape.part(second, len(tape)).renamed(functools.partial(_look_up, current))
+    for index, record in enumerate(rest.records):
+        if isinstance(record, Mark) and record.name.startswith("end step "):
+            break
+        if is_micro_batch(record):
+            rest.records[index] = Mark(f"{MICRO_BATCH}{_micro_batch(rest, index) + count}")
+    result.extend(rest)
+    return result
 
-        def name(number: Number, current: dict[Number, int] = current, previous: dict[Number, int] = previous) -> int:
-            if number in current:
-                return current[number]
-            return previous[own_of_theirs[number]] if number in own_of_theirs else number[1]
 
-        copy = [_renamed(record, name) for record in part]
-        _renumber_mark(copy, next_mark + index)
-        copies.extend(copy)
-    return copies, current
+def _micro_batch(tape: Tape, index: int) -> int:
+    record = tape.records[index]
+    assert isinstance(record, Mark)
+    return int(record.name.removeprefix(MICRO_BATCH))
 
 
-def _renumber_mark(records: list[Record], number: int) -> None:
-    """Give the micro batch with which the records begin its number."""
-    first = records[0]
-    assert isinstance(first, Mark) and first.name.startswith(MICRO_BATCH)
-    records[0] = Mark(f"{MICRO_BATCH}{number}")
+def _look_up(names: Mapping[int, int], number: int) -> int:
+    return names.get(number, number)

@@ -143,7 +143,7 @@ def twice(name: str) -> tuple[bool, bool]:
 def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):
     whole = simulated.traced(name, micro_batches=8, replay=False)
     assert simulated.traced(name, micro_batches=8) == whole
-    assert sum(isinstance(item, Mark) and item.name.startswith("micro batch") for item in whole.records) == 16
+    assert sum(isinstance(item, Mark) and item.name.startswith("micro batch") for item in whole.records) == 1 + 8
 
 
 @pytest.mark.parametrize(

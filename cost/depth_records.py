@@ -1,0 +1,563 @@
+"""How does the trace of a model of few equal blocks become that of one of many?
+
+Wherever a trace goes through the blocks, in order or against it, the part of one block in the middle is repeated. That
+is right if the parts of two neighbours in the middle are equal, once every number is told by the block that made it,
+and counted from the block that names it. Between them, kernels that take the tensors of all blocks as a list get a
+longer list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from legoai.cost.tape import NONE, Tape, Touch, alike
+from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize, TensorType
+
+_FAR: Final = 2
+"""Blocks that are farther apart than this have nothing to do with each other in particular."""
+
+_JOINS: Final = frozenset({"aten.stack", "aten.cat"})
+"""Operators whose one result is as long as their list of inputs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Equal blocks of one container, some of which were left out.
+
+    Attributes:
+        prefix: of the paths of the blocks, such as `layers.`.
+        kept: what the blocks that were taken are called in the container.
+        names: what all blocks are called in the whole model.
+        middle: the place among those kept of the block that is repeated; those before and behind it are equal to it.
+    """
+
+    prefix: str
+    kept: tuple[str, ...]
+    names: tuple[str, ...]
+    middle: int
+
+    @property
+    def missing(self) -> int:
+        """How many blocks were left out."""
+        return len(self.names) - len(self.kept)
+
+
+class _Unequal(Exception):  # noqa: N818 (it never leaves this file)
+    """The blocks of a trace are not equal, or are joined in a way that is not understood."""
+
+
+class _Made(NamedTuple):
+    """Where a number was made: in which sweep, in whose part, as which, counted from the part's end."""
+
+    sweep: int
+    block: int
+    order: int
+
+
+class _Sweep(NamedTuple):
+    """Records that go through the blocks once.
+
+    Attributes:
+        bounds: where the part of each block begins, in the order of the records, and where the last one ends.
+        blocks: whose parts they are.
+    """
+
+    bounds: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+def lengthen(tape: Tape, run: Run) -> Tape | None:
+    """Return the tape of the model with all blocks of a run; None where they are not equal.
+
+    The tape must have the touches of all kernels.
+    """
+    if not run.missing:
+        return tape
+    try:
+        return _Lengthening(tape, run).result()
+    except _Unequal:
+        return None
+
+
+class _Lengthening:
+    def __init__(self, tape: Tape, run: Run) -> None:
+        self.tape = tape
+        self.run = run
+        self.middle = run.middle
+        self.missing = run.missing
+        self.place = {name: index for index, name in enumerate(run.kept)}
+        self.block_of = functools.cache(self._block_of)
+        self.renamed_path = functools.cache(self._renamed_path)
+        self.owners = self._owners()
+        self.sweeps = self._sweeps()
+        self.made: dict[int, _Made] = {}
+        self.numbers: dict[_Made, int] = {}
+        self.fixed: set[int] = set()
+        """Numbers that all blocks name, as of a mask that the first block computes for all."""
+        self.relative: set[int] = set()
+        self.stretched = self._stretched()
+        self.copies: dict[_Made, int] = {}
+        self.next_number = max(tape.numbers, default=0) // 3 + 1
+        self.own: list[int] = [NONE] * len(tape)
+        self._place_numbers()
+        self.shared: dict[tuple[int, int], Record] = {}
+
+    def _block_of(self, path: str) -> int:
+        """Return which kept block a module is of; `NONE` for none."""
+        if not path.startswith(self.run.prefix):
+            return NONE
+        return self.place.get(path[len(self.run.prefix) :].partition(".")[0], NONE)
+
+    def _renamed_path(self, path: str, block: int) -> str:
+        """Return the path of a module of a block as that of another block of the whole model."""
+        rest = path[len(self.run.prefix) :].partition(".")[2]
+        return f"{self.run.prefix}{self.run.names[block]}{'.' if rest else ''}{rest}"
+
+    def _owners(self) -> dict[int, int]:
+        """Return of which block each storage is, as far as that is told by a module or a list."""
+        owners: dict[int, int] = {}
+        tape = self.tape
+        for record, number in zip(tape.records, tape.numbers, strict=True):
+            if isinstance(record, Allocate | Categorise):
+                block = self.block_of(record.module)
+                if block != NONE:
+                    owners[number] = block
+        for touch in tape.touches:
+            if touch is not None and len(touch.outputs) > 1 and len(touch.outputs) == len(touch.inputs):
+                for source, target in zip(touch.inputs, touch.outputs, strict=True):
+                    if source in owners and target != NONE:
+                        owners.setdefault(target, owners[source])
+        return owners
+
+    def _labels(self) -> list[int]:
+        """Return for each record the block on whose behalf it is made, where that is certain."""
+        tape, labels = self.tape, [NONE] * len(self.tape)
+        owners = self.owners
+        between = self._between_passes()
+        for index, record in enumerate(tape.records):
+            if isinstance(record, Kernel):
+                labels[index] = self.block_of(record.module)
+                if labels[index] == NONE and between[index]:
+                    labels[index] = self._touched(tape.touches[index])
+            elif isinstance(record, Mark):
+                head, _, path = record.name.partition(" ")
+                if head == "forward" and path.removeprefix(self.run.prefix) in self.place:
+                    labels[index] = self.block_of(path)
+            elif between[index]:
+                if isinstance(record, Allocate | Categorise):
+                    block = self.block_of(record.module)
+                    labels[index] = block if block != NONE else owners.get(tape.numbers[index], NONE)
+                elif isinstance(record, Free | Resize):
+                    labels[index] = owners.get(tape.numbers[index], NONE)
+        return labels
+
+    def _touched(self, touch: Touch | None) -> int:
+        """Return the only block whose storages a kernel touches."""
+        if touch is None:
+            return NONE
+        blocks = {self.owners.get(number, NONE) for number in (*touch.inputs, *touch.outputs)} - {NONE}
+        return blocks.pop() if len(blocks) == 1 else NONE
+
+    def _between_passes(self) -> list[bool]:
+        """Return which records are neither of a forward nor of a backward."""
+        records = self.tape.records
+        between = [True] * len(records)
+        start = None
+        last = 0
+        for index, record in enumerate(records):
+            if isinstance(record, Mark):
+                if record.name.startswith("step "):
+                    start, last = index, index
+                elif record.name.startswith("end step ") and start is not None:
+                    between[start : last + 1] = [False] * (last + 1 - start)
+                    start = None
+            elif isinstance(record, Kernel | Collective | Copy) and record.phase in ("backward", "recompute"):
+                last = index
+        return between
+
+    def _sweeps(self) -> list[_Sweep]:
+        """Find where the trace goes through the blocks."""
+        runs: list[tuple[int, int]] = []
+        before = None
+        backward = False
+        for index, (record, label) in enumerate(zip(self.tape.records, self._labels(), strict=True)):
+            if isinstance(record, Kernel):
+                backward = record.phase in ("backward", "recompute")
+            if label != NONE and (label, backward) != before:
+                runs.append((index, label))
+                before = label, backward
+        found: list[_Sweep] = []
+        middle, size = self.middle, len(runs)
+        for at, (_, label) in enumerate(runs):
+            if label != middle:
+                continue
+            if not 0 < at < size - 1:
+                raise _Unequal
+            step = runs[at + 1][1] - label
+            if abs(step) != 1 or runs[at - 1][1] != label - step:
+                raise _Unequal
+            first = last = at
+            while first and runs[first - 1][1] == runs[first][1] - step:
+                first -= 1
+            while last + 1 < size and runs[last + 1][1] == runs[last][1] + step:
+                last += 1
+            end = self._end(runs[last][0], runs[last + 1][0] if last + 1 < size else len(self.tape))
+            starts = [start for start, _ in runs[first : last + 1]]
+            found.append(_Sweep((*starts, end), tuple(block for _, block in runs[first : last + 1])))
+        beside = [sum(label == middle + step for _, label in runs) for step in (-1, 0, 1)]
+        if not found or len(set(beside)) != 1:
+            raise _Unequal
+        return found
+
+    def _end(self, start: int, stop: int) -> int:
+        """Return where the last part of a sweep ends, which begins at one place and ends before another."""
+        first = self.tape.records[start]
+        if isinstance(first, Mark):
+            last = first.name.replace("forward", "end", 1)
+            for index in range(start, stop):
+                record = self.tape.records[index]
+                if isinstance(record, Mark) and record.name == last:
+                    return index + 1
+        return stop
+
+    def _place_numbers(self) -> None:
+        for index, sweep in enumerate(self.sweeps):
+            for block, start, stop in zip(sweep.blocks, sweep.bounds, sweep.bounds[1:], strict=False):
+                found = self.tape.made(start, stop)
+                for number, order in found.items():
+                    if number not in self.made:
+                        made = _Made(index, block, order - len(found))
+                        self.made[number] = made
+                        self.numbers[made] = number
+                self.own[start:stop] = [block] * (stop - start)
+
+    def result(self) -> Tape:
+        """Return the lengthened tape."""
+        for sweep in self.sweeps:
+            place = sweep.blocks.index(self.middle)
+            before, start, stop = sweep.bounds[place - 1 : place + 2]
+            self._compare(before, start, stop, sweep.blocks[place - 1])
+        if self.fixed & self.relative:
+            raise _Unequal
+        result = Tape([], [], [])
+        at = 0
+        for sweep in self.sweeps:
+            place = sweep.blocks.index(self.middle)
+            forward = sweep.blocks[place + 1] > self.middle
+            start, stop = sweep.bounds[place], sweep.bounds[place + 1]
+            part = self.tape.part(start, stop)
+            insert = stop if forward else start
+            self._copy_range(result, at, insert)
+            news = range(self.middle + 1, self.middle + 1 + self.missing)
+            for block in news if forward else reversed(news):
+                self._repeat(result, part, block)
+            at = insert
+        self._copy_range(result, at, len(self.tape))
+        _check(result)
+        return result
+
+    def _compare(self, before: int, start: int, stop: int, other: int) -> None:
+        """Check that the part of the middle block is equal to that of the one before it."""
+        tape = self.tape
+        if stop - start != start - before:
+            raise _Unequal
+        for place in range(stop - start):
+            one, two = before + place, start + place
+            if not alike(self._moved(tape.records[one], other), self._moved(tape.records[two], self.middle)):
+                raise _Unequal
+            self._compare_numbers(tape.numbers[one], tape.numbers[two], other)
+            first, second = tape.touches[one], tape.touches[two]
+            if (first is None) != (second is None):
+                raise _Unequal
+            if first is not None and second is not None:
+                pairs = zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=True)
+                for mine, theirs in pairs:
+                    self._compare_numbers(mine, theirs, other)
+
+    def _compare_numbers(self, mine: int, theirs: int, other: int) -> None:
+        first, second = self.made.get(mine), self.made.get(theirs)
+        if mine == theirs:
+            if first is not None:
+                if abs(first.block - self.middle) <= 1:
+                    raise _Unequal
+                self.fixed.add(mine)
+            return
+        if first is None or second is None:
+            raise _Unequal
+        if first._replace(block=first.block - other) != second._replace(block=second.block - self.middle):
+            raise _Unequal
+        self.relative |= {mine, theirs}
+
+    def _moved(self, record: Record, own: int) -> Record:
+        """Return a record with its module told from its own block."""
+        path = _path_of(record)
+        if path is None:
+            return record
+        block = self.block_of(path)
+        if block == NONE:
+            return record
+        rest = path[len(self.run.prefix) :].partition(".")[2]
+        return _with_path(record, f"{block - own}:{rest}")
+
+    def _target(self, own: int, block: int) -> int:
+        """Return the block of the whole model that a kept one stands for, where another one names it."""
+        if own == NONE or abs(block - own) > _FAR:
+            return block if block <= self.middle else block + self.missing
+        return block if own <= self.middle else block + self.missing
+
+    def _number(self, made: _Made, block: int) -> int:
+        """Return the number of what was made for a block of the whole model."""
+        kept = block if block <= self.middle else block - self.missing
+        if block <= self.middle or kept > self.middle:
+            found = self.numbers.get(made._replace(block=kept))
+            if found is None:
+                raise _Unequal
+            return found
+        key = made._replace(block=block)
+        number = self.copies.get(key)
+        if number is None:
+            kind = self.numbers[made] % 3
+            number = self.copies[key] = self.next_number * 3 + kind
+            self.next_number += 1
+        return number
+
+    def _copy_range(self, result: Tape, start: int, stop: int) -> None:
+        """Append records as they are, with names and numbers of the whole model."""
+        tape = self.tape
+        for index in range(start, stop):
+            own, touch = self.own[index], tape.touches[index]
+            name = functools.partial(self._renumbered, own)
+            record = self._renamed(tape.records[index], own)
+            number = tape.numbers[index]
+            if touch is not None and isinstance(record, Kernel):
+                record, touch = self._widened(record, touch, name)
+            if isinstance(record, Allocate) and number in self.stretched:
+                short, long = self.stretched[number]
+                record = dataclasses.replace(record, bytes=record.bytes * long // short)
+            elif number in self.stretched and isinstance(record, Collective | Resize):
+                raise _Unequal
+            result.records.append(record)
+            result.numbers.append(NONE if number == NONE else name(number))
+            result.touches.append(touch)
+
+    def _renumbered(self, own: int, number: int) -> int:
+        made = self.made.get(number)
+        if made is None or number in self.fixed:
+            return number
+        block = self._target(own, made.block)
+        return number if block == made.block <= self.middle else self._number(made, block)
+
+    def _renamed(self, record: Record, own: int) -> Record:
+        path = _path_of(record)
+        if path is None:
+            return record
+        block = self.block_of(path)
+        if block == NONE:
+            return record
+        return self._shared(record, self._target(own, block), path)
+
+    def _shared(self, record: Record, block: int, path: str) -> Record:
+        """Return a record with the path of another block, the same one for the same record."""
+        renamed = self.renamed_path(path, block)
+        if renamed == path:
+            return record
+        key = id(record), block
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = _with_path(record, renamed)
+        return found
+
+    def _repeat(self, result: Tape, part: Tape, block: int) -> None:
+        """Append the part of the middle block as that of a block that was left out."""
+        middle = self.middle
+
+        def name(number: int) -> int:
+            made = self.made.get(number)
+            if made is None or number in self.fixed:
+                return number
+            return self._number(made, block + made.block - middle)
+
+        for record in part.records:
+            path = _path_of(record)
+            of = NONE if path is None else self.block_of(path)
+            if path is None or of == NONE:
+                result.records.append(record)
+            else:
+                result.records.append(self._shared(record, block + of - middle, path))
+        result.numbers.extend(number if number == NONE else name(number) for number in part.numbers)
+        result.touches.extend(None if touch is None else touch.renamed(name) for touch in part.touches)
+
+    def _widened(self, kernel: Kernel, touch: Touch, name: Callable[[int], int]) -> tuple[Kernel, Touch]:
+        """Return a kernel whose lists have the tensors of all blocks."""
+        stretched = [number for number in touch.inputs if number in self.stretched]
+        spans = self._spans(kernel, touch)
+        if not stretched and not spans:
+            return kernel, touch.renamed(name)
+        if not touch.whole or kernel.flops:
+            raise _Unequal
+        sides = []
+        for types, numbers, *traffic in (
+            (kernel.inputs, touch.inputs, touch.read, touch.written),
+            (kernel.outputs, touch.outputs, touch.new),
+        ):
+            entries = self._entries(types, numbers, traffic)
+            sides.append(self._longer(entries, name) if spans else [(e, name(e.number)) for e in entries])
+        inputs, outputs = sides
+        if spans and len(outputs) == 1 == len(kernel.outputs):
+            outputs = self._joined(kernel, inputs, outputs)
+        elif spans and outputs and len(outputs) != len(inputs):
+            raise _Unequal
+        if stretched:
+            inputs, outputs = self._stretched_sides(inputs, outputs)
+        reads, writes = sum(e.traffic[0] for e, _ in inputs), sum(e.traffic[1] for e, _ in inputs)
+        return (
+            dataclasses.replace(
+                kernel,
+                inputs=tuple(entry.type for entry, _ in inputs),
+                outputs=tuple(entry.type for entry, _ in outputs),
+                bytes_read=reads,
+                bytes_written=writes + sum(entry.traffic[0] for entry, _ in outputs),
+            ),
+            Touch(
+                tuple(number for _, number in inputs),
+                tuple(number for _, number in outputs),
+                tuple(entry.traffic[0] for entry, _ in inputs),
+                tuple(entry.traffic[1] for entry, _ in inputs),
+                tuple(entry.traffic[0] for entry, _ in outputs),
+                touch.whole,
+            ),
+        )
+
+    def _spans(self, kernel: Kernel, touch: Touch) -> bool:
+        """Whether a kernel outside of the blocks takes tensors of all of them."""
+        if self.block_of(kernel.module) != NONE or len(touch.inputs) < len(self.run.kept):
+            return False
+        blocks = {self.owners.get(number, NONE) for number in touch.inputs}
+        return {self.middle - 1, self.middle, self.middle + 1} <= blocks
+
+    def _entries(
+        self, types: Sequence[TensorType], numbers: Sequence[int], traffic: Sequence[Sequence[int]]
+    ) -> list[_Entry]:
+        return [
+            _Entry(kind, number, self.owners.get(number, NONE), shares)
+            for kind, number, shares in zip(types, numbers, zip(*traffic, strict=True), strict=True)
+        ]
+
+    def _longer(self, entries: list[_Entry], name: Callable[[int], int]) -> list[tuple[_Entry, int]]:
+        """Put the entries of the missing blocks behind those of the middle one, wherever the list has these."""
+        runs: list[tuple[int, int]] = []
+        for index, entry in enumerate(entries):
+            if not runs or runs[-1][0] != entry.block:
+                runs.append((entry.block, index))
+        starts = [start for _, start in runs] + [len(entries)]
+        result: list[tuple[_Entry, int]] = []
+        for at, (block, start) in enumerate(runs):
+            own = entries[start : starts[at + 1]]
+            named = [(entry, name(entry.number)) for entry in own]
+            if block != self.middle:
+                result += named
+                continue
+            if at == 0 or at + 1 == len(runs):
+                raise _Unequal
+            step = runs[at + 1][0] - block
+            before = entries[starts[at - 1] : start]
+            if abs(step) != 1 or runs[at - 1][0] != block - step:
+                raise _Unequal
+            if [(e.type, e.traffic) for e in before] != [(e.type, e.traffic) for e in own]:
+                raise _Unequal
+            news = range(self.middle + 1, self.middle + 1 + self.missing)
+            more = [(entry, self._copy_of(entry.number, new)) for new in news[::step] for entry in own]
+            result += [*named, *more] if step > 0 else [*more, *named]
+        return result
+
+    def _copy_of(self, number: int, block: int) -> int:
+        made = self.made.get(number)
+        if made is None:
+            raise _Unequal
+        return self._number(made, block + made.block - self.middle)
+
+    def _joined(
+        self, kernel: Kernel, inputs: list[tuple[_Entry, int]], outputs: list[tuple[_Entry, int]]
+    ) -> list[tuple[_Entry, int]]:
+        """Return the result of a list of inputs that became longer."""
+        entry, number = outputs[0]
+        if self.stretched.get(entry.number) != (len(kernel.inputs), len(inputs)):
+            raise _Unequal
+        return [(entry.stretched(len(kernel.inputs), len(inputs)), number)]
+
+    def _stretched(self) -> dict[int, tuple[int, int]]:
+        """Return the storages of vectors with one element for each of a list, and how long they were and become."""
+        found: dict[int, tuple[int, int]] = {}
+        for record, touch in zip(self.tape.records, self.tape.touches, strict=True):
+            if touch is None or not isinstance(record, Kernel) or len(touch.outputs) != 1:
+                continue
+            shape, result = record.outputs[0].shape, touch.outputs[0]
+            if record.op in _JOINS and shape[:1] == (len(touch.inputs),) and self._spans(record, touch):
+                more = sum(self.owners.get(number, NONE) == self.middle for number in touch.inputs)
+                found[result] = shape[0], shape[0] + more * self.missing
+            for number in touch.inputs:
+                if number in found and shape == (found[number][0],):
+                    found[result] = found[number]
+        return found
+
+    def _stretched_sides(
+        self, inputs: list[tuple[_Entry, int]], outputs: list[tuple[_Entry, int]]
+    ) -> tuple[list[tuple[_Entry, int]], list[tuple[_Entry, int]]]:
+        """Return inputs and results of a kernel that works on vectors that became longer."""
+        for entry, _ in inputs:
+            if entry.number in self.stretched and entry.type.shape != self.stretched[entry.number][:1]:
+                raise _Unequal
+        for entry, _ in outputs:
+            if entry.number not in self.stretched and entry.type.shape:
+                raise _Unequal
+        return self._stretch(inputs), self._stretch(outputs)
+
+    def _stretch(self, entries: list[tuple[_Entry, int]]) -> list[tuple[_Entry, int]]:
+        return [
+            (entry.stretched(*self.stretched[entry.number]) if entry.number in self.stretched else entry, number)
+            for entry, number in entries
+        ]
+
+
+class _Entry(NamedTuple):
+    """One tensor of a list, and what the kernel reads and writes of it."""
+
+    type: TensorType
+    number: int
+    block: int
+    traffic: tuple[int, ...]
+
+    def stretched(self, short: int, long: int) -> _Entry:
+        """Return the same with a first dim that is longer."""
+        shape = (long, *self.type.shape[1:])
+        return self._replace(
+            type=TensorType(shape, self.type.dtype), traffic=tuple(share * long // short for share in self.traffic)
+        )
+
+
+def _check(tape: Tape) -> None:
+    """Check that every storage and collective that is named was made."""
+    made: set[int] = set()
+    for record, number in zip(tape.records, tape.numbers, strict=True):
+        if isinstance(record, Allocate | Collective):
+            made.add(number)
+        elif number != NONE and number % 3 != 2 and number not in made:
+            raise _Unequal
+
+
+def _path_of(record: Record) -> str | None:
+    """Return the path of the module that a record names."""
+    if isinstance(record, Mark):
+        head, _, path = record.name.partition(" ")
+        return path if head in ("forward", "end") and not path.startswith("step ") else None
+    return getattr(record, "module", None)
+
+
+def _with_path(record: Record, path: str) -> Record:
+    """Return a record of another module."""
+    if isinstance(record, Mark):
+        return Mark(f"{record.name.partition(' ')[0]} {path}")
+    return dataclasses.replace(record, module=path)  # type: ignore[arg-type]
