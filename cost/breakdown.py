@@ -14,6 +14,7 @@ from legoai.cost.timeline import Interval, Resource, busy, exposed
 from legoai.cost.trace import Collective, Copy, Kernel, Phase
 
 COMMUNICATION: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
+DEVICE: Final[tuple[Resource, ...]] = ("compute", *COMMUNICATION, "host_to_device", "device_to_host")
 RESOURCES: Final[tuple[Resource, ...]] = get_args(Resource)
 
 _Key = TypeVar("_Key")
@@ -72,13 +73,14 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """A step's seconds on one rank. ``compute``, ``exposed``, ``copies`` and ``idle`` add up to ``seconds``.
+    """A step's seconds on one rank. ``compute``, ``exposed``, ``copies``, ``host`` and ``idle`` add up to ``seconds``.
 
     Attributes:
         seconds: of the step.
         compute: during which a kernel runs.
         exposed: during which a collective runs and no kernel.
         copies: during which only copies between host and device run.
+        host: during which only the host computes, as an offloaded optimizer does.
         idle: during which nothing runs: the host has not put the next operation on its stream, or in a pipeline the
             rank waits for others.
         by_kind: of ``compute``: matrix products, attention, and what moves bytes by kind.
@@ -96,6 +98,7 @@ class Breakdown:
     compute: float
     exposed: float
     copies: float
+    host: float
     idle: float
     by_kind: Mapping[str, float]
     by_phase: Mapping[Phase, float]
@@ -134,21 +137,23 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
             if item.cost.resource == "compute":
                 kinds["copy"] += took
                 phases[item.record.phase] += took
-        else:
+        elif isinstance(item.record, Collective):
             communication += took
     alone = list(exposed(intervals))
     axes: defaultdict[str, float] = defaultdict(float)
     for item, bare in alone:
         assert isinstance(item.record, Collective)
         axes[item.record.axis or "other"] += bare
-    covered = _length(busy(intervals, ("compute", *COMMUNICATION)))
-    all_covered = _length(busy(intervals, RESOURCES))
+    kernels_and_collectives = _length(busy(intervals, ("compute", *COMMUNICATION)))
+    on_device = _length(busy(intervals, DEVICE))
+    everything = _length(busy(intervals, RESOURCES))
     return Breakdown(
         seconds=seconds,
         compute=compute,
         exposed=sum(axes.values()),
-        copies=max(0.0, all_covered - covered),
-        idle=max(0.0, seconds - all_covered),
+        copies=max(0.0, on_device - kernels_and_collectives),
+        host=max(0.0, everything - on_device),
+        idle=max(0.0, seconds - everything),
         by_kind=_sorted(kinds),
         by_phase=_sorted(phases),
         recompute=phases["recompute"],

@@ -53,6 +53,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
             for axis, seconds in estimate.exposed_by_axis.items()
         },
         "exposed_copies_s": one.copies,
+        "host_compute_s": one.host,
         "idle_s": one.idle,
         "recompute_s": estimate.recompute,
         "bubble_fraction": estimate.bubble_fraction,

@@ -59,6 +59,7 @@ def _where(estimate: Estimate) -> Iterator[str]:
     rows.append(("exposed communication", estimate.exposed_communication))
     rows += [(f"  on {axis}", took) for axis, took in estimate.exposed_by_axis.items()]
     rows.append(("copies to and from the host", one.copies))
+    rows.append(("computation on the host", one.host))
     if estimate.bubble_fraction:
         rows.append(("pipeline bubble", estimate.bubble_fraction * total))
     waiting = max(0.0, one.idle - estimate.slowest.bubble * total)
