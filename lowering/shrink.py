@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
-from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, shrunken_model
+from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
 from legoai.specs.directives.base import Declared, Directive, Rule
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every
@@ -98,7 +98,8 @@ def shrink(
     seq_len = _sequence_length(smaller)
     split = _split(pipeline, stages)
     numbers = None if stages is None else (_stages(plan), stages)
-    blocks = choose_blocks(plan, manifest, stages=numbers, split=split)
+    kept = keeps_blocks(plan, manifest, config)
+    blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
     sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=plan.mesh.tp, tp_now=mesh.tp,
                   ep=plan.mesh.ep, ep_now=mesh.ep)  # fmt: skip
     try:
@@ -296,16 +297,18 @@ def _split(pipeline: Pipeline | None, stages: int | None) -> tuple[str, ...]:
     return tuple(points[(place + 1) * len(points) // wanted - 1] for place in range(min(wanted, len(points))))
 
 
-def _sequence_length(plan: Plan) -> int:
-    """A length that tensor and context parallel can cut, in chunks where the loss has chunks."""
+def _sequence_length(plan: Plan) -> int | None:
+    """A length that tensor and context parallel can cut, in chunks where the loss has chunks; None without text."""
+    if plan.batch.seq_len is None:
+        return None
     step = plan.mesh.tp * plan.mesh.cp * 2
     if isinstance(plan.loss.form, ChunkedLoss):
         step = math.lcm(step, plan.loss.form.n)
-    return step * max(1, -(-min(32, plan.batch.seq_len) // step))
+    return step * max(1, -(-min(32, plan.batch.length) // step))
 
 
 def _batch(
-    plan: Plan, smaller: Plan, pipeline: Pipeline | None, seq_len: int, changes: list[str]
+    plan: Plan, smaller: Plan, pipeline: Pipeline | None, seq_len: int | None, changes: list[str]
 ) -> tuple[Batch, Pipeline | None]:
     """Micro batches of at most two sequences: as many as the schedule needs, and two where gradients accumulate."""
     batch, mesh = plan.batch, smaller.mesh

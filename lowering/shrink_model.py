@@ -11,13 +11,14 @@ from legoai.specs.directives.model import Model
 from legoai.specs.models.configs import (
     FAMILIES,
     GPTConfig,
-    LlamaConfig,
     MixtralConfig,
     ModelConfig,
     Scalar,
+    ViTConfig,
     config_values,
 )
 from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.reads import Images, Tokens
 from legoai.specs.plan import Plan
 
 LARGEST_AS_IT_IS: Final = 20_000_000
@@ -25,6 +26,9 @@ LARGEST_AS_IT_IS: Final = 20_000_000
 
 VOCABULARY: Final = 256
 """Tokens are bytes."""
+
+_PATCHES: Final = 2
+"""Patches along the side of an image."""
 
 _HEAD_DIM: Final = 8
 _HEADS_OF_GROUP: Final = 16
@@ -41,7 +45,8 @@ class Sizes:
 
     blocks: int | None
     """None where the number of blocks stays."""
-    seq_len: int
+    seq_len: int | None
+    """None where the model reads no text."""
     tp: int
     tp_now: int
     ep: int
@@ -56,7 +61,8 @@ class _Shape:
     heads: int
     kv_heads: int
     hidden: int
-    vocab: int
+    vocab: int = 0
+    """0 where there is no text."""
 
 
 def shrunken_model(
@@ -68,7 +74,7 @@ def shrunken_model(
     of the model's stay; what `tp` does not divide is not divided after.
 
     Raises:
-        ModelTooLargeError: the model comes from a factory, and is large.
+        ModelTooLargeError: the model comes from a factory or a config of unknown dimensions, and is large.
     """
     model, source = plan.model, plan.model.source()
     if source.kind == "builtin":
@@ -80,18 +86,23 @@ def shrunken_model(
         return _named(model, arguments), (after.dim / before.dim) ** 2
     if source.kind == "huggingface":
         fields = {**(config or {}), **source.arguments}
-        overrides = _huggingface(fields, manifest, sizes)
+        overrides = _huggingface(fields, manifest, sizes, str(source))
         changes.append(_summary(fields, overrides))
         width = next((name for name in ("hidden_size", "n_embd") if name in overrides and name in fields), None)
         ratio = 1.0 if width is None else (int(overrides[width]) / int(fields[width])) ** 2
         return _named(model, {**source.arguments, **overrides}), ratio
-    if manifest.parameter_count > LARGEST_AS_IT_IS:
-        raise ModelTooLargeError(
-            f"{source} has {manifest.parameter_count:,} parameters, and only its author can make it smaller: give the "
-            f"factory arguments through `let` names, and `--set` them so that there are at most {LARGEST_AS_IT_IS:,}"
-        )
+    _check_size(
+        manifest,
+        f"{source} has {manifest.parameter_count:,} parameters, and only its author can make it smaller: give the "
+        f"factory arguments through `let` names, and `--set` them so that there are at most {LARGEST_AS_IT_IS:,}",
+    )
     changes.append(f"model: {source} as it is, with {manifest.parameter_count:,} parameters")
     return model, 1.0
+
+
+def _check_size(manifest: Manifest, message: str) -> None:
+    if manifest.parameter_count > LARGEST_AS_IT_IS:
+        raise ModelTooLargeError(message)
 
 
 def _named(model: Model, arguments: Mapping[str, Scalar]) -> Model:
@@ -103,8 +114,9 @@ def _summary(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return f"model: {', '.join(words)}" if words else "model: as it is"
 
 
-def _builtin(config: ModelConfig, sizes: Sizes) -> LlamaConfig | MixtralConfig | GPTConfig:
-    assert isinstance(config, LlamaConfig | MixtralConfig | GPTConfig), "what trains on tokens"
+def _builtin(config: ModelConfig, sizes: Sizes) -> ModelConfig:
+    if isinstance(config, ViTConfig):
+        return _vision(config, sizes)
     kv_heads = config.n_heads if isinstance(config, GPTConfig) else config.n_kv_heads
     found = _shape(
         _Shape(
@@ -122,13 +134,27 @@ def _builtin(config: ModelConfig, sizes: Sizes) -> LlamaConfig | MixtralConfig |
         "n_heads": found.heads,
         "hidden_dim": found.hidden,
         "vocab_size": found.vocab,
-        "max_seq_len": sizes.seq_len,
+        "max_seq_len": sizes.seq_len or 1,
     }
     if not isinstance(config, GPTConfig):
         common["n_kv_heads"] = found.kv_heads
     if isinstance(config, MixtralConfig):
         common |= {"n_experts": _experts(config.n_experts, sizes), "top_k": min(config.top_k, 2)}
     return replace(config, **common)
+
+
+def _vision(config: ViTConfig, sizes: Sizes) -> ViTConfig:
+    found = _shape(
+        _Shape(dim=config.dim, heads=config.n_heads, kv_heads=config.n_heads, hidden=config.hidden_dim), sizes
+    )
+    return replace(
+        config,
+        dim=found.dim,
+        n_layers=config.n_layers if sizes.blocks is None else sizes.blocks,
+        n_heads=found.heads,
+        hidden_dim=found.hidden,
+        image_size=_PATCHES * config.patch_size,
+    )
 
 
 def _shape(whole: _Shape, sizes: Sizes) -> _Shape:
@@ -176,8 +202,73 @@ _GPT2_NAMES: Final = {
 }
 
 
-def _huggingface(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> dict[str, Scalar]:
+def _huggingface(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes, source: str) -> dict[str, Scalar]:
     """Fields of a config file that differ, under the names that the file itself uses."""
+    reads = manifest.reads
+    if reads is None or isinstance(reads, Tokens):
+        return _decoder(fields, manifest, sizes)
+    without_dropout = {name: value for name, value in _clean(fields, None).items() if name in fields}
+    if isinstance(reads, Images) and _is_vision(fields):
+        return without_dropout | _vision_fields(fields, sizes)
+    if fields.get("model_type") == "t5":
+        return without_dropout | _t5_fields(fields, manifest, sizes)
+    _check_size(
+        manifest,
+        f"{source} has {manifest.parameter_count:,} parameters, and its config is not one that can be made smaller: "
+        f"name one of at most {LARGEST_AS_IT_IS:,} parameters",
+    )
+    return without_dropout
+
+
+def keeps_blocks(plan: Plan, manifest: Manifest, config: Mapping[str, Any] | None) -> bool:
+    """Whether the number of the model's blocks cannot be changed by a field of its config."""
+    if plan.model.family != "huggingface" or isinstance(manifest.reads, Tokens):
+        return False
+    return not (isinstance(manifest.reads, Images) and _is_vision({**(config or {}), **plan.model.arguments}))
+
+
+def _is_vision(fields: Mapping[str, Any]) -> bool:
+    return all(isinstance(fields.get(name), int) for name in _VISION_NAMES.values())
+
+
+_VISION_NAMES: Final = {
+    "dim": "hidden_size",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+    "blocks": "num_hidden_layers",
+    "patch": "patch_size",
+}
+
+
+def _vision_fields(fields: Mapping[str, Any], sizes: Sizes) -> dict[str, Scalar]:
+    dim, heads, hidden, _, patch = (int(fields[name]) for name in _VISION_NAMES.values())
+    found = _shape(_Shape(dim=dim, heads=heads, kv_heads=heads, hidden=hidden), sizes)
+    values: dict[str, Scalar] = {
+        "hidden_size": found.dim,
+        "num_attention_heads": found.heads,
+        "intermediate_size": found.hidden,
+        "image_size": _PATCHES * patch,
+    }
+    return values if sizes.blocks is None else {**values, "num_hidden_layers": sizes.blocks}
+
+
+def _t5_fields(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> dict[str, Scalar]:
+    """Heads and feed-forward as of a decoder; the stacks keep their blocks."""
+    dim, heads, hidden = (int(fields[name]) for name in ("d_model", "num_heads", "d_ff"))
+    vocab = int(fields.get("vocab_size") or manifest.vocab_size or VOCABULARY)
+    found = _shape(_Shape(dim=dim, heads=heads, kv_heads=heads, hidden=hidden, vocab=vocab), sizes)
+    ids = {name: value for name, value in _clean(fields, found.vocab).items() if name.endswith("_token_id")}
+    return {
+        "d_model": found.dim,
+        "num_heads": found.heads,
+        "d_kv": found.dim // found.heads,
+        "d_ff": found.hidden,
+        "vocab_size": found.vocab,
+        **ids,
+    }
+
+
+def _decoder(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> dict[str, Scalar]:
     names = _GPT2_NAMES if "n_embd" in fields or fields.get("model_type") == "gpt2" else _LLAMA_NAMES
     whole = _described(fields, names, manifest)
     found = _shape(whole, sizes)
@@ -186,7 +277,7 @@ def _huggingface(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) ->
         names["heads"]: found.heads,
         names["hidden"]: found.hidden,
         names["vocab"]: found.vocab,
-        names["positions"]: sizes.seq_len,
+        names["positions"]: sizes.seq_len or 1,
     }
     if sizes.blocks is not None:
         values[names["blocks"]] = sizes.blocks
@@ -197,12 +288,21 @@ def _huggingface(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) ->
     for name in ("num_local_experts", "num_experts"):
         if isinstance(fields.get(name), int):
             values[name] = _experts(fields[name], sizes)
+    return values | _clean(fields, found.vocab)
+
+
+def _clean(fields: Mapping[str, Any], vocab: int | None) -> dict[str, Scalar]:
+    """The fields without dropout, which no mesh draws alike, and without tokens beyond the vocabulary."""
+    values: dict[str, Scalar] = {}
     for name, value in fields.items():
-        if name.endswith(("dropout", "pdrop")) and isinstance(value, float) and value:
+        if name.endswith(_DROPOUTS) and isinstance(value, float) and value:
             values[name] = 0.0
-        if name.endswith("_token_id") and isinstance(value, int) and value >= found.vocab:
-            values[name] = found.vocab - 1
+        if vocab is not None and name.endswith("_token_id") and isinstance(value, int) and value >= vocab:
+            values[name] = vocab - 1
     return values
+
+
+_DROPOUTS: Final = ("dropout", "pdrop", "dropout_rate", "dropout_prob", "drop_path_rate")
 
 
 def _described(fields: Mapping[str, Any], names: Mapping[str, str], manifest: Manifest) -> _Shape:

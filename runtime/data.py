@@ -58,6 +58,27 @@ class SequenceBatch:
     tokens: torch.Tensor
     targets: torch.Tensor
 
+    @property
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """What the model's forward takes."""
+        return (self.tokens,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBatch:
+    """One micro batch of one rank, for a model that reads something else than one sequence.
+
+    Attributes:
+        inputs: what the model's forward takes, in the order that `legoai.specs.models.reads` says.
+        targets: what the loss compares its result with.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    targets: torch.Tensor
+
+
+MicroBatch = SequenceBatch | SampleBatch
+
 
 class TokenStream:
     """A stateful stream of shuffled windows over a corpus.

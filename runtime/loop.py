@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from legoai.runtime.checkpoint import CheckpointMeta, Checkpoints, training_state
-from legoai.runtime.corpus import Corpus, open_corpus
-from legoai.runtime.data import TokenStream
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.loss import local_value, loss_context
@@ -21,6 +19,7 @@ from legoai.runtime.optim import set_schedule_step
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import on_first_rank, sum_over_world
 from legoai.runtime.resume import differences, find_checkpoint, restore
+from legoai.runtime.samples import Data, Stream, open_data
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import OptimizerStep, Training, rank_along
 from legoai.runtime.units import reshard_units
@@ -69,8 +68,8 @@ class TrainingLoop:
         self.step = 0
         self.optimizer_step = OptimizerStep(trainer, training, device, observe=observe)
         self.data_rank = rank_along(training.mesh, trainer.data_axes)
-        self.corpus = _open_corpus(options)
-        self.stream = self._stream(self.corpus.train, seed=training.seed)
+        self.data = _open_data(trainer, options)
+        self.stream = self._stream(validation=False)
         self.records: list[StepRecord] = []
         self.validations: list[tuple[int, float]] = []
         self.checkpoints = (
@@ -122,7 +121,8 @@ class TrainingLoop:
             loss=gradient.loss,
             grad_norm=gradient.norm,
             lr=rate,
-            tokens_per_second_per_device=self._tokens_per_step / (seconds * dist.get_world_size()),
+            samples_per_second_per_device=self.trainer.global_batch / (seconds * dist.get_world_size()),
+            tokens_per_sample=self.trainer.seq_len,
             seconds=seconds,
             data_seconds=gradient.data_seconds,
             peak_memory=self.device.peak_memory(),
@@ -134,7 +134,7 @@ class TrainingLoop:
 
     @torch.no_grad()
     def _validate(self, log: MetricsLog) -> None:
-        stream = self._stream(self.corpus.validation, seed=None)
+        stream = self._stream(validation=True)
         for part in self.training.parts:
             part.eval()
         total, count = self._validation_loss(stream)
@@ -147,7 +147,7 @@ class TrainingLoop:
         log.event("validation", step=self.step, loss=summed / ranks)
         log.say(f"step {self.step}: validation loss {summed / ranks:.4f}")
 
-    def _validation_loss(self, stream: TokenStream) -> tuple[torch.Tensor, int]:
+    def _validation_loss(self, stream: Stream) -> tuple[torch.Tensor, int]:
         """Return the sum of the micro batches' losses, and their number: whole passes where there is a pipeline."""
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
         staged, wanted, step = self.training.staged, self.options.validate_batches, self.optimizer_step
@@ -160,9 +160,9 @@ class TrainingLoop:
                         total += local_value(loss)
             return total, passes * staged.microbatches
         for _ in range(wanted):
-            tokens, targets = step.next_batch(stream)
+            inputs, targets = step.next_batch(stream)
             with loss_context(parallel=self.trainer.loss_parallel), step.autocast:
-                total += local_value(step.loss(step.logits(tokens), targets))
+                total += local_value(step.loss(step.outputs(inputs), targets))
         return total, wanted
 
     def _resume(self, log: MetricsLog) -> int:
@@ -182,7 +182,7 @@ class TrainingLoop:
             meta,
             plan_hash=self.trainer.plan_hash,
             seed=training.seed,
-            corpus=self.corpus,
+            data=self.data,
             left_out=left_out,
         ):
             log.say(f"note: {notice}")
@@ -202,7 +202,7 @@ class TrainingLoop:
             model=training.digest,
             seed=training.seed,
             samples=self.stream.consumed,
-            corpus=self.corpus.digest,
+            corpus=self.data.digest,
             world=dist.get_world_size(),
             torch=torch.__version__,
         )
@@ -215,10 +215,9 @@ class TrainingLoop:
         if not self._stopping or self.step >= self.options.steps:
             log.event("end", step=self.step)
             if self.records and dist.get_rank() == 0:
-                entropy = self.corpus.unigram_entropy()
+                guess, loss = self.data.ignorant_loss(self.trainer.micro_batch)
                 log.say(
-                    f"finished step {self.step}: loss {self.records[-1].loss:.4f} nats; "
-                    f"knowing only how often each token occurs would cost {entropy:.4f}"
+                    f"finished step {self.step}: loss {self.records[-1].loss:.4f} nats; {guess} would cost {loss:.4f}"
                 )
             return None
         signals = torch.zeros(1, dtype=torch.int64, device=self.device.torch_device)
@@ -232,7 +231,7 @@ class TrainingLoop:
 
     def _metrics(self) -> MetricsLog:
         first = dist.get_rank() == 0
-        entropy = self.corpus.unigram_entropy() if first else 0.0
+        guess, ignorant = self.data.ignorant_loss(self.trainer.micro_batch) if first else ("", 0.0)
         log = MetricsLog(
             self.options.out / "metrics.jsonl" if first and self.options.out is not None else None,
             header={
@@ -240,8 +239,8 @@ class TrainingLoop:
                 "plan_hash": self.trainer.plan_hash,
                 "torch": torch.__version__,
                 "world": dist.get_world_size(),
-                "data": self.corpus.name,
-                "unigram_entropy": entropy,
+                "data": self.data.name,
+                "ignorant_loss": ignorant,
             },
             every=self.options.log_every if first else 0,
             steps=self.options.steps,
@@ -249,7 +248,7 @@ class TrainingLoop:
         )
         log.say(
             f"plan {self.trainer.plan} {self.trainer.plan_hash[:19]}: {dist.get_world_size()} x {self.device.type}, "
-            f"data {self.corpus.name}, {len(self.corpus.train):,} tokens, unigram entropy {entropy:.4f} nats"
+            f"data {self.data.name}, {self.data.size()}; {guess} costs {ignorant:.4f} nats"
         )
         return log
 
@@ -264,23 +263,27 @@ class TrainingLoop:
     def _due(self, every: int) -> bool:
         return bool(every) and self.step % every == 0
 
-    @property
-    def _tokens_per_step(self) -> int:
-        return self.trainer.global_batch * self.trainer.seq_len
-
-    def _stream(self, tokens: Any, *, seed: int | None) -> TokenStream:
-        return TokenStream(
-            tokens,
-            seq_len=self.trainer.seq_len,
+    def _stream(self, *, validation: bool) -> Stream:
+        return self.data.stream(
+            validation=validation,
             micro_batch=self.trainer.micro_batch,
             rank=self.data_rank,
             degree=self.training.degree,
-            seed=seed,
-            name=self.corpus.name,
+            seed=None if validation else self.training.seed,
         )
 
 
-def _open_corpus(options: RunOptions) -> Corpus:
-    """Let rank 0 build the corpus; ranks of other hosts then find it, or build their own."""
-    on_first_rank(lambda: open_corpus(options.data, field=options.data_field).digest)
-    return open_corpus(options.data, field=options.data_field)
+def _open_data(trainer: Trainer, options: RunOptions) -> Data:
+    """Let rank 0 build a corpus; ranks of other hosts then find it, or build their own."""
+
+    def opened() -> Data:
+        return open_data(
+            options.data,
+            trainer.reads,
+            seq_len=trainer.seq_len,
+            dtype=trainer.master_dtype,
+            field=options.data_field,
+        )
+
+    on_first_rank(lambda: opened().digest)
+    return opened()

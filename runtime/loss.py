@@ -13,17 +13,18 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.utils.checkpoint import checkpoint
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""The mean loss of logits [batch, sequence, vocabulary] and targets [batch, sequence]."""
+"""The mean loss of a model's result and targets, such as logits [batch, sequence, vocabulary] and [batch, sequence]."""
 
 
 def token_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross entropy over tokens, in nats.
+    """Return the mean cross entropy over tokens, or over images, in nats.
 
     Computed in float32, or in float64 where the logits are float64.
 
     Args:
-        logits: [batch, sequence, vocabulary]; a DTensor sharded on the vocabulary inside `loss_parallel()`.
-        targets: [batch, sequence], int64.
+        logits: [batch, sequence, vocabulary] or [batch, classes]; a DTensor sharded on the last dim inside
+            `loss_parallel()`.
+        targets: of the same shape but for the last dim, int64.
 
     Returns:
         A scalar.
@@ -56,18 +57,42 @@ def chunked_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, pieces
 def _summed(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
     if logits.dtype != torch.float64:
         logits = logits.float()
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1), reduction=reduction)
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+
+
+def matching_cross_entropy(similarities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return how badly texts and images are matched, in nats: each has to find its own among those of a micro batch.
+
+    The mean of two cross entropies, of a text's image and of an image's text (Radford et al. 2021, figure 3), computed
+    in float32, or in float64 where the similarities are.
+
+    Args:
+        similarities: [texts, images], times the inverse temperature.
+        targets: [texts], int64: each text's image.
+
+    Returns:
+        A scalar.
+    """
+    return (_summed(similarities, targets, "mean") + _summed(similarities.t(), targets.argsort(), "mean")) / 2
 
 
 LOSSES = ("eager", "fused", "chunked")
 """The losses that a program can name."""
 
 
-def loss_function(name: str, *, pieces: int = 1) -> LossFunction:
-    """Return a loss of `LOSSES`: as it is, compiled to one kernel, or in ``pieces`` of the sequence."""
-    if name == "fused":
-        return torch.compile(token_cross_entropy, fullgraph=True)
-    return partial(chunked_cross_entropy, pieces=pieces) if name == "chunked" else token_cross_entropy
+def loss_function(name: str, *, pieces: int = 1, matches: bool = False) -> LossFunction:
+    """Return a loss of `LOSSES`: as it is, compiled to one kernel, or in ``pieces`` of the sequence.
+
+    Args:
+        name: of the loss.
+        pieces: of a `chunked` loss.
+        matches: whether the model gives similarities of texts and images, instead of logits.
+    """
+    if name == "chunked":
+        assert not matches, "similarities have no sequence"
+        return partial(chunked_cross_entropy, pieces=pieces)
+    loss = matching_cross_entropy if matches else token_cross_entropy
+    return torch.compile(loss, fullgraph=True) if name == "fused" else loss
 
 
 def loss_context(*, parallel: bool) -> contextlib.AbstractContextManager[None]:

@@ -22,7 +22,8 @@ class StepRecord:
         loss: mean over the tokens of the global batch, in nats.
         grad_norm: the 2-norm of the whole gradient before clipping.
         lr: the learning rate that the step used.
-        tokens_per_second_per_device: tokens of the global batch / (seconds * devices).
+        samples_per_second_per_device: samples of the global batch / (seconds * devices).
+        tokens_per_sample: of a sequence, or of each text of a sample; 0 where a sample has no text.
         seconds: of the step on rank 0, data wait included.
         data_seconds: rank 0's wait for its micro batches.
         peak_memory: bytes on rank 0 since the run started, as `Device.peak_memory` counts them.
@@ -34,12 +35,18 @@ class StepRecord:
     loss: float
     grad_norm: float
     lr: float
-    tokens_per_second_per_device: float
+    samples_per_second_per_device: float
+    tokens_per_sample: int
     seconds: float
     data_seconds: float
     peak_memory: int
     epoch: float
     skipped: bool = False
+
+    @property
+    def tokens_per_second_per_device(self) -> float:
+        """Tokens of the global batch / (seconds * devices); 0 where samples have no text."""
+        return self.samples_per_second_per_device * self.tokens_per_sample
 
 
 class MetricsLog:
@@ -87,7 +94,8 @@ class MetricsLog:
 
     def step(self, record: StepRecord) -> None:
         """Write the record, and show it when it is an n-th or the last."""
-        self._write({"event": "step", **asdict(record)})
+        tokens = {"tokens_per_second_per_device": record.tokens_per_second_per_device}
+        self._write({"event": "step", **asdict(record), **(tokens if record.tokens_per_sample else {})})
         if self._every and (record.step % self._every == 0 or record.step in (1, self._steps)):
             self.say(step_line(record, steps=self._steps, color=uses_color(self._stream)))
 
@@ -109,9 +117,12 @@ def step_line(record: StepRecord, *, steps: int, color: bool = False) -> str:
     """Return the line that the terminal shows for a step."""
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if color else ("", "", "")
     width = len(str(steps))
+    rate, unit = record.tokens_per_second_per_device, "tokens"
+    if not record.tokens_per_sample:
+        rate, unit = record.samples_per_second_per_device, "samples"
     text = (
         f"step {record.step:>{width}}/{steps}  {bold}loss {record.loss:.4f}{plain}  grad norm {record.grad_norm:.3f}  "
-        f"lr {record.lr:.2e}  {record.tokens_per_second_per_device:,.0f} tokens/s/device  "
+        f"lr {record.lr:.2e}  {rate:,.{0 if rate >= 100 else 2}f} {unit}/s/device  "
         f"{dim}step {record.seconds:.3f} s  data {record.data_seconds:.3f} s  "
         f"peak {record.peak_memory / GIB:.2f} GiB{plain}"
     )

@@ -17,7 +17,8 @@ class RunOptions:
 
     Attributes:
         steps: optimizer steps of the whole training, those before a resume included.
-        data: `python` (the standard library's sources), a text file, a JSONL file, or a folder.
+        data: `python` (the standard library's sources), a text file, a JSONL file, or a folder; `synthetic` for
+            a model of images.
         data_field: the field of a JSONL object that holds its text.
         out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
         seed: of weights, data order and dropout; None takes the plan's.
@@ -83,7 +84,7 @@ def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
         "--data",
         default="python",
         help="text to train on, byte by byte: 'python' for the standard library's sources, a text file, a JSONL file, "
-        "or a folder of them",
+        "or a folder of them; 'synthetic' for made patterns, where the model reads images",
     )
     group.add_argument("--data-field", default="text", help="field of a JSONL object that holds its text")
     group.add_argument("--seed", type=int, help="of weights, data order and dropout (default: the plan's)")

@@ -14,10 +14,10 @@ from legoai.runtime.checkpoint import (
     training_state,
     verified_meta,
 )
-from legoai.runtime.corpus import Corpus
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
+from legoai.runtime.samples import Data
 
 if TYPE_CHECKING:
     from legoai.runtime.step import Training
@@ -83,15 +83,15 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
     return sorted({name for names in gather_objects(left_out) for name in names})
 
 
-def differences(meta: CheckpointMeta, *, plan_hash: str, seed: int, corpus: Corpus, left_out: list[str]) -> list[str]:
+def differences(meta: CheckpointMeta, *, plan_hash: str, seed: int, data: Data, left_out: list[str]) -> list[str]:
     """Return what a user should know of a run that does not continue just as it was."""
     notices = []
     if meta.plan_hash != plan_hash:
         notices.append(f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another")
     if meta.seed != seed:
         notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
-    if meta.corpus != corpus.digest:
-        notices.append(f"the checkpoint is of another corpus; {corpus.name} is read from the same sample number")
+    if meta.corpus != data.digest:
+        notices.append(f"the checkpoint is of another corpus; {data.name} is read from the same sample number")
     if left_out:
         shown = ", ".join(left_out[:3]) + (", ..." if len(left_out) > 3 else "")
         notices.append(f"{len(left_out)} tensors are not in the checkpoint and start afresh: {shown}")

@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.context import local_positions
-from legoai.runtime.data import SequenceBatch
+from legoai.runtime.data import MicroBatch
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import seed_of
-from legoai.runtime.loss import local_value, loss_context, loss_function
+from legoai.runtime.loss import local_value, loss_context
 from legoai.runtime.optim import (
     clip_gradients,
     reduce_partial_gradients,
@@ -68,7 +68,7 @@ class Training:
 class Batches(Protocol):
     """Where micro batches come from."""
 
-    def next(self) -> SequenceBatch:
+    def next(self) -> MicroBatch:
         """Return this rank's next micro batch."""
 
     def skip(self, batches: int) -> None:
@@ -119,7 +119,7 @@ class OptimizerStep:
         self.training = training
         self.device = device
         self.observe = observe
-        self.loss = loss_function(trainer.loss, pieces=trainer.loss_pieces)
+        self.loss = trainer.loss_function()
         self.units = units_of(training.parts)
         self.autocast: contextlib.AbstractContextManager[Any] = (
             contextlib.nullcontext()
@@ -192,11 +192,11 @@ class OptimizerStep:
             if self.trainer.reduce_gradients == "last_micro_batch":
                 set_gradient_reduction(self.training.model, reduce=index == self.training.accumulation - 1)
             asked = time.perf_counter()
-            tokens, targets = self.next_batch(batches)
+            inputs, targets = self.next_batch(batches)
             waited += time.perf_counter() - asked
             with loss_context(parallel=self.trainer.loss_parallel):
                 with self.autocast:
-                    loss = self.loss(self.logits(tokens), targets)
+                    loss = self.loss(self.outputs(inputs), targets)
                 (loss / self.training.accumulation).backward()  # type: ignore[no-untyped-call]
             total += local_value(loss)
         return total / self.training.accumulation, waited
@@ -223,15 +223,15 @@ class OptimizerStep:
             batches.skip(staged.microbatches)
             return None, None
         pairs = [self.next_batch(batches) for _ in range(staged.microbatches)]
-        return torch.cat([tokens for tokens, _ in pairs]), torch.cat([targets for _, targets in pairs])
+        return torch.cat([tokens for (tokens,), _ in pairs]), torch.cat([targets for _, targets in pairs])
 
-    def next_batch(self, batches: Batches) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens and targets of this rank: its samples, and of these its part of the sequence."""
+    def next_batch(self, batches: Batches) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Return inputs and targets of this rank: its samples, and of these its part of the sequence."""
         batch, device = batches.next(), self.device.torch_device
-        tokens, targets = batch.tokens, batch.targets
+        inputs, targets = batch.inputs, batch.targets
         if self.positions is not None:
-            tokens, targets = tokens[:, self.positions], targets[:, self.positions]
-        return tokens.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            inputs, targets = tuple(item[:, self.positions] for item in inputs), targets[:, self.positions]
+        return tuple(item.to(device, non_blocking=True) for item in inputs), targets.to(device, non_blocking=True)
 
     def _positions(self) -> torch.Tensor | None:
         """Return the places in their sequence of the tokens that this rank reads; None where it reads them all."""
@@ -245,12 +245,12 @@ class OptimizerStep:
             balance=self.trainer.context_balance,
         )
 
-    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Run the model on the tokens of this rank."""
+    def outputs(self, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Run the model on the samples of this rank."""
         model = self.training.model
         if self.positions is None:
-            return model(tokens)  # type: ignore[no-any-return]
-        return model(tokens, positions=self.positions.to(tokens.device))  # type: ignore[no-any-return]
+            return model(*inputs)  # type: ignore[no-any-return]
+        return model(*inputs, positions=self.positions.to(inputs[0].device))  # type: ignore[no-any-return]
 
 
 def rank_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:

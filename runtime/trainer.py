@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -22,13 +22,14 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.loop import History, TrainingLoop
-from legoai.runtime.loss import LOSSES, loss_function
+from legoai.runtime.loss import LOSSES, LossFunction, loss_function
 from legoai.runtime.optim import parameter_groups
 from legoai.runtime.options import RunOptions, parse_options
 from legoai.runtime.process_group import process_group
 from legoai.runtime.report import report_error
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import Training
+from legoai.specs.models.reads import ImagesWithTexts, Reads, Tokens
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline, StagedModel
@@ -53,9 +54,10 @@ class Trainer:
         context_axis: mesh axis whose ranks read different tokens of the same samples, or None. The model's forward then
             has a parameter `positions`, the places of its tokens in their sequence, int64 [tokens].
         context_balance: which tokens each rank of `context_axis` reads, as `local_positions` says.
-        global_batch: sequences in one optimizer step.
-        micro_batch: sequences in one forward of one rank.
-        seq_len: tokens in a sequence.
+        global_batch: samples in one optimizer step.
+        micro_batch: samples in one forward of one rank.
+        seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
+        reads: what the model takes and gives.
         master_dtype: in which parameters are stored.
         autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
             none.
@@ -85,7 +87,8 @@ class Trainer:
     context_balance: Balance = "head_tail"
     global_batch: int
     micro_batch: int
-    seq_len: int
+    seq_len: int = 0
+    reads: Reads = field(default_factory=Tokens)
     master_dtype: torch.dtype = torch.float32
     autocast_dtype: torch.dtype | None = None
     attention_kernel: SDPBackend | None = None
@@ -102,6 +105,11 @@ class Trainer:
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {self.loss!r}")
+
+    def loss_function(self) -> LossFunction:
+        """Return the loss of the model's result and the targets."""
+        matches = isinstance(self.reads, ImagesWithTexts)
+        return loss_function(self.loss, pieces=self.loss_pieces, matches=matches)
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Read the command line and train.
@@ -152,7 +160,7 @@ class Trainer:
         if self.global_batch % (self.micro_batch * degree):
             raise RunError(
                 RunErrorCode.BATCH,
-                f"a global batch of {self.global_batch} sequences is not a multiple of micro batch {self.micro_batch} "
+                f"a global batch of {self.global_batch} samples is not a multiple of micro batch {self.micro_batch} "
                 f"x data-parallel degree {degree}",
             )
         accumulation = self.global_batch // (self.micro_batch * degree)
@@ -213,7 +221,7 @@ class Trainer:
         return StagedModel(
             pipeline,
             stages,
-            loss=loss_function(self.loss, pieces=self.loss_pieces),
+            loss=self.loss_function(),
             divisor=accumulation,
             autocast=None if self.autocast_dtype is None else torch.autocast(device.type, dtype=self.autocast_dtype),
         )

@@ -18,6 +18,7 @@ MODULES: Final = (
     "mesh",
     "pipeline",
     "split_points",
+    "cuts",
     "order_file",
     "batch",
     "precision",
@@ -38,6 +39,7 @@ MODULES: Final = (
     "fsdp",
     "replicate",
     "context",
+    "positions",
     "hygiene",
     "lowering",
 )

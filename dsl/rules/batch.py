@@ -8,6 +8,7 @@ from legoai.dsl.context import Context
 from legoai.dsl.diagnostics import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.facts import replacement
+from legoai.specs.models.reads import Images
 
 
 class BatchDivides(Check):
@@ -85,11 +86,11 @@ class SequenceFits(Check):
     def check(self, context: Context) -> Iterator[Diagnostic]:
         batch, manifest = context.plan.batch, context.manifest
         longest = manifest.max_seq_len if manifest is not None else None
-        if longest is None or batch.seq_len <= longest:
+        if longest is None or batch.length <= longest:
             return
         yield self.at(
             context.place(batch, "seq_len"),
-            f"sequences of {batch.seq_len} tokens are longer than the model's positions reach: {longest}",
+            f"sequences of {batch.length} tokens are longer than the model's positions reach: {longest}",
             label=f"at most {longest}",
             others=[Label(context.place(context.plan.model, "family"), f"knows {longest} positions")],
             help=["shorten the sequences, or give the model more positions (`max_seq_len` in the built-in models)"],
@@ -98,9 +99,9 @@ class SequenceFits(Check):
 
 
 class ImageTokens(Check):
-    """A sequence length that a vision model does not have.
+    """A sequence length for a model that reads only images.
 
-    The length follows from the model: a token for each patch of the image, and the class token.
+    How many tokens it computes with follows from the model: one for each patch of the image, and the class token.
 
     ## Example
     ```
@@ -111,34 +112,56 @@ class ImageTokens(Check):
     ## Use instead
     ```
     model vit("b16")
-    batch (global = 256, micro = 8, seq_len = 197)
+    batch (global = 256, micro = 8)
     ```
     """
 
     code = "LP603"
     slug = "image-sequence"
-    severity = "warning"
 
     def check(self, context: Context) -> Iterator[Diagnostic]:
-        from legoai.specs.models.configs import ConfigError, ViTConfig, resolve_config
-
-        model, batch = context.plan.model, context.plan.batch
-        if model.family != "vit":
-            return
-        try:
-            config = resolve_config(model.family, model.target, model.arguments)
-        except ConfigError:
-            return
-        assert isinstance(config, ViTConfig)
-        if batch.seq_len == config.n_tokens:
+        batch, manifest = context.plan.batch, context.manifest
+        reads = manifest.reads if manifest is not None else None
+        if not isinstance(reads, Images) or batch.seq_len is None:
             return
         yield self.at(
             context.place(batch, "seq_len"),
-            f"`seq_len` has no effect: the model makes {config.n_tokens} tokens of an image",
-            label=f"always {config.n_tokens}",
-            others=[
-                Label(context.place(model, "family"), f"images of {config.image_size}, patches of {config.patch_size}")
-            ],
-            help=[f"write `seq_len = {config.n_tokens}`, so that the plan says what is computed"],
-            fix=replacement(batch, "seq_len", str(config.n_tokens)),
+            f"`seq_len` has no effect: the model reads images of {reads.height} by {reads.width}, and no sequences",
+            label="no sequence is read",
+            others=[Label(context.place(context.plan.model, "family"), "a model of images")],
+            help=["leave `seq_len` out: what is computed for an image follows from the model"],
+        )
+
+
+class SequenceMissing(Check):
+    """A model that reads text, and a batch that does not say how long sequences are.
+
+    ## Example
+    ```
+    model gpt2("xl")
+    batch (global = 256, micro = 1)
+    ```
+
+    ## Use instead
+    ```
+    model gpt2("xl")
+    batch (global = 256, micro = 1, seq_len = 1024)
+    ```
+    """
+
+    code = "LP604"
+    slug = "sequence-missing"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        batch, manifest = context.plan.batch, context.manifest
+        reads = manifest.reads if manifest is not None else None
+        if reads is None or not reads.has_text or batch.seq_len is not None:
+            return
+        longest = manifest.max_seq_len if manifest is not None else None
+        yield self.at(
+            context.place(batch),
+            "`batch` does not say how long sequences are, and the model reads text",
+            label="no `seq_len`",
+            others=[Label(context.place(context.plan.model, "family"), "a model of text")],
+            help=[f"write `seq_len = …`, {'a number of tokens' if longest is None else f'at most {longest}'}"],
         )

@@ -43,17 +43,17 @@ class SequenceOverContext(Check):
             return
         balanced = use.balance == "head_tail"
         pieces = 2 * mesh.cp if balanced else mesh.cp
-        if batch.seq_len % pieces == 0:
+        if batch.length % pieces == 0:
             return
         others = [Label(context.place(mesh, "cp"), f"{mesh.cp} ranks")]
         if balanced:
             default = "" if written(use, "balance") else ", by default"
             others.append(Label(context.place(use, "balance"), f"two pieces for each rank{default}"))
-        near = max(pieces, batch.seq_len // pieces * pieces)
+        near = max(pieces, batch.length // pieces * pieces)
         yield self.at(
             context.place(batch, "seq_len"),
-            f"a sequence of {batch.seq_len} tokens cannot be cut into {pieces} equal pieces",
-            label=f"{batch.seq_len} tokens",
+            f"a sequence of {batch.length} tokens cannot be cut into {pieces} equal pieces",
+            label=f"{batch.length} tokens",
             others=others,
             help=[f"`seq_len` must be a multiple of {pieces}, such as {near}"],
         )
@@ -98,7 +98,7 @@ class NothingToCut(Check):
             )
             for step in info.flow
         )
-        if attends and manifest.vocab_size is not None:
+        if attends and manifest.vocab_size is not None and (manifest.reads is None or manifest.reads.kind == "tokens"):
             return
         reason = "reads no sequence of token ids" if attends else "has no attention that is known as such"
         yield self.at(

@@ -262,18 +262,18 @@ class SequenceOverRanks(Check):
         layouts, mesh, batch = context.layouts, context.plan.mesh, context.plan.batch
         if layouts is None or not layouts.cuts_sequence or layouts.manifest.vocab_size is None:
             return
-        local, rest = divmod(batch.seq_len, mesh.cp)
+        local, rest = divmod(batch.length, mesh.cp)
         if rest or local % mesh.tp == 0:
             return
         others = [Label(context.place(mesh, "tp"), f"{mesh.tp} ranks")]
         piece = "the sequence"
         if mesh.cp > 1:
             others.append(
-                Label(context.place(mesh, "cp"), f"{local} of {batch.seq_len} tokens on each of {mesh.cp} ranks")
+                Label(context.place(mesh, "cp"), f"{local} of {batch.length} tokens on each of {mesh.cp} ranks")
             )
             piece = "the piece of a sequence"
         multiple = mesh.tp * mesh.cp
-        near = max(multiple, batch.seq_len // multiple * multiple)
+        near = max(multiple, batch.length // multiple * multiple)
         yield self.at(
             context.place(batch, "seq_len"),
             f"`tp` = {mesh.tp} does not divide {piece} of {local} tokens, which styles of `shard on tp` cut",

@@ -62,7 +62,7 @@ def batch_label(context: Context) -> Label:
 
 def local_tokens(plan: Plan) -> int:
     """Tokens of one micro batch on one rank: its piece of each sequence under context parallelism."""
-    return plan.batch.micro_batch * plan.batch.seq_len // plan.mesh.cp
+    return plan.batch.micro_batch * plan.batch.length // plan.mesh.cp
 
 
 def decided(directive: Directive) -> None:

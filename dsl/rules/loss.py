@@ -14,20 +14,20 @@ from legoai.specs.directives.loss import ChunkedLoss
 class ChunksOfSequence(Check):
     """A loss in more pieces than there are tokens to divide.
 
-    `chunked(n)` cuts the sequence, of which a rank holds its context-parallel piece. A vision model has one
+    `chunked(n)` cuts the sequence, of which a rank holds its context-parallel piece. A model of images has one
     answer for each image and no sequence of them.
 
     ## Example
     ```
     model vit("b16")
-    batch (global = 256, micro = 8, seq_len = 197)
+    batch (global = 256, micro = 8)
     loss chunked(8)
     ```
 
     ## Use instead
     ```
     model vit("b16")
-    batch (global = 256, micro = 8, seq_len = 197)
+    batch (global = 256, micro = 8)
     loss fused
     ```
     """
@@ -36,26 +36,27 @@ class ChunksOfSequence(Check):
     slug = "loss-chunks"
 
     def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+        plan, manifest = context.plan, context.manifest
         form = plan.loss.form
         if not isinstance(form, ChunkedLoss):
             return
-        if plan.model.family == "vit":
+        reads = manifest.reads if manifest is not None else None
+        if reads is not None and reads.kind in ("images", "images_with_texts"):
             yield self.at(
                 context.place(plan.loss, "form"),
                 "the loss cannot be cut along a sequence: the model gives one answer for each image",
                 label="nothing to cut",
-                others=[Label(context.place(plan.model, "family"), "a vision model")],
+                others=[Label(context.place(plan.model, "family"), "a model of images")],
                 help=["use `fused` or `eager`"],
                 fix=replacement(plan.loss, "form", "fused"),
             )
             return
-        length = plan.batch.seq_len // plan.mesh.cp
+        length = plan.batch.length // plan.mesh.cp
         if form.n > length:
             yield self.at(
                 context.place(form, "n"),
                 f"the loss cannot be cut into {form.n} pieces: a rank holds {length} tokens of a sequence",
                 label=f"at most {length}",
-                others=[Label(context.place(plan.batch, "seq_len"), f"{plan.batch.seq_len} tokens")],
+                others=[Label(context.place(plan.batch, "seq_len"), f"{plan.batch.length} tokens")],
                 help=["a handful of pieces is enough: memory falls with their number, and so does speed"],
             )

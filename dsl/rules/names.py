@@ -87,7 +87,7 @@ class MissingOption(Rule):
 
     ## Example
     ```
-    batch (global = 512, micro = 4)
+    batch (global = 512, seq_len = 8192)
     ```
 
     ## Use instead

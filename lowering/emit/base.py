@@ -28,6 +28,8 @@ class Lowering:
         self.manifest = manifest
         self.source_name = source_name
         self.diagnostics: list[Diagnostic] = []
+        self.runtime_names: set[str] = set()
+        """What conditions of the program take from `legoai.runtime`."""
         self._assignments: dict[int, Assignment[Any]] = {}
 
     def place(self, declared: Declared, field: str = "keyword") -> Span:
@@ -137,6 +139,7 @@ TRAINER_ARGUMENTS: Final = (
     "global_batch",
     "micro_batch",
     "seq_len",
+    "reads",
     "master_dtype",
     "autocast_dtype",
     "attention_kernel",

@@ -9,6 +9,7 @@ from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.configs import FAMILIES, config_values
 from legoai.specs.models.inspection import read_config
 from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.reads import Tokens
 from legoai.specs.models.source import ModelSource
 
 _OWN_NAMES = frozenset(
@@ -22,13 +23,6 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     model = lowering.plan.model
     source = model.source()
     note = lowering.note(model, "family")
-    if source.kind == "builtin" and lowering.manifest.vocab_size is None:
-        lowering.refuse(
-            lowering.place(model, "family"),
-            f"`{source.target}` is no language model, and the training loop trains on tokens",
-            help=["models of tokens are `llama3`, `gpt2`, `gpt3` and `mixtral`"],
-        )
-        return
     draft.imports.name("torch", "nn")
     body = _MAKERS[source.kind](lowering, source, draft)
     if not body:
@@ -66,12 +60,16 @@ def _factory(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Lin
 def _huggingface(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
     """Every field of the config file spelled out, so that the program needs no other file."""
     model = lowering.plan.model
-    class_name = lowering.manifest.model_class.rpartition(".")[2]
-    if not class_name.endswith(("ForCausalLM", "LMHeadModel")):
+    reads = lowering.manifest.reads
+    if reads is None:
+        class_name = lowering.manifest.model_class.rpartition(".")[2]
         lowering.refuse(
             lowering.place(model, "family"),
-            f"`{class_name}` is no causal language model, and the training loop trains on the next token",
-            help=["its class must end in `ForCausalLM` or `LMHeadModel`"],
+            f"it is not known what `{class_name}` is trained on",
+            help=[
+                "classes that are known end in `ForCausalLM`, `LMHeadModel` or `ForImageClassification`, are "
+                "encoder-decoders that end in `ForConditionalGeneration`, or `CLIPModel`"
+            ],
         )
         return ()
     try:
@@ -79,8 +77,9 @@ def _huggingface(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple
     except ManifestError as error:
         lowering.refuse(lowering.place(model, "target"), error.message, label="cannot be read")
         return ()
-    draft.imports.name("legoai.specs.models.huggingface", "language_model")
-    return (Line(call("language_model", data({**fields, **source.arguments})), "return "),)
+    function = "language_model" if isinstance(reads, Tokens) else "transformers_model"
+    draft.imports.name("legoai.specs.models.huggingface", function)
+    return (Line(call(function, data({**fields, **source.arguments})), "return "),)
 
 
 _MAKERS = {"builtin": _builtin, "python": _factory, "huggingface": _huggingface}

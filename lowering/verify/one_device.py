@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from legoai.runtime.corpus import open_corpus
-from legoai.runtime.data import TokenStream
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
+from legoai.runtime.samples import open_data
 from legoai.specs.directives.schedule import Constant
+from legoai.specs.models.reads import ImagesWithTexts, Reads
 from legoai.specs.plan import Plan
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,13 +31,23 @@ _OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 def train(
     plan: Plan,
     build_model: Callable[[], nn.Module],
+    reads: Reads,
     *,
-    data: Path,
+    data: str,
     steps: int,
     seed: int,
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train for some steps.
+
+    Args:
+        plan: the plan.
+        build_model: makes its model.
+        reads: what the model takes.
+        data: the file of a text, or the name of other data.
+        steps: how many.
+        seed: of weights and order of data.
+        tell: is told of each step.
 
     Returns:
         `losses` and `norms` (of the gradient, before clipping) of each step, the `gradients` of the first step and the
@@ -52,20 +61,24 @@ def train(
     materialize(model, device=Device(type="cpu"), seed=seed)
     optimizer = _optimizer(plan, model)
     base = float(optimizer.param_groups[0]["lr"])
-    stream = TokenStream(
-        open_corpus(str(data)).train,
-        seq_len=plan.batch.seq_len,
-        micro_batch=plan.batch.global_batch,
-        seed=seed,
+    # Texts and images are matched within a micro batch, so that there is no other way to see a step's samples.
+    pieces = plan.batch.global_batch // plan.batch.micro_batch if isinstance(reads, ImagesWithTexts) else 1
+    stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
+        validation=False, micro_batch=plan.batch.global_batch // pieces, rank=0, degree=1, seed=seed
     )
     found: dict[str, Any] = {"losses": [], "norms": [], "rates": []}
     for step in range(steps):
         tell(f"step {step + 1}/{steps}")
-        batch = stream.next()
-        logits = model(batch.tokens)
-        exact = logits if logits.dtype == torch.float64 else logits.float()
-        loss = F.cross_entropy(exact.flatten(0, 1), batch.targets.flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
+        total = 0.0
+        for _ in range(pieces):
+            batch = stream.next()
+            given = model(*batch.inputs)
+            exact = given if given.dtype == torch.float64 else given.float()
+            loss = F.cross_entropy(exact.flatten(0, -2), batch.targets.flatten())
+            if isinstance(reads, ImagesWithTexts):
+                loss = (loss + F.cross_entropy(exact.t(), batch.targets)) / 2
+            (loss / pieces).backward()  # type: ignore[no-untyped-call]
+            total += loss.item() / pieces
         if step == 0:
             found["gradients"] = {name: _copied(p.grad) for name, p in _named(model)}
         norm = torch.linalg.vector_norm(
@@ -81,7 +94,7 @@ def train(
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-        found["losses"].append(loss.item())
+        found["losses"].append(total)
         found["norms"].append(float(norm))
         found["rates"].append(rate)
         if step == 0:

@@ -12,6 +12,7 @@ from legoai.dsl.lint import Linted
 from legoai.dsl.rules import checks
 from legoai.lowering.program import Program, lower, refuse_holes
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
+from legoai.specs.models.reads import Reads
 
 
 class ShrunkenPlanError(Exception):
@@ -33,6 +34,8 @@ class Prepared:
 
     shrunken: Shrunken
     program: Program
+    reads: Reads | None
+    """What the model takes."""
 
 
 def prepare(
@@ -80,4 +83,4 @@ def prepare(
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))
-    return Prepared(shrunken=small, program=lower(small.plan, manifest, source_name=name))
+    return Prepared(shrunken=small, program=lower(small.plan, manifest, source_name=name), reads=manifest.reads)

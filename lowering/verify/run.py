@@ -19,9 +19,12 @@ from legoai.lowering.program import Program
 from legoai.lowering.verify.compare import TOLERANCES, Difference, Tolerances, differences, relative, worst
 from legoai.lowering.verify.processes import Job, JobError, Processes
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
 
 ONE_DEVICE: Final = "one device"
+SYNTHETIC: Final = "synthetic"
+"""What `legoai.runtime.samples`, which imports torch, calls data that are made."""
 SEED: Final = 0
 STUCK_SECONDS: Final = 120.0
 """After so long without a word the ranks are taken to be stuck; a collective that waits fails after half of it."""
@@ -89,7 +92,15 @@ class Verdict:
         return self.first is None and not self.wrong_losses and not self.wrong_norms
 
 
-def run(program: Program, plan: Plan, *, directory: Path, steps: int = 2, watch: Watch = lambda told: None) -> Verdict:
+def run(
+    program: Program,
+    plan: Plan,
+    *,
+    reads: Reads | None = None,
+    directory: Path,
+    steps: int = 2,
+    watch: Watch = lambda told: None,
+) -> Verdict:
     """Run the program on as many processes as its mesh has ranks, and its plan on one device, and compare.
 
     Everything is computed on the CPU, with gloo between the ranks. No process outlives the call.
@@ -97,6 +108,7 @@ def run(program: Program, plan: Plan, *, directory: Path, steps: int = 2, watch:
     Args:
         program: of ``plan``.
         plan: small enough for this machine; see :mod:`legoai.lowering.shrink`.
+        reads: what the plan's model takes; tokens by default.
         directory: the plan's; a model factory is sought there first.
         steps: optimizer steps.
         watch: is told what each process is doing, by the process's name.
@@ -108,10 +120,14 @@ def run(program: Program, plan: Plan, *, directory: Path, steps: int = 2, watch:
     world = plan.mesh.world_size
     with tempfile.TemporaryDirectory(prefix="legoai-verify-") as scratch:
         folder = Path(scratch)
-        data = folder / "text.txt"
-        data.write_text(_text(plan, steps), encoding="ascii")
-        ranks = {f"rank {rank}": _Rank(rank, world, program.text, data, steps, directory) for rank in range(world)}
-        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, data, steps, directory), **ranks}
+        reads = reads or Tokens()
+        data = SYNTHETIC if isinstance(reads, Images | ImagesWithTexts) else str(folder / "text.txt")
+        if data != SYNTHETIC:
+            Path(data).write_text(_text(plan, reads, steps), encoding="ascii")
+        ranks = {
+            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory) for rank in range(world)
+        }
+        jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory), **ranks}
         try:
             with Processes(jobs, folder, silence=STUCK_SECONDS, watch=watch) as processes:
                 [reference] = processes.results([ONE_DEVICE])
@@ -150,7 +166,9 @@ class _OneDevice:
     """The plan's training on one device."""
 
     plan: Plan
-    data: Path
+    reads: Reads
+    data: str
+    folder: Path
     steps: int
     directory: Path
 
@@ -160,10 +178,10 @@ class _OneDevice:
         from legoai.lowering.verify.one_device import train
         from legoai.specs.models.build import build_model
 
-        _settle(self.data.parent, self.directory)
+        _settle(self.folder, self.directory)
         build = functools.partial(build_model, self.plan.model.source(), self.directory)
-        found = train(self.plan, build, data=self.data, steps=self.steps, seed=SEED, tell=tell)
-        file = self.data.parent / "reference.pt"
+        found = train(self.plan, build, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
+        file = self.folder / "reference.pt"
         torch.save({name: found[name] for name in ("gradients", "updated", "trained", "rates")}, file)
         tell("done")
         return {"file": str(file), "losses": found["losses"], "norms": found["norms"], "names": found["names"]}
@@ -176,7 +194,8 @@ class _Rank:
     rank: int
     world: int
     text: str
-    data: Path
+    data: str
+    folder: Path
     steps: int
     directory: Path
 
@@ -186,9 +205,9 @@ class _Rank:
         from legoai.lowering.verify.one_device import without_dropout
         from legoai.runtime.options import RunOptions
 
-        _settle(self.data.parent, self.directory)
+        _settle(self.folder, self.directory)
         tell("building")
-        with _group(self.rank, self.world, self.data.parent / "store"):
+        with _group(self.rank, self.world, self.folder / "store"):
             namespace: dict[str, Any] = {"__name__": "program"}
             exec(compile(self.text, "program.py", "exec"), namespace)
             trainer = namespace["trainer"]()
@@ -198,7 +217,7 @@ class _Rank:
             options = RunOptions(
                 device="cpu",
                 steps=self.steps,
-                data=str(self.data),
+                data=self.data,
                 log_every=0,
                 on_nan="skip",
                 timeout=STUCK_SECONDS / 2,
@@ -290,8 +309,9 @@ def _import_before_the_fork(text: str) -> None:
                 import_module(name)
 
 
-def _text(plan: Plan, steps: int) -> str:
+def _text(plan: Plan, reads: Reads, steps: int) -> str:
     """Random text, long enough that no sequence is read twice."""
-    tokens = int(1.25 * plan.batch.seq_len * (plan.batch.global_batch * steps + 16))
+    length = plan.batch.length * (2 if isinstance(reads, TwoTexts) else 1)
+    tokens = int(1.25 * length * (plan.batch.global_batch * steps + 16))
     letters = [chr(code) for code in range(32, 127)]
     return "".join(random.Random(SEED).choices(letters, k=tokens))

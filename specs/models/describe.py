@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -77,7 +78,7 @@ def _example_inputs(model: nn.Module) -> tuple[Any, ...]:
     method = getattr(model, "example_inputs", None)
     if callable(method):
         return tuple(method())
-    shapes = (_reads(model) or Tokens()).inputs(2, 8, 8)
+    shapes = (_reads(model) or Tokens()).inputs(2, 8)
     return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
 
 
@@ -129,6 +130,7 @@ class _Describer:
             "vocab_size": _integer(_VOCAB_SIZE, self.model, config) or self._embedded_vocabulary(),
             # Relative positions reach any distance, whatever length a config names.
             "max_seq_len": None if _relative(config) else _integer(_MAX_SEQ_LEN, self.model, config),
+            "forward": list(inspect.signature(self.model.forward).parameters),
             "flow_error": flow_error,
             "tied": self._tied(),
             "blocks": [self.paths[container] for container in self.block_lists],

@@ -307,6 +307,8 @@ class Manifest:
             """Longest sequence the model's positions allow, in tokens."""
             self.reads: Reads | None = None if raw["reads"] is None else reads_from(raw["reads"])
             """What forward takes and gives; None where it is a class of `transformers` that is not known to train."""
+            self.forward: tuple[str, ...] = tuple(raw["forward"])
+            """Names of the parameters of the model's forward, without `self`."""
             self.flow_error: str | None = raw["flow_error"]
             """Why forward could not be followed, or None. If set, flows and inputs may be missing."""
             self.block_lists: tuple[BlockList, ...] = tuple(self._block_list(path) for path in raw["blocks"])

@@ -4,7 +4,7 @@
 |---|---|---|
 | `Tokens` | `tokens` [B, T] | the next token at every place: logits [B, T, vocabulary] |
 | `Images` | `images` [B, channels, height, width] | logits [B, classes] |
-| `TwoTexts` | `tokens` [B, S], `decoder_tokens` [B, T] | the next token of the second text: logits [B, T, vocabulary] |
+| `TwoTexts` | `tokens` [B, T], `decoder_tokens` [B, T] | the next token of the second text: logits [B, T, vocabulary] |
 | `ImagesWithTexts` | `images` as above, `tokens` [B, T] | similarities [B texts, B images] |
 
 A built-in family and a Hugging Face config tell by themselves which it is. A factory's model tells it by an attribute
@@ -36,11 +36,11 @@ class Tokens:
     kind: ClassVar[ReadsKind] = "tokens"
     has_text: ClassVar[bool] = True
 
-    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order; the lengths are tokens in a sample's texts."""
+    def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order; `length` is tokens in a text."""
         return (InputShape("tokens", (samples, length)),)
 
-    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+    def targets(self, samples: int, length: int) -> InputShape:
         """Return what the loss compares with."""
         return InputShape("targets", (samples, length))
 
@@ -57,11 +57,11 @@ class Images:
     width: int
     classes: int
 
-    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order; the lengths have no meaning."""
+    def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order; `length` has no meaning."""
         return (InputShape("images", (samples, self.channels, self.height, self.width), floating=True),)
 
-    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+    def targets(self, samples: int, length: int) -> InputShape:
         """Return what the loss compares with."""
         return InputShape("targets", (samples,))
 
@@ -76,16 +76,16 @@ class TwoTexts:
     start: int
     """The token that stands before the second text."""
 
-    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
-        """Return what forward takes, in its order; the lengths are tokens of the two texts."""
+    def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
+        """Return what forward takes, in its order; `length` is tokens of each text."""
         return (
             InputShape("tokens", (samples, length)),
-            InputShape("decoder_tokens", (samples, target_length)),
+            InputShape("decoder_tokens", (samples, length)),
         )
 
-    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+    def targets(self, samples: int, length: int) -> InputShape:
         """Return what the loss compares with."""
-        return InputShape("targets", (samples, target_length))
+        return InputShape("targets", (samples, length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +102,14 @@ class ImagesWithTexts:
     end: int
     """The token that ends a text, at which the model reads what the text means."""
 
-    def inputs(self, samples: int, length: int, target_length: int) -> tuple[InputShape, ...]:
+    def inputs(self, samples: int, length: int) -> tuple[InputShape, ...]:
         """Return what forward takes, in its order."""
         return (
             InputShape("images", (samples, self.channels, self.height, self.width), floating=True),
             InputShape("tokens", (samples, length)),
         )
 
-    def targets(self, samples: int, length: int, target_length: int) -> InputShape:
+    def targets(self, samples: int, length: int) -> InputShape:
         """Return what the loss compares with: the place of each text's image."""
         return InputShape("targets", (samples,))
 

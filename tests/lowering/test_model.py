@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from plans import lowered, refusals, resolved
+from plans import lowered, resolved
 from test_numerics import PLAIN_DOUBLE, TOLERANCE, TRAINING, assert_close, data, train  # noqa: F401
 
 from legoai.lowering.program import LoweringError, Program, lower
@@ -77,13 +77,14 @@ precision (master = fp64, param = fp64, reduce = fp64)
             assert_close(result, alone, TOLERANCE)
 
 
-def test_a_model_of_images_is_refused():
-    plan = f'plan images\nmodel vit("tiny")\ncluster cpu(devices = 1)\n{BATCH}'
-    [finding] = refusals(plan)
-    assert (finding.code, finding.label.span.line) == ("LP010", 2)
-    assert "no language model" in finding.message
+def test_the_program_says_what_a_model_of_images_reads():
+    text = lowered('plan images\nmodel vit("tiny")\ncluster cpu(devices = 1)\nbatch (global = 8, micro = 4)').text
+    assert "from legoai.specs.models.reads import Images\n" in text
+    assert "reads=Images(channels=3, height=32, width=32, classes=10)" in text
+    assert "seq_len" not in text
 
 
+TOKENS: dict[str, object] = {"kind": "tokens"}
 HUGGING_FACE = f'plan hf\nmodel huggingface("config.json", hidden_size = 48)\ncluster cpu(devices = 1)\n{BATCH}'
 
 
@@ -96,9 +97,16 @@ def test_the_fields_of_a_config_file_are_written_out(tmp_path: Path):
     assert "config.json" not in text
 
 
-def test_a_hugging_face_model_that_does_not_predict_the_next_token_is_refused(tmp_path: Path):
-    with pytest.raises(LoweringError, match="LP010 `BertForMaskedLM` is no causal language model"):
-        lower_hugging_face(tmp_path, "transformers.models.bert.modeling_bert.BertForMaskedLM")
+def test_a_hugging_face_model_of_unknown_purpose_is_refused(tmp_path: Path):
+    with pytest.raises(LoweringError, match="LP010 it is not known what `BertForMaskedLM` is trained on"):
+        lower_hugging_face(tmp_path, "transformers.models.bert.modeling_bert.BertForMaskedLM", reads=None)
+
+
+def test_a_hugging_face_model_of_images_is_built_by_another_function(tmp_path: Path):
+    images = {"kind": "images", "channels": 3, "height": 32, "width": 16, "classes": 7}
+    text = lower_hugging_face(tmp_path, "transformers.ViTForImageClassification", reads=images).text
+    assert "from legoai.specs.models.huggingface import transformers_model\n" in text
+    assert "reads=Images(channels=3, height=32, width=16, classes=7)" in text
 
 
 def test_a_config_file_that_is_gone_is_refused(tmp_path: Path):
@@ -106,11 +114,15 @@ def test_a_config_file_that_is_gone_is_refused(tmp_path: Path):
         lower_hugging_face(tmp_path, "transformers.LlamaForCausalLM", name="other.json")
 
 
-def lower_hugging_face(folder: Path, model_class: str, *, name: str = "config.json") -> Program:
+def lower_hugging_face(
+    folder: Path, model_class: str, *, name: str = "config.json", reads: dict[str, object] | None = TOKENS
+) -> Program:
     fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "rope_scaling": None}
     (folder / "config.json").write_text(json.dumps(fields))
     tiny = load_manifest(ModelSource(kind="builtin", target="llama3", preset="tiny"), base_directory=".")
-    manifest = Manifest.from_json(json.dumps({**json.loads(tiny.to_json()), "model_class": model_class}))
+    manifest = Manifest.from_json(
+        json.dumps({**json.loads(tiny.to_json()), "model_class": model_class, "reads": reads})
+    )
     return lower(resolved(HUGGING_FACE.replace("config.json", name)), manifest, source_name=str(folder / "hf.plan"))
 
 

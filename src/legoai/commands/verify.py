@@ -109,6 +109,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
             verdict = run(
                 prepared.program,
                 small.plan,
+                reads=prepared.reads,
                 directory=linted.context.directory if linted.context is not None else ".",
                 steps=arguments.steps,
                 watch=progress,

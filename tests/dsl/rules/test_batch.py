@@ -6,8 +6,6 @@ import pytest
 import torch
 from rule_plans import codes, findings, message
 
-from legoai.specs.models.configs import resolve_config
-
 
 @pytest.mark.parametrize(
     ("global_batch", "micro", "legal"), [(64, 2, True), (48, 3, True), (60, 2, False), (4, 1, False)]
@@ -38,9 +36,20 @@ def test_sequences_reach_no_further_than_positions() -> None:
         positions(torch.arange(1025))
 
 
-def test_a_vision_model_has_the_tokens_that_its_image_has() -> None:
-    tokens = resolve_config("vit", "b16", {}).n_tokens  # type: ignore[union-attr]
-    batch = 'model vit("b16")\nbatch (global = 64, micro = 1, seq_len = {})'
-    assert tokens == (224 // 16) ** 2 + 1
-    assert f"{tokens} tokens of an image" in message(batch.format(256), "LP603")
-    assert "LP603" not in codes(batch.format(tokens))
+def test_a_model_of_images_has_no_sequence() -> None:
+    batch = 'model vit("b16")\nbatch (global = 64, micro = 1{})'
+    assert "images of 224 by 224" in message(batch.format(", seq_len = 197"), "LP603")
+    assert not {"LP603", "LP604"} & codes(batch.format(""))
+
+
+def test_a_model_of_text_needs_the_length_of_its_sequences() -> None:
+    batch = 'model gpt2("small")\nbatch (global = 64, micro = 1{})'
+    assert "does not say how long" in message(batch.format(""), "LP604")
+    assert "LP604" not in codes(batch.format(", seq_len = 512"))
+
+
+def test_nothing_else_is_said_of_a_length_that_is_missing() -> None:
+    sharded = "mesh (cp = 2, tp = 2)\nshard on tp { tok_embeddings = rowwise(input = replicate, output = shard(1)) }"
+    found = codes(f"{sharded}\ncontext on cp\nloss chunked(4)\nbatch (global = 64, micro = 1)")
+    assert "LP604" in found
+    assert not {"LP404", "LP405", "LP602", "LP641"} & found

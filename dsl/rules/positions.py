@@ -1,0 +1,109 @@
+"""Rules about the places of tokens: does a rank that holds a piece of a sequence know which piece?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import decided, grouped, listed
+from legoai.specs.directives.layouts import Sharded
+from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
+
+
+class PositionsNotTaken(Check):
+    """Context parallelism for a model that cannot be told which tokens of a sequence it is given.
+
+    A rank of `cp` holds tokens from the middle of a sequence, so that their places are not 0, 1, 2, …: a model that
+    counts them itself turns keys and queries by wrong angles, without a word. The built-in models take the places as
+    an argument of forward, `positions`, int64 [tokens]; a factory's model can do the same. Those of `transformers` do
+    not.
+
+    ## Example
+    ```
+    model   python("torch.nn:Identity")
+    cluster h100_sxm
+    mesh    (dp_shard = 4, cp = 2)
+    fsdp on dp_shard, cp { root = unit }
+    context on cp
+    ```
+
+    ## Use instead
+    ```
+    model   llama3("8b")
+    cluster h100_sxm
+    mesh    (dp_shard = 4, cp = 2)
+    fsdp on dp_shard, cp { root = unit }
+    context on cp
+    ```
+    """
+
+    code = "LP311"
+    slug = "positions-not-taken"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        manifest, use = context.manifest, context.plan.context
+        if use is None or manifest is None or context.plan.mesh.cp == 1 or "positions" in manifest.forward:
+            return
+        if manifest.reads is not None and manifest.reads.kind != "tokens":
+            return  # there is nothing to cut, which is another finding
+        name = manifest.model_class.rpartition(".")[2]
+        yield self.at(
+            context.place(use, "axes"),
+            f"`context on cp` gives a rank tokens from the middle of a sequence, and `{name}` is not told their places",
+            label="positions would be counted from 0",
+            others=[Label(context.place(context.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
+            help=[
+                "let the model's forward have a parameter `positions`, the places of its tokens, int64 [tokens]",
+                "or use the devices for `dp_shard` or `tp`",
+            ],
+        )
+
+
+class SequenceCutBeforePositions(Check):
+    """Embedded tokens of a Hugging Face model in pieces of the sequence.
+
+    The models of `transformers` count the places of tokens, and make the causal mask, from the length of what the
+    embedding gives them. Where that is a rank's piece of the sequence, every piece begins at place 0. Their tokens may
+    be cut after that: norms and dropouts inside of the blocks take `sequence`, and the blocks what `inputs` gives them.
+
+    Not `model.embed_tokens = rowwise(input = replicate, output = shard(1))`, but `rowwise(input = replicate, output =
+    replicate)`.
+    """
+
+    code = "LP425"
+    slug = "sequence-cut-before-positions"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        manifest, shard = context.manifest, context.plan.shard_on("tp")
+        if context.plan.model.family != "huggingface" or shard is None or manifest is None or context.plan.mesh.tp == 1:
+            return
+        decided(shard)
+        cut = (
+            (path, rule)
+            for path, rule in context.assigned(shard).by_path.items()
+            if path in manifest.modules
+            and manifest.modules[path].kind == "embedding"
+            and _cuts_sequence(rule.treatment)
+        )
+        for rule, paths in grouped(cut):
+            assert rule.origin.span is not None
+            yield self.at(
+                rule.origin.span,
+                f"{listed(paths)} gives each rank a piece of the sequence, and the model counts places from the length "
+                "of that piece",
+                label="every rank would begin at place 0",
+                others=[Label(context.place(context.plan.model, "family"), "takes no positions")],
+                help=["let the embedding's output be `replicate`, and cut the sequence inside of the blocks"],
+            )
+
+
+def _cuts_sequence(treatment: object) -> bool:
+    """Whether what leaves the module is cut along dim 1."""
+    if isinstance(treatment, Colwise | Rowwise):
+        return isinstance(treatment.output, Sharded) and treatment.output.dim == 1
+    if isinstance(treatment, Outputs):
+        layouts = treatment.target if isinstance(treatment.target, tuple) else (treatment.target,)
+        return any(isinstance(layout, Sharded) and layout.dim == 1 for layout in layouts)
+    return False

@@ -1,0 +1,87 @@
+"""Rules about the places of tokens find the plans whose ranks would count them from 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rule_plans import codes, message
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 256, "n_positions": 256}
+FACTORY = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+    def forward(self, tokens{argument}):
+        x = self.embed(tokens)[:, None]
+        return self.head(nn.functional.scaled_dot_product_attention(x, x, x)[:, 0])
+"""
+CONTEXT = """mesh (dp_shard = 4, cp = 2)
+fsdp on dp_shard, cp { root = unit }
+context on cp
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(("argument", "found"), [("", True), (", positions=None", False)])
+def test_context_parallel_needs_a_forward_that_takes_positions(tmp_path: Path, argument: str, found: bool) -> None:
+    (tmp_path / "net.py").write_text(FACTORY.replace("{argument}", argument))
+    plan = f'model python("net:Net")\n{CONTEXT}'
+    assert ("LP311" in codes(plan, tmp_path)) is found
+
+
+def test_the_built_in_models_take_positions() -> None:
+    assert "LP311" not in codes(f'model llama3("tiny")\n{CONTEXT}')
+
+
+def test_context_parallel_of_a_hugging_face_model_is_found(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    said = message(f'model huggingface("config.json")\n{CONTEXT}', "LP311", tmp_path)
+    assert "`LlamaForCausalLM` is not told their places" in said
+
+
+@pytest.mark.parametrize(
+    ("treatment", "found"),
+    [
+        ("rowwise(input = replicate, output = shard(1))", True),
+        ("colwise(output = shard(1))", True),
+        ("rowwise(input = replicate)", False),
+    ],
+)
+def test_embedded_tokens_of_a_config_are_not_cut_along_the_sequence(
+    tmp_path: Path, treatment: str, found: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    shard = f"shard on tp {{ model.embed_tokens = {treatment} }}"
+    plan = f'model huggingface("config.json")\nmesh (dp_shard = 4, tp = 2)\n{shard}'
+    assert ("LP425" in codes(plan, tmp_path)) is found
+
+
+def test_a_fused_layer_of_gpt2_is_refused_under_tensor_parallelism(tmp_path: Path) -> None:
+    """A Conv1D of `transformers` holds its weight transposed, which no style of torch cuts."""
+    (tmp_path / "config.json").write_text(json.dumps(GPT2))
+    shard = "shard on tp { transformer.h.*.mlp.c_fc = colwise\ntransformer.h.*.mlp.c_proj = rowwise }"
+    found = codes(f'model huggingface("config.json")\nmesh (dp_shard = 4, tp = 2)\n{shard}', tmp_path)
+    assert "LP407" in found
