@@ -1,4 +1,4 @@
-"""Plans for every way in which the eager backend spreads a training over ranks, each on a model of two small blocks."""
+"""Plans for every way in which the eager backend spreads a training over ranks, each on a model of two small blocks, or of four in a pipeline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 _DENSE = """\
 plan combination
-model llama3("tiny", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 128)
+model llama3("tiny", n_layers = LAYERS, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 128)
 """
 _SPARSE = """\
 plan combination
@@ -14,7 +14,6 @@ model mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidde
               n_experts = 8, top_k = 2, max_seq_len = 64)
 """
 _OPTIMIZER = "optimizer adamw(lr = 1e-3)\n"
-MICRO_BATCHES = 2
 _SEQUENCE_PARALLEL = """\
 shard on tp {
   tok_embeddings                     = rowwise(output = shard(1))
@@ -57,8 +56,10 @@ class Combination:
     @property
     def text(self) -> str:
         """The whole plan."""
-        head = _SPARSE if self.sparse else _DENSE
-        batch = f"batch (global = {MICRO_BATCHES * self.data}, micro = 1, seq_len = 32)\n"
+        pipeline = "mesh (pp" in self.body
+        head = _SPARSE if self.sparse else _DENSE.replace("LAYERS", "4" if pipeline else "2")
+        micro_batches = 4 if pipeline else 2
+        batch = f"batch (global = {micro_batches * self.data}, micro = 1, seq_len = 32)\n"
         return f"{head}cluster cpu(devices = {self.world})\n{batch}{_OPTIMIZER}{self.body}"
 
 
@@ -74,6 +75,13 @@ _SHARDED = "mesh (dp_shard = 2)\n"
 _CLIP = "clip (norm = 1.0)\n"
 _FULL = "checkpoint { layers.* = full }\n"
 _SINGLE = "precision (param = fp32)\n"
+
+_SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+
+
+def _pipeline(schedule: str) -> Combination:
+    return _two(f"mesh (pp = 2)\npipeline on pp (schedule = {schedule})\n{_SINGLE}", data=1)
+
 
 COMBINATIONS = {
     "fsdp": _two(f"{_SHARDED}{_fsdp()}"),
@@ -137,5 +145,21 @@ comm (prefetch = units(forward = 2, backward = 2))
     "experts on every rank, in bf16": _two(
         f"mesh (dp_shard = 2, ep = 2)\n{_EXPERTS}{_fsdp()}{_FULL}precision (param = bf16, reduce = fp32)\n",
         sparse=True,
+    ),
+    "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{_SEQUENCE_PARALLEL}", data=1),
+    "host memory for parameters and activations": _two(
+        f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"
+    ),
+    **{f"pipeline, {schedule}": _pipeline(schedule) for schedule in _SCHEDULES},
+    "pipeline and fsdp": _four(
+        f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}"
+        f"pipeline on pp (schedule = Interleaved1F1B)\n{_CLIP}",
+        data=2,
+    ),
+    "pipeline and fsdp, resharded after forward": _four(
+        f"mesh (pp = 2, dp_shard = 2)\n{_fsdp()}pipeline on pp (schedule = 1F1B)\n{_FULL}", data=2
+    ),
+    "pipeline and tensor parallel": _four(
+        f"mesh (pp = 2, tp = 2)\n{_SEQUENCE_PARALLEL}pipeline on pp (schedule = ZBVZeroBubble)\n{_SINGLE}", data=1
     ),
 }  # fmt: skip

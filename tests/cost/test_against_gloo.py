@@ -3,13 +3,17 @@
 Each program is the one that lowering prints for a plan. It is run by real processes, which note every collective that
 they call, and captured for each of their ranks: kinds, groups, sizes, dtypes and order are equal.
 
-Gloo's process groups keep a record of their own, and it must tell the same. It differs in one thing: gloo has no
-reduce-scatter, and carries one out as an all-reduce of the whole buffer. The simulated device does not know that: it
+Gloo's process groups keep a record of their own, in which sends and receives are missing; all else it must tell alike.
+It differs in one thing: gloo has no reduce-scatter, and carries one out as an all-reduce of the whole buffer. The simulated device does not know that: it
 is asked for the collectives of the program, and their time is that of the cluster's own library.
+
+Before its first pass a pipeline's schedule tries each link with an integer (`_PipelineSchedule._warmup_p2p`). That is
+no part of a step, and the simulation leaves it out.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -24,7 +28,10 @@ from legoai.cost.trace import Collective, Trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))
 
-from plans import lowered  # noqa: E402
+from plans import lowered
+
+TRIAL = (4, "int32")
+"""Bytes and dtype by which a schedule tries each link before its first pass; see the head of this file."""
 
 QUICK = (
     "fsdp, two ranks after forward",
@@ -33,6 +40,7 @@ QUICK = (
     "tensor and sequence parallel",
     "context parallel, keys around the ring",
     "experts",
+    "pipeline, ZBVZeroBubble",
 )
 """One of each family; the others take too long for every run of the tests."""
 
@@ -64,13 +72,19 @@ def test_a_simulated_rank_communicates_as_a_real_one_does(name: str, gloo):
     assert len(found) == len(real) == combination.world
     for rank, (called, noted) in enumerate(real):
         for step in range(STEPS):
-            assert listed(found[rank][step]) == listed(called[step]), f"rank {rank}, step {step + 1}"
-        assert [(as_gloo_does(item.kind), item.ranks) for item in sum(called, [])] == noted
+            wanted = [item for item in called[step] if not (between_two(item) and item[2:] == TRIAL)]
+            assert listed(found[rank][step]) == listed(wanted), f"rank {rank}, step {step + 1}"
+        groups = [item for item in itertools.chain(*called) if not between_two(item)]
+        assert [(as_gloo_does(item.kind), item.ranks) for item in groups] == noted
 
 
 def listed(issued: list[Issued]) -> list[str]:
     """One line for each, which pytest compares line by line."""
     return [f"{item.kind} {item.bytes} B {item.dtype} {item.ranks}" for item in issued]
+
+
+def between_two(item: Issued) -> bool:
+    return item.kind in ("send", "receive")
 
 
 def as_gloo_does(kind: str) -> str:
