@@ -18,7 +18,6 @@ MODULES: Final = (
     "mesh",
     "pipeline",
     "split_points",
-    "cuts",
     "order_file",
     "batch",
     "precision",
