@@ -51,12 +51,18 @@ class Piece:
         seconds: of the device, where the host is ahead.
         latency: from when the host begins to issue them to when the device is done, where the device is idle before.
         host_seconds: for which the host issues them.
+        works: the collectives among them, by number, which later operations may wait for.
+        events: those that they record.
+        intervals: when each runs, in seconds from the beginning of the piece.
     """
 
     stream: int
     seconds: float
     latency: float
     host_seconds: float
+    works: tuple[int, ...] = ()
+    events: tuple[int, ...] = ()
+    intervals: tuple[Interval, ...] = ()
 
 
 class StandstillError(ValueError):
@@ -268,7 +274,9 @@ class _Rank:
                 self._mark(record.name)
             elif isinstance(record, Piece):
                 begun = self.host_time
-                self._put(record, Cost(seconds=record.seconds, resource="compute", model="piece"), begun)
+                node = self._put(record, Cost(seconds=record.seconds, resource="compute", model="piece"), begun)
+                self.works.update(dict.fromkeys(record.works, node))
+                self.events.update(dict.fromkeys(record.events, node))
                 self.host_time = begun + record.host_seconds
             elif isinstance(record, HostKernel):
                 cost = self.all.cost(record)
@@ -451,7 +459,9 @@ class _Rank:
     def _complete(self, node: _Node) -> None:
         node.done = True
         now = self.all.now
-        if node.record is not None and not isinstance(node.record, Piece):
+        if isinstance(node.record, Piece):
+            self.intervals += _later(node.record.intervals, node.start)
+        elif node.record is not None:
             self.intervals.append(Interval(node.record, node.cost, node.queue, node.start, now))
         if node.action >= 0:
             name, start, _ = self.actions[node.action]
@@ -472,6 +482,12 @@ class _Rank:
             node.blocks = True
             self.waited_for += 1
         return self.waited_for > 0
+
+
+def _later(intervals: Iterable[Interval], seconds: float) -> list[Interval]:
+    return [
+        Interval(item.record, item.cost, item.queue, item.start + seconds, item.end + seconds) for item in intervals
+    ]
 
 
 def _waited_for_others(node: _Node) -> bool:
