@@ -1,4 +1,7 @@
-"""Plans for every way in which the eager backend spreads a training over ranks, each on a model of two small blocks, or of four in a pipeline."""
+"""Plans for every way in which the eager backend spreads a training over ranks.
+
+Each is on a model of two small blocks, or of four in a pipeline.
+"""
 
 from __future__ import annotations
 

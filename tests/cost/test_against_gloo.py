@@ -4,8 +4,9 @@ Each program is the one that lowering prints for a plan. It is run by real proce
 they call, and captured for each of their ranks: kinds, groups, sizes, dtypes and order are equal.
 
 Gloo's process groups keep a record of their own, in which sends and receives are missing; all else it must tell alike.
-It differs in one thing: gloo has no reduce-scatter, and carries one out as an all-reduce of the whole buffer. The simulated device does not know that: it
-is asked for the collectives of the program, and their time is that of the cluster's own library.
+It differs in one thing: gloo has no reduce-scatter, and carries one out as an all-reduce of the whole buffer. The
+simulated device does not know that: it is asked for the collectives of the program, and their time is that of the
+cluster's own library.
 
 Before its first pass a pipeline's schedule tries each link with an integer (`_PipelineSchedule._warmup_p2p`). That is
 no part of a step, and the simulation leaves it out.

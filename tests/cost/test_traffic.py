@@ -41,10 +41,8 @@ plan traffic
 model llama3("tiny", {model}, vocab_size = {VOCABULARY})
 cluster cpu(devices = {world})
 batch (global = {data}, micro = 1, seq_len = {TOKENS})
-precision (param = fp32, reduce = fp32)
+precision (param = fp32)
 {body}"""
-    if "fsdp" not in body and "replicate" not in body:
-        text = text.replace(", reduce = fp32", "")
     return in_a_fork(_collectives, lowered(text).text, world)
 
 
