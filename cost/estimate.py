@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from legoai.cost.device import Kind, SimulationError
 from legoai.cost.kernels import NoModelError
 from legoai.cost.machine import Machine, Prices, machine_of
 from legoai.cost.memory import MemoryReport, memory, steps
+from legoai.cost.pipeline import simulate_pipeline
 from legoai.cost.profiles import ProfileError
 from legoai.cost.reserved import MemoryUse, memory_use
 from legoai.cost.timeline import Interval, Timeline, simulate
@@ -287,11 +289,38 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
 
 
 def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
-    raise CannotEstimateError("plans with a pipeline are not costed by this version; without `pipeline` they are")
+    """One rank of each place on the `pp` axis; each one's memory is followed where it was captured."""
+    say("running two steps of every pipeline rank on simulated devices")
+    step = simulate_pipeline(
+        program.text,
+        world=plan.mesh.world_size,
+        places=plan.mesh.pp,
+        kind=_kind(machine),
+        cost=Prices(machine=machine),
+        host=machine.host(),
+        measure=lambda trace: (memory(trace), memory_use(trace, machine)),
+    )
+    ranks = tuple(
+        dataclasses.replace(
+            rank_estimate(item.trace, item.times.timeline, machine, measured=item.measured), bubble=item.bubble
+        )
+        for item in step.ranks
+    )
+    return Simulated(step_time=step.seconds, ranks=ranks, bubble_fraction=step.bubble)
 
 
-def rank_estimate(trace: Trace, timeline: Timeline, machine: Machine) -> RankEstimate:
-    """Sum up a rank's second step, which is the last of its trace."""
+def rank_estimate(
+    trace: Trace, timeline: Timeline, machine: Machine, *, measured: tuple[MemoryReport, MemoryUse] | None = None
+) -> RankEstimate:
+    """Sum up a rank's second step, which is the last of its trace.
+
+    Args:
+        trace: of the rank.
+        timeline: of the trace, or of its second step alone.
+        machine: on which it runs.
+        measured: what it needs, if that is known already.
+    """
+    active, use = measured if measured is not None else (memory(trace), memory_use(trace, machine))
     span = steps(trace)[-1]
     begin, end = _bounds(timeline)
     intervals = tuple(
@@ -307,8 +336,8 @@ def rank_estimate(trace: Trace, timeline: Timeline, machine: Machine) -> RankEst
         span=span,
         intervals=intervals,
         breakdown=breakdown(intervals, end),
-        memory=memory(trace),
-        use=memory_use(trace, machine),
+        memory=active,
+        use=use,
     )
 
 
@@ -336,8 +365,6 @@ def _importable(directory: Path) -> Iterator[None]:
 
 
 def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Estimate:
-    import dataclasses
-
     measured = []
     for item in required:
         value = found.metric(item.metric, item.dimension)
