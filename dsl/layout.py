@@ -182,7 +182,7 @@ class Propagation:
     def _inputs(self, info: ModuleInfo, rule: Rule[Any], style: Inputs, given: Sequence[Tensor]) -> list[Tensor]:
         names = [*info.inputs, *info.keyword_inputs]
         steps = [step.name for step in info.flow if step.op == "input"]
-        arguments = list(_matched(given, len(steps)) if steps else given)
+        arguments = list(_matched(given, steps) if steps else given)
         for name, source, target in zip(names, as_list(style.source), as_list(style.target), strict=False):
             if isinstance(source, str) or isinstance(target, str):
                 continue
@@ -248,7 +248,7 @@ class Propagation:
 
     def _flow(self, info: ModuleInfo, arguments: Sequence[Tensor], *, whole: bool) -> Tensor:
         """The result of a module that computes with its children; unknown where it has several unlike ones."""
-        pending = iter(_matched(arguments, sum(step.op == "input" for step in info.flow)))
+        pending = iter(_matched(arguments, [step.name for step in info.flow if step.op == "input"]))
         made: list[Tensor] = []
         for step in info.flow:
             if step.op == "input":
@@ -359,8 +359,14 @@ def _first(arguments: Sequence[Tensor]) -> Tensor:
     return arguments[0] if arguments else UNKNOWN
 
 
-def _matched(arguments: Sequence[Tensor], count: int) -> Sequence[Tensor]:
-    """The arguments for ``count`` inputs. A flow names a tensor once that is passed several times."""
-    if len(arguments) == count:
+def _matched(arguments: Sequence[Tensor], names: Sequence[str]) -> Sequence[Tensor]:
+    """The arguments for the inputs of these names. A flow names a tensor once that is passed several times, and a module
+    once that gave several tensors, which then are one argument."""
+    if len(arguments) == len(names):
         return arguments
-    return [arguments[0] if len(arguments) == 1 else UNKNOWN] * count
+    if len(arguments) == 1:
+        return [arguments[0]] * len(names)
+    distinct = list(dict.fromkeys(names))
+    if len(arguments) == len(distinct):
+        return [arguments[distinct.index(name)] for name in names]
+    return [UNKNOWN] * len(names)

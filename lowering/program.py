@@ -92,7 +92,8 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
     plan = lowering.plan
     draft.imports.name("torch", "nn")
     draft.imports.name("torch.distributed.device_mesh", "DeviceMesh")
-    draft.imports.name("legoai.runtime", "Trainer")
+    for name in (*sorted(lowering.runtime_names), "Trainer"):
+        draft.imports.name("legoai.runtime", name)
     draft.imports.module("torch")
     parallelize = Function(
         "parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline, PipelineSchedule, ordered_schedule
     from legoai.runtime.recompute_budget import RecomputeWithin
     from legoai.runtime.sharded_optimizer import ShardedOptimizer
+    from legoai.runtime.stand_ins import is_held
     from legoai.runtime.step import Training
     from legoai.runtime.torchrun import launch
     from legoai.runtime.trainer import Trainer
@@ -33,6 +34,7 @@ __all__ = [
     "Trainer",
     "Training",
     "convert_to_float8",
+    "is_held",
     "keep_outputs",
     "launch",
     "ordered_schedule",
@@ -55,6 +57,7 @@ _HOMES = {
     "Trainer": "trainer",
     "Training": "step",
     "convert_to_float8": "float8",
+    "is_held": "stand_ins",
     "keep_outputs": "activation",
     "launch": "torchrun",
     "ordered_schedule": "pipeline",

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from legoai.runtime.loss import LossFunction
+from legoai.runtime.stand_ins import held_children
 
 
 class PipelineSchedule(Protocol):
@@ -40,6 +41,8 @@ class Pipeline:
         microbatches: micro batches in one pass of the schedule.
         build_stage: makes torch's stage from the stage's parallelized module, its index, the mesh and the device.
         build_schedule: makes the schedule from this rank's stages and the loss of one micro batch.
+        stand_ins: whether the model's forward calls the modules of all stages, so that something must stand for those
+            that lie on others; if not, it passes over what is missing.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -47,6 +50,7 @@ class Pipeline:
     microbatches: int
     build_stage: Callable[[nn.Module, int, DeviceMesh, torch.device], PipelineStage]
     build_schedule: Callable[[list[PipelineStage], LossFunction], PipelineSchedule]
+    stand_ins: bool = False
 
 
 def keep_modules(model: nn.Module, kept: Sequence[str]) -> None:
@@ -85,9 +89,9 @@ class StagesOfRank(nn.Module):
 
     def __init__(self, stages: Sequence[nn.Module]) -> None:
         super().__init__()
-        names = dict.fromkeys(name for stage in stages for name, child in stage.named_children())
+        names = dict.fromkeys(name for stage in stages for name, _ in held_children(stage))
         for name in names:
-            held = [child for stage in stages for other, child in stage.named_children() if other == name]
+            held = [child for stage in stages for other, child in held_children(stage) if other == name]
             self.add_module(name, held[0] if len(held) == 1 else StagesOfRank(held))
 
 

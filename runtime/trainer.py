@@ -205,6 +205,7 @@ class Trainer:
     ) -> StagedModel:
         """Build the stages of this rank, each from the whole model."""
         from legoai.runtime.pipeline import StagedModel, keep_modules
+        from legoai.runtime.stand_ins import stand_in
 
         if accumulation % pipeline.microbatches:
             raise RunError(
@@ -212,10 +213,15 @@ class Trainer:
                 f"{accumulation} micro batches of one rank in a step are not a multiple of the "
                 f"{pipeline.microbatches} of one pass of the pipeline",
             )
+        pieces = 1 if self.context_axis is None else mesh[self.context_axis].size()
+        tokens = (self.micro_batch, self.seq_len // pieces)
         stages = []
         for index in pipeline.stages_of_rank[mesh.get_local_rank("pp")]:
             stage = self._meta_model()
-            keep_modules(stage, pipeline.stages[index])
+            if pipeline.stand_ins:
+                stand_in(stage, pipeline.stages, index, tokens)
+            else:
+                keep_modules(stage, pipeline.stages[index])
             stage = self._parallel(stage, mesh, device, seed)
             stages.append(pipeline.build_stage(stage, index, mesh, device.torch_device))
         return StagedModel(

@@ -18,6 +18,7 @@ MODULES: Final = (
     "mesh",
     "pipeline",
     "split_points",
+    "cuts",
     "order_file",
     "batch",
     "precision",

@@ -359,8 +359,9 @@ class ReshardUnderSplitBackward(Check):
 class CompileUnderSplitBackward(Check):
     """Compiled modules under a schedule that splits the backward pass.
 
-    A compiled backward is one graph: computing input and weight gradients apart runs it twice, and PyTorch's
-    schedules refuse compiled modules.
+    A compiled backward is one graph: computing the gradients of inputs and weights apart runs it twice, which costs
+    more than such a schedule saves. What inductor has compiled gives its memory away the first time, and fails the
+    second.
 
     ## Example
     ```

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from legoai.dsl.chain import CannotFollow, Chain
 from legoai.dsl.layout import Propagation
 from legoai.dsl.rules.orders import LARGEST_FILE, Order, OrderError, order_faults, read_order
 from legoai.dsl.rules.split_points import SplitPoints
@@ -15,6 +16,7 @@ from legoai.lowering.emit.base import Draft, Lowering, rule_span
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
 from legoai.lowering.emit.precision import DTYPES
 from legoai.lowering.emit.shard import tensor_parallel
+from legoai.lowering.emit.stages import has_stand_ins
 from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, OrderFile, Pipeline
 
 _PIECE = 100
@@ -46,8 +48,11 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         return
     count = _stage_count(pipeline, ranks, order)
     stages = _stages(lowering, pipeline, count)
-    hidden = _hidden(lowering, pipeline, stages)
-    if stages is None or hidden is None or _refused(lowering, pipeline, stages):
+    if stages is None:
+        return
+    crossing = _crossing(lowering, pipeline, stages)
+    hidden = None if crossing is None else _hidden(lowering, pipeline, *crossing)
+    if hidden is None or _refused(lowering, pipeline, stages):
         return
     draft.constants.append(
         Line(
@@ -73,6 +78,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         microbatches=literal(microbatches),
         build_stage="build_stage",
         build_schedule="build_schedule",
+        stand_ins="True" if has_stand_ins(lowering) else None,
     )
     draft.train_with("pipeline", made, lowering.note(pipeline))
 
@@ -106,7 +112,35 @@ def _stages(lowering: Lowering, pipeline: Pipeline, count: int) -> tuple[tuple[s
             label="no such split",
         )
         return None
-    return known.stages(pipeline.split, count)
+    if not has_stand_ins(lowering):
+        return known.stages(pipeline.split, count)
+    try:
+        return Chain(lowering.manifest).stages(pipeline.split, count)
+    except CannotFollow as error:
+        _refuse_cut(lowering, pipeline, error)
+        return None
+
+
+def _refuse_cut(lowering: Lowering, pipeline: Pipeline, error: CannotFollow) -> None:
+    lowering.refuse(
+        lowering.place(pipeline, "split"),
+        f"`{lowering.plan.model.family}(…)` cannot be split like this: {error}",
+        label="no such split",
+    )
+
+
+def _crossing(
+    lowering: Lowering, pipeline: Pipeline, stages: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[str, ...], int] | None:
+    """The module that each stage but the first begins with, and the features that it takes; None where refused."""
+    if not has_stand_ins(lowering):
+        return tuple(stage[0] for stage in stages[1:]), int(lowering.plan.model.source().config().dim)
+    try:
+        cuts = list(Chain(lowering.manifest).cuts(stages))
+        return tuple(cut.start for cut in cuts), Chain.width(cuts)
+    except CannotFollow as error:
+        _refuse_cut(lowering, pipeline, error)
+        return None
 
 
 def _refused(lowering: Lowering, pipeline: Pipeline, stages: tuple[tuple[str, ...], ...]) -> bool:
@@ -171,30 +205,18 @@ class _Boundaries(Propagation):
         return super()._call(path, arguments)
 
 
-def _hidden(
-    lowering: Lowering, pipeline: Pipeline, stages: tuple[tuple[str, ...], ...] | None
-) -> tuple[int, ...] | None:
+def _hidden(lowering: Lowering, pipeline: Pipeline, starts: tuple[str, ...], width: int) -> tuple[int, ...] | None:
     """The shape of what a stage sends to the next, on one rank; None where that is not known, which is refused."""
-    model, batch, mesh = lowering.plan.model, lowering.plan.batch, lowering.plan.mesh
-    if model.source().kind != "builtin":
-        lowering.refuse(
-            lowering.place(model, "family"),
-            f"a pipeline of a `{model.source().kind}` model is not lowered yet: its forward would have to pass over "
-            "the modules that lie on other stages",
-            help=["pipelines are for the built-in models"],
-        )
-        return None
-    if stages is None:
-        return None
-    whole = (batch.micro_batch, batch.seq_len // mesh.cp, int(model.source().config().dim))
+    batch, mesh = lowering.plan.batch, lowering.plan.mesh
+    whole = (batch.micro_batch, batch.length // mesh.cp, width)
     shard = tensor_parallel(lowering)
     if shard is None:
         return whole
     boundaries = _Boundaries(lowering.manifest, lowering.assignment(shard))
     boundaries.run()
-    shapes = {stage[0]: _local(whole, boundaries.arrived.get(stage[0]), mesh.tp) for stage in stages[1:]}
+    shapes = {start: _local(whole, boundaries.arrived.get(start), mesh.tp) for start in starts}
     for path, shape in shapes.items():
-        if shape is None or shape != shapes[stages[1][0]]:
+        if shape is None or shape != shapes[starts[0]]:
             lowering.refuse(
                 lowering.place(pipeline, "split"),
                 f"what arrives at `{path}` is "
@@ -204,7 +226,7 @@ def _hidden(
                 help=["split before a block whose input is replicated, or sharded on the sequence"],
             )
             return None
-    return shapes[stages[1][0]]
+    return shapes[starts[0]]
 
 
 def _local(whole: tuple[int, ...], arrived: Tensor | None, ranks: int) -> tuple[int, ...] | None:
@@ -229,7 +251,7 @@ def _dtype(lowering: Lowering) -> str:
 
 def _add_build_stage(lowering: Lowering, draft: Draft, pipeline: Pipeline, hidden: tuple[int, ...]) -> None:
     batch, mesh = lowering.plan.batch, lowering.plan.mesh
-    tokens = (batch.micro_batch, batch.seq_len // mesh.cp)
+    tokens = (batch.micro_batch, batch.length // mesh.cp)
     logits = (*tokens, lowering.manifest.vocab_size)
     note, dtype = lowering.note(batch), _dtype(lowering)
 

@@ -1,0 +1,123 @@
+"""What stands for the modules of other stages, in a model whose forward calls them all?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+
+class StandIn(nn.Module):
+    """A module without parameters in the place of one that lies on another stage.
+
+    Args:
+        crossing: of the stage.
+        later: whether the other stage is a later one.
+    """
+
+    def __init__(self, crossing: Crossing, *, later: bool) -> None:
+        super().__init__()
+        self._crossing = crossing
+        self._later = later
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Give what arrived from the stage before, or take what goes to the next and pass it on."""
+        if not self._later:
+            return self._crossing.arrived
+        first = next(iter((*args, *kwargs.values())), None)
+        if self._crossing.left is None:
+            self._crossing.left = first
+        return first
+
+
+class Crossing:
+    """The tensors that enter and leave one stage during one forward, and its forward itself.
+
+    The model's own forward is run on token ids of zero, which are there for their shape: what they are turned into is
+    dropped, since the module in front of the stage gives what arrived.
+
+    Args:
+        model: the stage.
+        number: of the stage, from 0.
+        count: of stages.
+        tokens: shape of the token ids of one micro batch on this rank.
+    """
+
+    def __init__(self, model: nn.Module, number: int, count: int, tokens: tuple[int, int]) -> None:
+        self.number = number
+        self.count = count
+        self.tokens = tokens
+        self.arrived: torch.Tensor | None = None
+        self.left: torch.Tensor | None = None
+        self._forward: Callable[..., torch.Tensor] = model.forward
+
+    def forward(self, given: torch.Tensor, **keywords: Any) -> torch.Tensor:
+        """Run the stage: token ids [B, T] on the first, else what the stage before gave; to logits on the last.
+
+        Raises:
+            RunError: the model computes something between its modules that stand-ins do not fit.
+        """
+        first = self.number == 0
+        tokens = given if first else torch.zeros(self.tokens, dtype=torch.int64, device=given.device)
+        self.arrived, self.left = None if first else given, None
+        try:
+            output = self._forward(tokens, **keywords)
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            if self.left is None:
+                raise
+            raise self._misfit(f"after its last module: {error}") from error
+        if self.number < self.count - 1:
+            output = self.left
+        self.arrived = self.left = None
+        if not isinstance(output, torch.Tensor):
+            raise self._misfit("and gives no tensor to the next stage")
+        return output
+
+    def check(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the stage's first module: it must take what arrived, not a piece of it."""
+        first = next(iter((*args, *kwargs.values())), None)
+        if self.arrived is None:
+            return  # the module is recomputed, in the backward pass
+        if not isinstance(first, torch.Tensor) or first.shape != self.arrived.shape:
+            raise self._misfit("and its first module does not take what arrived from the stage before")
+
+    def _misfit(self, what: str) -> RunError:
+        return RunError(
+            RunErrorCode.STAGES,
+            f"the forward of stage {self.number} of {self.count} fails {what}",
+            help="a module at a split point has to take and return one tensor; split elsewhere, or without a pipeline",
+        )
+
+
+def stand_in(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tokens: tuple[int, int]) -> None:
+    """Make a stage of a whole model: put stand-ins where the modules of other stages are.
+
+    Args:
+        model: changed in place.
+        stages: the modules of each stage, in the order of execution; what is in several stages stays in each.
+        number: of the stage, from 0.
+        tokens: shape of the token ids of one micro batch on this rank.
+    """
+    crossing = Crossing(model, number, len(stages), tokens)
+    kept = frozenset(stages[number])
+    for index, stage in enumerate(stages):
+        for path in stage:
+            if path not in kept:
+                model.set_submodule(path, StandIn(crossing, later=index > number))
+    if number > 0:
+        model.get_submodule(stages[number][0]).register_forward_pre_hook(crossing.check, with_kwargs=True)
+    model.forward = crossing.forward  # type: ignore[method-assign]
+
+
+def is_held(module: nn.Module) -> bool:
+    """Whether a module is on this stage."""
+    return not isinstance(module, StandIn)
+
+
+def held_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The children of a module that are on this stage, by name."""
+    return ((name, child) for name, child in module.named_children() if is_held(child))
