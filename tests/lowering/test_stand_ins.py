@@ -91,7 +91,9 @@ pipeline on pp (schedule = 1F1B)
 }
 
 
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize(
+    "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in HUGGING_FACE]
+)
 def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path):  # noqa: F811
     fields, body = HUGGING_FACE[name]
     head = config(tmp_path, fields)
