@@ -40,7 +40,7 @@ QUICK = (
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
     "context parallel, keys around the ring",
-    "experts",
+    "experts on every rank, in bf16",
     "pipeline, ZBVZeroBubble",
 )
 """One of each family; the others take too long for every run of the tests."""
