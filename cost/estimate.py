@@ -18,6 +18,7 @@ from legoai.cost.machine import Machine, Prices, machine_of
 from legoai.cost.memory import MemoryReport, memory, steps
 from legoai.cost.pipeline import simulate_pipeline
 from legoai.cost.profiles import ProfileError
+from legoai.cost.ranks import ActionTime
 from legoai.cost.reserved import MemoryUse, memory_use
 from legoai.cost.timeline import Interval, Timeline, simulate
 from legoai.cost.trace import Trace
@@ -50,6 +51,7 @@ class RankEstimate:
         memory: active memory.
         use: reserved memory and what lies outside of torch, and whether all of it fits.
         bubble: share of the step in which the rank waits for others of the pipeline.
+        actions: of a pipeline, in the order in which the rank takes them.
     """
 
     rank: int
@@ -61,6 +63,7 @@ class RankEstimate:
     memory: MemoryReport = field(repr=False)
     use: MemoryUse
     bubble: float = 0.0
+    actions: tuple[ActionTime, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,7 +305,9 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
     )
     ranks = tuple(
         dataclasses.replace(
-            rank_estimate(item.trace, item.times.timeline, machine, measured=item.measured), bubble=item.bubble
+            rank_estimate(item.trace, item.times.timeline, machine, measured=item.measured),
+            bubble=item.bubble,
+            actions=item.times.actions,
         )
         for item in step.ranks
     )

@@ -83,23 +83,24 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
         ProfileError: a profile that is not there or not readable.
         CatalogueError: a device that is not known or not complete.
     """
-    own = _device_of(use, directory)
-    found = _profile_of(use, directory) if override is None or not _replaces_device(override) else None
-    if override is not None:
-        own, found = _overridden(override, own)
-    assert found is not None
+    cluster = cluster_of(use, world, directory=directory, override=override)
+    found = _profile_of(use, directory) if override is None else _overriding_profile(override)
+    return Machine(cluster=cluster, profile=found, network=network.network_of(cluster))
+
+
+def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Cluster:
+    """The cluster alone, of which no speed need be known. Arguments and errors are those of :func:`machine_of`."""
+    if override is None or override.endswith(PROFILE_SUFFIX):
+        own = _device_of(use, directory)
+    else:
+        own = load_profile(Path(override)) if override.endswith(".toml") else device(override)
     wires = fabric(use.fabric) if use.hosts > 1 and use.fabric is not None else None
     per_host = use.devices
     if per_host is None:
         per_host = own.devices_per_host
         if use.hosts == 1 and own.kind == "cpu":
             per_host = max(per_host, world)
-    cluster = Cluster(device=own, hosts=use.hosts, devices_per_host=per_host, fabric=wires)
-    return Machine(cluster=cluster, profile=found, network=network.network_of(cluster))
-
-
-def _replaces_device(override: str) -> bool:
-    return not override.endswith(PROFILE_SUFFIX)
+    return Cluster(device=own, hosts=use.hosts, devices_per_host=per_host, fabric=wires)
 
 
 def _device_of(use: ClusterUse, directory: Path) -> Device:
@@ -130,13 +131,10 @@ def _beside(path: Path) -> Profile:
     )
 
 
-def _overridden(override: str, own: Device) -> tuple[Device, Profile]:
+def _overriding_profile(override: str) -> Profile:
     if override.endswith(".toml"):
-        path = Path(override)
-        return load_profile(path), _beside(path)
-    if override.endswith(PROFILE_SUFFIX):
-        return own, load(Path(override))
-    return device(override), profile(override)
+        return _beside(Path(override))
+    return load(Path(override)) if override.endswith(PROFILE_SUFFIX) else profile(override)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from legoai.cost.trace import Category
 from legoai.specs.units import GIB, KIB, MIB, TIB
 
-CATEGORIES: Final = {
+CATEGORIES: Final[dict[Category, str]] = {
     "parameter": "parameters",
     "sharded_parameter": "sharded parameters",
     "unsharded_parameter": "gathered parameters",

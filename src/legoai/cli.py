@@ -14,8 +14,8 @@ INTERRUPTED = 128 + 2
 BROKEN_PIPE = 128 + 13
 
 _PAGE = """\
-A plan is a text file that states how a model is trained on a cluster. LegoAI checks it and turns it into
-a PyTorch program.
+A plan is a text file that states how a model is trained on a cluster. LegoAI checks it, tells what it
+costs, and turns it into a PyTorch program.
 
 usage: legoai COMMAND [ARGUMENTS]
 
@@ -28,6 +28,7 @@ standard input.
 examples:
   legoai lint plans/tiny.plan           find mistakes
   legoai lower plan.tiny                see the program that the plan becomes
+  legoai cost plan.tiny                 see what it costs in time and memory
   legoai run plan.tiny -- --steps 200   train it here, for 200 steps
   legoai explain LP401                  read about a finding
   legoai explain fsdp                   read about a statement

@@ -1,0 +1,208 @@
+"""A plan's mesh, its pipeline and its step as SVG."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from legoai.cost.estimate import Estimate, RankEstimate
+from legoai.cost.ranks import ActionTime
+from legoai.cost.report import words
+from legoai.cost.report.bars import rank_tracks
+from legoai.cost.report.causes import Causes
+from legoai.cost.report.chrome import Lines
+from legoai.specs.directives.mesh import AXES, Mesh
+
+_ROW: Final = 26
+_LEFT: Final = 96
+_WIDE: Final = 1100
+_MOST_BARS: Final = 4_000
+_MOST_HOSTS: Final = 64
+_MICRO_BATCH: Final = re.compile(r"(\d+)([A-Z_]+)(\d*)")
+_LOOKS: Final = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
+
+
+def pipeline_picture(estimate: Estimate, *, alone: bool = False) -> str:
+    """When each rank of the pipeline takes each action of the schedule, labelled with its micro batch.
+
+    Args:
+        estimate: of a plan with a pipeline.
+        alone: whether the SVG is a file of its own, with its own colours.
+    """
+    ranks = estimate.ranks
+    height = 34 + len(ranks) * _ROW + 34
+    scale = (_WIDE - _LEFT - 8) / estimate.step_time
+    parts = [*_axis(estimate.step_time, scale, height - 34)]
+    for row, item in enumerate(ranks):
+        top = 26 + row * _ROW
+        parts.append(_text(6, top + 17, f"rank {item.rank}", "soft"))
+        parts.append(_rect(_LEFT, top + 2, estimate.step_time * scale, _ROW - 4, "idle"))
+        parts += [piece for action in item.actions for piece in _action(action, top, scale)]
+    marks = (("forward", "forward"), ("backward", "backward"), ("optimizer", "gradients of weights alone"))
+    parts += _legend(marks, height - 12)
+    return _svg(parts, _WIDE, height, f"Pipeline schedule of {estimate.plan}", alone=alone)
+
+
+def _action(action: ActionTime, top: float, scale: float) -> Iterator[str]:
+    match = _MICRO_BATCH.match(action.name)
+    kind = match[2] if match is not None else ""
+    look = _LOOKS.get(kind)
+    if look is None:
+        return  # gathering and freeing parameters, and what overlaps two that are shown themselves
+    wide = (action.end - action.start) * scale
+    name = f"{action.name}: {words.seconds(action.end - action.start)} from {words.seconds(action.start)}"
+    yield _rect(_LEFT + action.start * scale, top + 2, max(0.5, wide - 0.6), _ROW - 4, look, name)
+    label = match[3] if match is not None else ""
+    if label and wide > 8 * len(label) + 4:
+        yield _text(_LEFT + action.start * scale + wide / 2, top + 17, label, "light")
+
+
+def timeline_picture(item: RankEstimate, causes: Causes, *, name: str) -> str:
+    """The operations of a rank's step on each of its streams and communicators, as an SVG file."""
+    shown = rank_tracks(item, Lines(causes), most=_MOST_BARS)
+    total = item.breakdown.seconds
+    height = 34 + len(shown) * _ROW + 34
+    scale = (_WIDE - _LEFT - 8) / total
+    parts = [*_axis(total, scale, height - 34)]
+    for row, track in enumerate(shown):
+        top = 26 + row * _ROW
+        parts.append(_text(6, top + 17, track.name, "soft"))
+        for bar in track.bars:
+            what = f"{bar.module}: {bar.name}, {bar.look}, {words.seconds(bar.end - bar.start)}"
+            wide = max(0.4, (bar.end - bar.start) * scale)
+            parts.append(
+                _rect(_LEFT + bar.start * scale, top + 2, wide, _ROW - 4, bar.look, f"{what} {bar.line}".strip())
+            )
+    looks = ("forward", "recompute", "backward", "optimizer", "communication", "copy")
+    parts += _legend([(look, look) for look in looks], height - 12)
+    return _svg(parts, _WIDE, height, f"A step of {name} on rank {item.rank}", alone=True)
+
+
+def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
+    """Which rank is on which host, and which ranks each axis joins, as an SVG file.
+
+    Ranks count through one host's devices before the next host's, and axes are nested with `pp` outermost, as
+    `init_device_mesh` lays them out.
+
+    Args:
+        mesh: the plan's.
+        devices_per_host: of its cluster.
+        name: of the plan.
+    """
+    axes = mesh.used()
+    world = mesh.world_size
+    hosts = -(-world // devices_per_host)
+    shown = min(hosts, _MOST_HOSTS)
+    across = max(1, min(8, shown, (_WIDE - 12) // (devices_per_host * 30 + 22)))
+    wide = devices_per_host * 30 + 12
+    parts = [_text(6, 20, f"{name}: {world} ranks on {hosts} host{'s' if hosts > 1 else ''}", "ink")]
+    top = 36.0
+    for axis in axes:
+        parts.append(_text(6, top + 12, _axis_words(mesh, axis, devices_per_host), "soft"))
+        top += 20
+    stages = mesh.size("pp")
+    top += 8
+    for host in range(shown):
+        left, y = 6 + host % across * (wide + 10), top + host // across * 62
+        parts.append(f'<rect class="box" x="{left}" y="{y:.0f}" width="{wide}" height="54" rx="6"/>')
+        parts.append(_text(left + 6, y + 15, f"host {host}", "soft"))
+        for rank in range(host * devices_per_host, min(world, (host + 1) * devices_per_host)):
+            stage = rank // (world // stages)
+            x = left + 6 + rank % devices_per_host * 30
+            parts.append(_rect(x, y + 22, 27, 26, f"m{stage % 12}", _coordinates(mesh, rank)))
+            parts.append(_text(x + 13.5, y + 39, str(rank), "light"))
+    height = top + -(-shown // across) * 62 + 10
+    if hosts > shown:
+        parts.append(_text(6, height + 8, f"and {hosts - shown:,} more hosts", "soft"))
+        height += 22
+    if stages > 1:
+        places = " · ".join(f"pp {place}" for place in range(min(stages, 12)))
+        parts.append(_text(6, height + 8, "A colour for each place on pp:", "soft"))
+        for place in range(min(stages, 12)):
+            parts.append(_rect(210 + place * 62, height - 3, 13, 13, f"m{place % 12}", places))
+            parts.append(_text(228 + place * 62, height + 8, f"pp {place}", "soft"))
+        height += 24
+    return _svg(parts, _WIDE, height, f"Mesh of {name}", alone=True)
+
+
+def _axis_words(mesh: Mesh, axis: str, devices_per_host: int) -> str:
+    """`tp = 8: ranks 0, 1, 2, …, 7 on one host`."""
+    ranks = axis_group(mesh, axis)
+    hosts = len({rank // devices_per_host for rank in ranks})
+    where = "on one host" if hosts == 1 else f"on {hosts} hosts"
+    listed = ", ".join(map(str, ranks if len(ranks) <= 8 else [*ranks[:3], "…", ranks[-1]]))
+    return f"{axis} = {len(ranks)}: rank 0 is joined with {listed}, {where}"
+
+
+def axis_group(mesh: Mesh, axis: str) -> list[int]:
+    """The ranks that differ from rank 0 on one axis alone, rank 0 among them."""
+    axes = [name for name in AXES if name != "ep"]
+    stride = 1
+    for inner in axes[axes.index(axis) + 1 :]:
+        stride *= mesh.size(inner)
+    return [place * stride for place in range(mesh.size(axis))]
+
+
+def _coordinates(mesh: Mesh, rank: int) -> str:
+    places, rest = [], rank
+    for axis in reversed(mesh.used()):
+        rest, place = divmod(rest, mesh.size(axis))
+        places.append(f"{axis} {place}")
+    return f"rank {rank}: {', '.join(reversed(places)) or 'alone'}"
+
+
+def _axis(total: float, scale: float, bottom: float) -> Iterator[str]:
+    """Marks of time along the top."""
+    raw = total / 8
+    base = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * base for factor in (1, 2, 5, 10) if factor * base >= raw)
+    place = 0
+    while place * step <= total:
+        x = _LEFT + place * step * scale
+        yield f'<line class="rule" x1="{x:.1f}" y1="20" x2="{x:.1f}" y2="{bottom:.0f}"/>'
+        yield _text(x + 3, 14, words.seconds(place * step), "soft")
+        place += 1
+
+
+def _legend(marks: Sequence[tuple[str, str]], y: float) -> Iterator[str]:
+    x = float(_LEFT)
+    for look, name in marks:
+        yield _rect(x, y - 10, 12, 12, look)
+        yield _text(x + 17, y, name, "soft")
+        x += 34 + 7.2 * len(name)
+
+
+def _rect(  # noqa: PLR0917 - a place, a size and a look
+    x: float, y: float, wide: float, high: float, look: str, title: str = ""
+) -> str:
+    inside = f"><title>{escape(title)}</title></rect>" if title else "/>"
+    return f'<rect x="{x:.2f}" y="{y:.0f}" width="{wide:.2f}" height="{high:.0f}" style="fill:var(--{look})"{inside}'
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.0f}">{escape(text)}</text>'
+
+
+_STYLE: Final = (
+    "svg text{font:12px system-ui,sans-serif}svg .soft{fill:var(--soft)}svg .ink{fill:var(--ink);font-weight:600}"
+    "svg .light{fill:#fff;text-anchor:middle;font-size:11px}svg .rule{stroke:var(--rule)}"
+    "svg .box{fill:var(--panel);stroke:var(--rule)}"
+)
+
+
+def _svg(parts: Sequence[str], wide: float, high: float, title: str, *, alone: bool) -> str:
+    style, ground = _STYLE, ""
+    if alone:
+        css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+        style = css.partition("* {")[0] + _STYLE
+        ground = '<rect width="100%" height="100%" style="fill:var(--paper)"/>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:.0f} {high:.0f}" width="{wide:.0f}" '
+        f'height="{high:.0f}" role="img"><title>{escape(title)}</title><style>{style}</style>{ground}'
+        + "".join(parts)
+        + "</svg>\n"
+    )

@@ -1,0 +1,131 @@
+"""`legoai check`: enforces what plans require, by simulating them."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+
+from legoai.commands import WrongUsage
+from legoai.commands.cost import add_profile, estimated
+from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
+from legoai.dsl import suppress
+from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.formats import FORMATS
+from legoai.dsl.lint import Linted
+from legoai.dsl.rules.hygiene import UnusedSuppression
+from legoai.dsl.sources import STANDARD_INPUT, Source, UnreadableError, named, read_source
+from legoai.dsl.syntax import PlanFile
+from legoai.specs.record import replace
+
+_DESCRIPTION = """\
+Lint plans, simulate each of them and each of its variants, and compare what comes out with their `require`
+lines and with the memory of their devices.
+
+The exit status is 1 if there is an error or a budget is broken, and 2 if a plan cannot be costed.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai check plan.tiny                      one plan
+  legoai check plans/                         every plan in a directory
+  legoai check plans/*.plan --format github   annotate a pull request
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai check`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a plan, a directory of plans, plan.NAME, or -")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="full", help="how findings are written")
+    add_profile(parser)
+    add_resolution(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Check; returns 1 where something is wrong with a plan, 2 where one cannot be costed."""
+    if arguments.files.count(STANDARD_INPUT) > 1:
+        raise WrongUsage("standard input can be read only once")
+    found: list[Diagnostic] = []
+    files: dict[str, PlanFile] = {}
+    failed: list[str] = []
+    names = list(named(arguments.files))
+    for name in names:
+        try:
+            source = read_source(name)
+        except UnreadableError as error:
+            found.append(error.diagnostic)
+            files |= files_of(error)
+            continue
+        linted = examine(source, settings_of(arguments), arguments.variant)
+        files |= linted.files
+        found += linted.diagnostics
+        if not linted.has_errors:
+            try:
+                found += _simulated(source, linted, arguments)
+            except WrongUsage as error:
+                failed.append(str(error))
+    found = list(dict.fromkeys(found))
+    show(found, files, format=arguments.format)
+    for message in failed:
+        print(f"legoai: {message}", file=sys.stderr)
+    print(f"{counted(len(names), 'plan')}: {summary(found) or 'no findings'}", file=sys.stderr)
+    if failed:
+        return 2
+    return int(any(item.severity == "error" for item in found))
+
+
+def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Diagnostic]:
+    """What simulating a plan and its variants finds, in the order of its text; a line is found at fault once.
+
+    Raises:
+        WrongUsage: the plan cannot be costed.
+    """
+    found: list[Diagnostic] = []
+    seen = set()
+    chosen = [arguments.variant] if arguments.variant is not None else [None, *linted.resolution.variants]
+    for variant in chosen:
+        one = linted
+        if variant is not None:
+            one = examine(source, settings_of(arguments), variant, variants=False)
+        for item in _findings(one, arguments):
+            if (item.code, item.label.span) not in seen:
+                seen.add((item.code, item.label.span))
+                in_variant = variant is not None and arguments.variant is None
+                found.append(_in_variant(item, variant) if in_variant else item)
+    kept, _, unused = suppress.split(found, linted.files.values())
+    kept.extend(UnusedSuppression.find(unused, simulated=True))
+    return sorted(kept, key=lambda item: item.order)
+
+
+def _in_variant(item: Diagnostic, variant: str) -> Diagnostic:
+    return replace(item, help=(*item.help, f"this is so in the variant `{variant}`"))
+
+
+def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
+    """What simulating one resolution of a plan finds. A plan that cannot be lowered is found at fault for that."""
+    from legoai.lowering.program import LoweringError, lower
+
+    assert linted.plan is not None
+    assert linted.context is not None
+    assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
+    name = linted.resolution.file.name
+    try:
+        program = lower(linted.plan, linted.context.manifest, source_name=name)
+    except LoweringError as error:
+        yield from error.diagnostics
+        return
+    estimate = estimated(linted, program, profile=arguments.profile)
+
+    from legoai.cost.budgets import broken
+    from legoai.cost.report.causes import Causes
+    from legoai.cost.report.words import seconds, size
+
+    variant = f", variant {linted.plan.variant}" if linted.plan.variant else ""
+    kept = sum(item.kept for item in estimate.requirements)
+    budgets = f", {kept} of {counted(len(estimate.requirements), 'budget')} kept" if estimate.requirements else ""
+    print(
+        f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{budgets}",
+        file=sys.stderr,
+    )
+    yield from broken(estimate, Causes(linted.context))

@@ -1,0 +1,162 @@
+"""`legoai cost`: what a plan costs, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legoai.commands import WrongUsage
+from legoai.commands.shared import add_resolution, lowered
+from legoai.dsl.sources import replace_file
+
+if TYPE_CHECKING:
+    from legoai.cost.estimate import Estimate
+    from legoai.dsl.lint import Linted
+    from legoai.lowering.program import Program
+
+_DESCRIPTION = """\
+Simulate one step of a plan on this machine, without a GPU: the program that the plan becomes is run on a
+simulated device, and its operations, collectives and memory are timed and followed there.
+
+The exit status is 1 if the plan has errors, and 2 if it cannot be costed. Budgets are shown, and enforced by
+`legoai check`.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai cost plan.tiny                             a summary
+  legoai cost plan.tiny --json > tiny.json          every figure
+  legoai cost plan.tiny --html tiny.html            a page with the step's timeline and memory
+  legoai cost plan.llama3_8b_8 --profile h200       on other devices
+  legoai cost plan.tiny --profile calibrated.toml   on devices that `legoai calibrate` measured
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai cost`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    parser.add_argument("--trace", metavar="OUT", type=Path, help="write the step as a Chrome trace, for Perfetto")
+    parser.add_argument("--html", metavar="OUT", type=Path, help="write a page with timeline, memory and tables")
+    add_profile(parser)
+    parser.add_argument("--rank", type=_rank, default=0, metavar="N", help="the rank that is simulated (default: 0)")
+    add_resolution(parser)
+
+
+def add_profile(parser: ArgumentParser) -> None:
+    """Add the option that names other devices."""
+    parser.add_argument(
+        "--profile",
+        metavar="DEVICE",
+        help="other devices than the plan's: a name of the catalogue, a device file NAME.toml with its profile "
+        "beside it, or a profile NAME.json.gz",
+    )
+
+
+def run(arguments: Namespace) -> int:
+    """Cost; returns 1 where the plan has errors."""
+    done = lowered(arguments)
+    if done is None:
+        return 1
+    linted, program = done
+    estimate = estimated(linted, program, profile=arguments.profile, rank=arguments.rank)
+
+    from legoai.cost.report.causes import Causes
+
+    assert linted.context is not None
+    causes = Causes(linted.context)
+    if arguments.trace is not None:
+        from legoai.cost.report.chrome import chrome_trace
+
+        write(arguments.trace, chrome_trace(estimate, causes))
+    if arguments.html is not None:
+        from legoai.cost.report.page import page
+
+        write(arguments.html, page(estimate, causes))
+    if arguments.json:
+        from legoai.cost.report.document import document
+
+        print(json.dumps(document(estimate, causes), indent=2))
+    else:
+        from legoai.cost.report.terminal import terminal
+
+        sys.stdout.write(terminal(estimate, causes))
+    return 0
+
+
+def estimated(linted: Linted, program: Program, *, profile: str | None = None, rank: int = 0) -> Estimate:
+    """The estimate of a lowered plan, with progress on a terminal.
+
+    Raises:
+        WrongUsage: it cannot be costed.
+    """
+    progress = Progress()
+    progress("reading torch")
+    # The simulated process groups have no hooks, of which torch's C++ side would warn.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from legoai.cost.estimate import CannotEstimateError, estimate
+
+    assert linted.plan is not None
+    assert linted.context is not None
+    assert linted.context.manifest is not None
+    try:
+        return estimate(
+            program,
+            linted.plan,
+            linted.context.manifest,
+            directory=linted.context.directory,
+            profile=profile,
+            rank=rank,
+            progress=progress,
+        )
+    except CannotEstimateError as error:
+        raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
+    finally:
+        progress.clear()
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all, and say so.
+
+    Raises:
+        WrongUsage: it cannot be written.
+    """
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
+    print(f"wrote {path}", file=sys.stderr)
+
+
+class Progress:
+    """One line on a terminal that says what is done; elsewhere nothing."""
+
+    def __init__(self) -> None:
+        self.shown = sys.stderr.isatty()
+        self.width = 0
+
+    def __call__(self, what: str) -> None:
+        """Say what is done now."""
+        if not self.shown:
+            return
+        line = f"{what} …"
+        sys.stderr.write(f"\r{line:<{self.width}}")
+        sys.stderr.flush()
+        self.width = max(self.width, len(line))
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.shown and self.width:
+            sys.stderr.write(f"\r{'':<{self.width}}\r")
+            sys.stderr.flush()
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"expected a rank, counted from 0, not {text!r}")
+    return int(text)

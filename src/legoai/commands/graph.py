@@ -1,0 +1,90 @@
+"""`legoai graph`: a plan's mesh, pipeline or step as a picture."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legoai.commands import WrongUsage
+from legoai.commands.cost import add_profile, estimated, write
+from legoai.commands.shared import add_resolution, lowered
+
+if TYPE_CHECKING:
+    from legoai.dsl.lint import Linted
+    from legoai.lowering.program import Program
+
+_DESCRIPTION = """\
+Draw a plan as SVG: which ranks lie on which hosts and which of them an axis joins; when each rank of the
+pipeline takes each action of the schedule; or when each operation of a step runs on its stream. The last two
+are simulated, as by `legoai cost`.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai graph plan.tiny > mesh.svg
+  legoai graph plan.tiny --what timeline -o step.svg
+  legoai graph plan.llama3_405b_512 --what pipeline -o pipeline.svg
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai graph`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
+    parser.add_argument(
+        "--what", choices=("mesh", "pipeline", "timeline"), default="mesh", help="what is drawn (default: mesh)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", default="-", help="write it to this file (default: -, the terminal)"
+    )
+    add_profile(parser)
+    add_resolution(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Draw; returns 1 where the plan has errors."""
+    done = lowered(arguments)
+    if done is None:
+        return 1
+    linted, program = done
+    picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
+    if arguments.output == "-":
+        sys.stdout.write(picture)
+    else:
+        write(Path(arguments.output), picture)
+    return 0
+
+
+def _mesh(linted: Linted, arguments: Namespace) -> str:
+    from legoai.cost.machine import cluster_of
+    from legoai.cost.profiles import ProfileError
+    from legoai.cost.report.pictures import mesh_picture
+    from legoai.specs.cluster import CatalogueError
+
+    assert linted.plan is not None
+    assert linted.context is not None
+    plan = linted.plan
+    try:
+        cluster = cluster_of(
+            plan.cluster, plan.mesh.world_size, directory=linted.context.directory, override=arguments.profile
+        )
+    except (CatalogueError, ProfileError) as error:
+        raise WrongUsage(f"{linted.resolution.file.name} cannot be drawn: {error}") from error
+    return mesh_picture(plan.mesh, devices_per_host=cluster.devices_per_host, name=plan.name)
+
+
+def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:
+    assert linted.plan is not None
+    assert linted.context is not None
+    if arguments.what == "pipeline" and linted.plan.pipeline is None:
+        raise WrongUsage(f"{linted.resolution.file.name} has no pipeline to draw")
+    estimate = estimated(linted, program, profile=arguments.profile)
+
+    from legoai.cost.report.causes import Causes
+    from legoai.cost.report.pictures import pipeline_picture, timeline_picture
+
+    if arguments.what == "pipeline":
+        return pipeline_picture(estimate, alone=True)
+    return timeline_picture(estimate.slowest, Causes(linted.context), name=estimate.plan)
