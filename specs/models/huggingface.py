@@ -44,7 +44,7 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
     are, with None there.
 
     Args:
-        fields: of a config.
+        fields: of a config; `attn_implementation` chooses among the attentions of `transformers`, `"eager"` or `"sdpa"`.
         where: what an error calls the config.
         overrides: values of fields to use instead.
 
@@ -108,7 +108,7 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         ) from error
     known = config_class()
     for name in overrides:
-        if name not in fields and not hasattr(known, name):
+        if name not in fields and name != "attn_implementation" and not hasattr(known, name):
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
     try:
         return config_class(**{"use_cache": False, **values, **overrides})

@@ -29,7 +29,7 @@ def tracked_peak(name: str) -> int:
     with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, fake:
         training = trainer.prepare(device, seed=0)
         step = OptimizerStep(trainer, training, device)
-        batches = _Batches((trainer.micro_batch, trainer.seq_len), lambda: None)
+        batches = _Batches(trainer, lambda: None)
         step.update(step.gradient(0, batches, stop=False), step=0)
         if world > 1:
             tracker = FSDPMemTracker(training.model, training.optimizer)
