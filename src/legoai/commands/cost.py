@@ -29,7 +29,7 @@ The exit status is 1 if the plan has errors, and 2 if it cannot be costed. Budge
 _EXAMPLES = """\
 examples:
   legoai cost plan.tiny                             a summary
-  legoai cost plan.tiny --json > tiny.json          every figure
+  legoai cost plan.tiny --json                      every figure
   legoai cost plan.tiny --html tiny.html            a page with the step's timeline and memory
   legoai cost plan.llama3_8b_8 --profile h200       on other devices
   legoai cost plan.tiny --profile calibrated.toml   on devices that `legoai calibrate` measured

@@ -23,7 +23,7 @@ are simulated, as by `legoai cost`.
 
 _EXAMPLES = """\
 examples:
-  legoai graph plan.tiny > mesh.svg
+  legoai graph plan.tiny -o mesh.svg
   legoai graph plan.tiny --what timeline -o step.svg
   legoai graph plan.llama3_405b_512 --what pipeline -o pipeline.svg
 """
