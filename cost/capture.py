@@ -101,8 +101,8 @@ def _shortened(
     tape: Tape | None = taken.tape
     if taken.wanted and tape is not None:
         tape = repeat_micro_batches(tape, wanted=taken.wanted)
-    for run in taken.runs:
-        tape = None if tape is None else lengthen(tape, run)
+    for place, run in enumerate(taken.runs, start=1):
+        tape = None if tape is None else lengthen(tape, run, last=place == len(taken.runs))
     return None if tape is None else dataclasses.replace(trace, records=tape.finished())
 
 

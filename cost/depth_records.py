@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from legoai.cost.tape import NONE, Tape, Touch, alike
+from legoai.cost.tape import NONE, Tape, Touch, alike, is_micro_batch
 from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize, TensorType
 
 _FAR: Final = 2
@@ -69,22 +69,26 @@ class _Sweep(NamedTuple):
     blocks: tuple[int, ...]
 
 
-def lengthen(tape: Tape, run: Run) -> Tape | None:
+def lengthen(tape: Tape, run: Run, *, last: bool = True) -> Tape | None:
     """Return the tape of the model with all blocks of a run; None where they are not equal.
 
-    The tape must have the touches of all kernels.
+    Args:
+        tape: with the touches of all kernels.
+        run: blocks that were left out.
+        last: whether no other run follows, so that the touches are not needed any more.
     """
     if not run.missing:
         return tape
     try:
-        return _Lengthening(tape, run).result()
+        return _Lengthening(tape, run, keep_touches=not last).result()
     except _Unequal:
         return None
 
 
 class _Lengthening:
-    def __init__(self, tape: Tape, run: Run) -> None:
+    def __init__(self, tape: Tape, run: Run, *, keep_touches: bool = False) -> None:
         self.tape = tape
+        self.keep_touches = keep_touches
         self.run = run
         self.middle = run.middle
         self.missing = run.missing
@@ -99,10 +103,9 @@ class _Lengthening:
         """Numbers that all blocks name, as of a mask that the first block computes for all."""
         self.relative: set[int] = set()
         self.stretched = self._stretched()
-        self.copies: dict[_Made, int] = {}
-        self.next_number = max(tape.numbers, default=0) // 3 + 1
         self.own: list[int] = [NONE] * len(tape)
         self._place_numbers()
+        self.copies = self._number_copies()
         self.shared: dict[tuple[int, int], Record] = {}
 
     def _block_of(self, path: str) -> int:
@@ -169,11 +172,11 @@ class _Lengthening:
         last = 0
         for index, record in enumerate(records):
             if isinstance(record, Mark):
-                if record.name.startswith("step "):
-                    start, last = index, index
-                elif record.name.startswith("end step ") and start is not None:
+                if start is not None and (is_micro_batch(record) or record.name.startswith("end step ")):
                     between[start : last + 1] = [False] * (last + 1 - start)
                     start = None
+                if is_micro_batch(record) or record.name.startswith("step "):
+                    start, last = index, index
             elif isinstance(record, Kernel | Collective | Copy) and record.phase in ("backward", "recompute"):
                 last = index
         return between
@@ -252,12 +255,24 @@ class _Lengthening:
             insert = stop if forward else start
             self._copy_range(result, at, insert)
             news = range(self.middle + 1, self.middle + 1 + self.missing)
-            for block in news if forward else reversed(news):
-                self._repeat(result, part, block)
+            self._repeat(result, part, news if forward else reversed(news))
             at = insert
         self._copy_range(result, at, len(self.tape))
-        _check(result)
+        self._check(result)
         return result
+
+    def _check(self, result: Tape) -> None:
+        """Check that all that is named was made, and that the missing blocks free what the middle one does."""
+        made: set[int] = set()
+        for record, number in zip(result.records, result.numbers, strict=True):
+            if isinstance(record, Allocate | Collective):
+                made.add(number)
+            elif number != NONE and number % 3 != 2 and number not in made:
+                raise _Unequal
+        ours = {number for number, place in self.made.items() if place.block == self.middle}
+        kept = _living(self.tape)
+        if len(_living(result)) != len(kept) + self.missing * len(kept & ours):
+            raise _Unequal
 
     def _compare(self, before: int, start: int, stop: int, other: int) -> None:
         """Check that the part of the middle block is equal to that of the one before it."""
@@ -316,13 +331,33 @@ class _Lengthening:
             if found is None:
                 raise _Unequal
             return found
-        key = made._replace(block=block)
-        number = self.copies.get(key)
-        if number is None:
-            kind = self.numbers[made] % 3
-            number = self.copies[key] = self.next_number * 3 + kind
-            self.next_number += 1
-        return number
+        base, size, orders = self.copies[made.sweep]
+        place = orders.get(made.order)
+        if place is None:
+            raise _Unequal
+        number, kind = place
+        return (base + (block - self.middle - 1) * size + number) * 3 + kind
+
+    def _number_copies(self) -> list[tuple[int, int, dict[int, tuple[int, int]]]]:
+        """Set numbers aside for what the missing blocks make.
+
+        Returns:
+            For each sweep the first number of the first missing block, how many each block has, and the place among
+            them and the kind of each thing that a block makes.
+        """
+        base = max(self.tape.numbers, default=0) // 3 + 1
+        found = []
+        for index, sweep in enumerate(self.sweeps):
+            place = sweep.blocks.index(self.middle)
+            made = self.tape.made(sweep.bounds[place], sweep.bounds[place + 1])
+            orders = {
+                self.made[number].order: (order, number % 3)
+                for order, number in enumerate(made)
+                if self.made[number].sweep == index
+            }
+            found.append((base, len(made), orders))
+            base += len(made) * self.missing
+        return found
 
     def _copy_range(self, result: Tape, start: int, stop: int) -> None:
         """Append records as they are, with names and numbers of the whole model."""
@@ -370,25 +405,60 @@ class _Lengthening:
             found = self.shared[key] = _with_path(record, renamed)
         return found
 
-    def _repeat(self, result: Tape, part: Tape, block: int) -> None:
-        """Append the part of the middle block as that of a block that was left out."""
-        middle = self.middle
-
-        def name(number: int) -> int:
-            made = self.made.get(number)
-            if made is None or number in self.fixed:
-                return number
-            return self._number(made, block + made.block - middle)
-
-        for record in part.records:
-            path = _path_of(record)
-            of = NONE if path is None else self.block_of(path)
-            if path is None or of == NONE:
-                result.records.append(record)
+    def _repeat(self, result: Tape, part: Tape, blocks: Iterable[int]) -> None:
+        """Append the part of the middle block as that of each block that was left out."""
+        middle, last = self.middle, self.middle + self.missing
+        bases, steps, near, far = self._relative_numbers(part)
+        named = [
+            (index, record, path, self.block_of(path) - middle)
+            for index, record in enumerate(part.records)
+            if (path := _path_of(record)) is not None and self.block_of(path) != NONE
+        ]
+        for block in blocks:
+            records = list(part.records)
+            for index, record, path, distance in named:
+                records[index] = self._shared(record, block + distance, path)
+            result.records.extend(records)
+            name = functools.partial(self._number_beside, block)
+            if middle < block + near and block + far <= last:
+                result.numbers.extend([base + step * block for base, step in zip(bases, steps, strict=True)])
             else:
-                result.records.append(self._shared(record, block + of - middle, path))
-        result.numbers.extend(number if number == NONE else name(number) for number in part.numbers)
-        result.touches.extend(None if touch is None else touch.renamed(name) for touch in part.touches)
+                result.numbers.extend([number if number == NONE else name(number) for number in part.numbers])
+            if self.keep_touches:
+                result.touches.extend(None if touch is None else touch.renamed(name) for touch in part.touches)
+            else:
+                result.touches.extend([None] * len(records))
+
+    def _relative_numbers(self, part: Tape) -> tuple[list[int], list[int], int, int]:
+        """Return the numbers of a part as multiples of the block that it is repeated for.
+
+        Returns:
+            What is added to the multiple, and the multiple, for each number; how many blocks before and behind its own
+            one the part names.
+        """
+        bases, steps, distances = [], [], [0]
+        for number in part.numbers:
+            made = None if number == NONE or number in self.fixed else self.made.get(number)
+            if made is None:
+                bases.append(number)
+                steps.append(0)
+                continue
+            base, size, orders = self.copies[made.sweep]
+            if made.order not in orders:
+                raise _Unequal
+            place, kind = orders[made.order]
+            distance = made.block - self.middle
+            bases.append((base + (distance - self.middle - 1) * size + place) * 3 + kind)
+            steps.append(3 * size)
+            distances.append(distance)
+        return bases, steps, min(distances), max(distances)
+
+    def _number_beside(self, block: int, number: int) -> int:
+        """Return what a number of the middle block is for a block that was left out."""
+        made = self.made.get(number)
+        if made is None or number in self.fixed:
+            return number
+        return self._number(made, block + made.block - self.middle)
 
     def _widened(self, kernel: Kernel, touch: Touch, name: Callable[[int], int]) -> tuple[Kernel, Touch]:
         """Return a kernel whose lists have the tensors of all blocks."""
@@ -538,14 +608,11 @@ class _Entry(NamedTuple):
         )
 
 
-def _check(tape: Tape) -> None:
-    """Check that every storage and collective that is named was made."""
-    made: set[int] = set()
-    for record, number in zip(tape.records, tape.numbers, strict=True):
-        if isinstance(record, Allocate | Collective):
-            made.add(number)
-        elif number != NONE and number % 3 != 2 and number not in made:
-            raise _Unequal
+def _living(tape: Tape) -> set[int]:
+    """Return the storages that are there in the end."""
+    pairs = list(zip(tape.records, tape.numbers, strict=True))
+    freed = {number for record, number in pairs if isinstance(record, Free)}
+    return {number for record, number in pairs if isinstance(record, Allocate)} - freed
 
 
 def _path_of(record: Record) -> str | None:
@@ -560,4 +627,17 @@ def _with_path(record: Record, path: str) -> Record:
     """Return a record of another module."""
     if isinstance(record, Mark):
         return Mark(f"{record.name.partition(' ')[0]} {path}")
+    if isinstance(record, Kernel):
+        return Kernel(
+            stream=record.stream,
+            op=record.op,
+            inputs=record.inputs,
+            outputs=record.outputs,
+            flops=record.flops,
+            bytes_read=record.bytes_read,
+            bytes_written=record.bytes_written,
+            attributes=record.attributes,
+            module=path,
+            phase=record.phase,
+        )
     return dataclasses.replace(record, module=path)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from legoai.cost.device import (
 )
 from legoai.cost.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
 from legoai.cost.recorder import Capture, is_simulated
+from legoai.cost.results import Results
 from legoai.cost.touches import touch_of
 from legoai.cost.trace import (
     Categorise,
@@ -43,6 +44,9 @@ NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
 }
 
 
+_ASKS_DEVICE: Final = torch.ops.prim.device.default
+
+
 @functools.cache
 def _wraps(kind: type) -> bool:
     return is_traceable_wrapper_subclass_type(kind)
@@ -54,16 +58,17 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, capture: Capture) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.capture = capture
+        self.results = Results()
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _ASKS_DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
         for kind in types:
             if kind is not FakeTensor and _wraps(kind):
                 return NotImplemented
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
         capture = self.capture
         if capture.paused:
             return func(*args, **kwargs)
@@ -76,7 +81,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return READ_VALUE
         inputs = [item for item in tensors((args, tuple(kwargs.values()))) if is_simulated(item)]
         before = {item.untyped_storage()._cdata for item in inputs}
-        out = func(*args, **kwargs)
+        out = self.results.of(func, known, args, kwargs)
         results = [item for item in tensors(out) if is_simulated(item)]
         if not inputs and not results:
             self._on_host(func, known, args, kwargs, out)

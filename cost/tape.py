@@ -94,6 +94,24 @@ class Touch:
         )
 
 
+def _key(record: Record) -> object:
+    """Return what two records have in common that are equal but for their number."""
+    kind = type(record)
+    numbered = FIELD.get(kind)
+    values = [
+        tuple(value.items()) if isinstance(value, dict) else value
+        for name in kind.__slots__
+        if name != numbered
+        for value in (getattr(record, name),)
+    ]
+    try:
+        found = kind, *values
+        hash(found)
+    except TypeError:  # an attribute that is a list
+        return kind, repr(values)
+    return found
+
+
 def encoded(kind: Kind, number: int) -> int:
     """Return a number that tells its kind."""
     return number * 3 + KINDS.index(kind)
@@ -112,12 +130,14 @@ class Tape:
 
     @classmethod
     def of(cls, records: Sequence[Record], touches: Sequence[Touch | None] | None = None) -> Tape:
-        """Return the tape of records."""
-        numbers = []
+        """Return the tape of records, those that are equal but for their number being the same object."""
+        numbers, kept = [], []
+        same: dict[object, Record] = {}
         for record in records:
             kind = FIELD.get(type(record))
             numbers.append(NONE if kind is None else encoded(kind, getattr(record, kind)))
-        return cls(list(records), numbers, [None] * len(records) if touches is None else list(touches))
+            kept.append(same.setdefault(_key(record), record))
+        return cls(kept, numbers, [None] * len(records) if touches is None else list(touches))
 
     def __len__(self) -> int:
         return len(self.records)
