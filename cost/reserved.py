@@ -79,8 +79,9 @@ def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is made when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
     for item in trace.records:
-        if isinstance(item, Collective) and len(item.ranks) > 1 and item.kind not in ("send", "receive"):
-            groups[item.ranks] = groups.get(item.ranks, False) or item.kind == "all_to_all"
+        if isinstance(item, Collective) and len(item.ranks) > 1:
+            ranks = tuple(sorted(item.ranks))  # those of a send and of its answer are one communicator
+            groups[ranks] = groups.get(ranks, False) or item.kind == "all_to_all"
     found = {"context": int(machine.constant("context_bytes") or 0)}
     pair, more = machine.constant("nccl_pair_bytes"), machine.constant("nccl_communicator_bytes")
     buffers = sum(int((pair if len(ranks) == 2 else more) or 0) for ranks in groups)

@@ -5,7 +5,7 @@ const canvas = document.getElementById("timeline");
 const tip = document.getElementById("tip");
 const choice = document.getElementById("rank");
 const ROW = 24, HEAD = 22, MEMORY = 190, GAP = 30, PAD = 10;
-let rank = 0, from = 0, to = data.seconds, left = 90, drag = null;
+let rank = choice ? Number(choice.value) : 0, from = 0, to = data.seconds, left = 90, drag = null;
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const short = (s) => (s >= 1 || !s ? +s.toFixed(6) + " s" : s >= 1e-3 ? +(s * 1e3).toFixed(4) + " ms" : +(s * 1e6).toFixed(2) + " µs");

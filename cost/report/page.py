@@ -90,7 +90,8 @@ def _where(estimate: Estimate) -> Iterator[str]:
     rows.append(("setup", "computation on the host", one.host))
     rows.append(("idle", "waiting" if len(estimate.ranks) > 1 else "waiting for the host", one.idle))
     rows = [row for row in rows if row[2] > 0.0005 * total]
-    yield "<h2>Where the step goes</h2>"
+    busiest = f", on rank {estimate.slowest.rank}, the busiest of {len(estimate.ranks)}"
+    yield f"<h2>Where the step goes{busiest if len(estimate.ranks) > 1 else ''}</h2>"
     bars = "".join(
         f'<i style="width:{100 * took / total:.3f}%;background:var(--{look})" title="{escape(name)}"></i>'
         for look, name, took in rows
@@ -100,7 +101,7 @@ def _where(estimate: Estimate) -> Iterator[str]:
         (f'<span class="mark" style="background:var(--{look})"></span>{escape(name)}', took)
         for look, name, took in rows
     ]
-    axes = [(f'<span class="inset">on {escape(axis)}</span>', took) for axis, took in estimate.exposed_by_axis.items()]
+    axes = [(f'<span class="inset">on {escape(axis)}</span>', took) for axis, took in one.exposed_by_axis.items()]
     place = next((index for index, row in enumerate(rows) if row[0] == "communication"), len(body) - 1)
     body[place + 1 : place + 1] = [row for row in axes if row[1] > 0.0005 * total]
     yield from _table(
@@ -120,7 +121,7 @@ def _timeline(estimate: Estimate, curves: Mapping[int, Sequence[Point]]) -> Iter
     yield '<div class="tools">'
     if len(estimate.ranks) > 1:
         options = "".join(
-            f'<option value="{index}">rank {item.rank}, stage {item.stage}</option>'
+            f'<option value="{index}"{" selected" if item is estimate.slowest else ""}>rank {item.rank}, stage {item.stage}</option>'
             for index, item in enumerate(estimate.ranks)
         )
         yield f'<select id="rank" aria-label="rank">{options}</select>'

@@ -24,6 +24,7 @@ _MOST_BARS: Final = 4_000
 _MOST_HOSTS: Final = 64
 _MICRO_BATCH: Final = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 _LOOKS: Final = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
+_WORDS: Final = {"F": "forward", "B": "backward", "I": "gradients of inputs alone", "W": "gradients of weights alone"}
 
 
 def pipeline_picture(estimate: Estimate, *, alone: bool = False) -> str:
@@ -42,8 +43,8 @@ def pipeline_picture(estimate: Estimate, *, alone: bool = False) -> str:
         parts.append(_text(6, top + 17, f"rank {item.rank}", "soft"))
         parts.append(_rect(_LEFT, top + 2, estimate.step_time * scale, _ROW - 4, "idle"))
         parts += [piece for action in item.actions for piece in _action(action, top, scale)]
-    marks = (("forward", "forward"), ("backward", "backward"), ("optimizer", "gradients of weights alone"))
-    parts += _legend(marks, height - 12)
+    kinds = {match[2] for item in ranks for action in item.actions if (match := _MICRO_BATCH.match(action.name))}
+    parts += _legend([(look, _WORDS[kind]) for kind, look in _LOOKS.items() if kind in kinds], height - 12)
     return _svg(parts, _WIDE, height, f"Pipeline schedule of {estimate.plan}", alone=alone)
 
 

@@ -45,26 +45,33 @@ def _head(estimate: Estimate) -> Iterator[str]:
             ("step time", words.seconds(estimate.step_time), speed),
             ("MFU", words.share(estimate.mfu), rate),
             ("10^12 tokens", f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours"),
+            *_bubble(estimate),
         ],
         right=(1,),
     )
+
+
+def _bubble(estimate: Estimate) -> Iterator[Row]:
+    if len(estimate.ranks) > 1:
+        least, most = (words.share(of(item.bubble for item in estimate.ranks)) for of in (min, max))
+        yield "bubble", words.share(estimate.bubble_fraction), f"mean of {len(estimate.ranks)} ranks: {least} to {most}"
 
 
 def _where(estimate: Estimate) -> Iterator[str]:
     one, total = estimate.slowest.breakdown, estimate.step_time
     rows: list[tuple[str, float]] = [("computation", one.compute)]
     rows += [(f"  {words.KINDS.get(kind, kind)}", took) for kind, took in one.by_kind.items() if took > _SMALL * total]
-    rows.append(("  of it recomputation", estimate.recompute))
+    rows.append(("  of it recomputation", one.recompute))
     rows.append(("  of it slowed by communication beside it", one.slowed))
-    rows.append(("exposed communication", estimate.exposed_communication))
-    rows += [(f"  on {axis}", took) for axis, took in estimate.exposed_by_axis.items()]
+    rows.append(("exposed communication", one.exposed))
+    rows += [(f"  on {axis}", took) for axis, took in one.exposed_by_axis.items()]
     rows.append(("copies to and from the host", one.copies))
     rows.append(("computation on the host", one.host))
-    if estimate.bubble_fraction:
-        rows.append(("pipeline bubble", estimate.bubble_fraction * total))
-    waiting = max(0.0, one.idle - estimate.slowest.bubble * total)
-    rows.append(("waiting for the host", waiting))
-    yield "where the step goes" + (f" (rank {estimate.slowest.rank})" if len(estimate.ranks) > 1 else "")
+    bubble = min(one.idle, estimate.slowest.bubble * total)
+    rows.append(("waiting for other ranks", bubble))
+    rows.append(("waiting for the host", one.idle - bubble))
+    busiest = f", on rank {estimate.slowest.rank}, the busiest of {len(estimate.ranks)}"
+    yield "where the step goes" + (busiest if len(estimate.ranks) > 1 else "")
     always = ("computation", "exposed communication")
     yield from _table(
         [
