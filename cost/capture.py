@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.autocast import autocast_rules
+from legoai.cost.compiled import compilation
 from legoai.cost.depth import shorten, treats_alike
 from legoai.cost.depth_records import Run, lengthen
 from legoai.cost.device import (
@@ -144,15 +145,21 @@ def _taken(
         if recorder.staged:
             from legoai.cost.stages import listened_to, schedules_heard
 
-            trainer, heard = listened_to(trainer, recorder), schedules_heard(recorder)
+            trainer, heard = listened_to(trainer, recorder, repeat=few), schedules_heard(recorder)
         casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
-        with casts, host_memory(kind), attention_kernel(trainer.attention_kernel), heard, fake:
+        with (
+            casts,
+            host_memory(kind),
+            compilation(recorder, kind),
+            attention_kernel(trainer.attention_kernel),
+            heard,
+            fake,
+        ):
             training = trainer.prepare(device, seed=trainer.seed)
             wanted = 0 if recorder.staged else training.accumulation
             if few and wanted:
                 most = _DISTINCT[trainer.reduce_gradients]
                 training = dataclasses.replace(training, accumulation=min(most, wanted))
-            _refuse(training)
             _take_steps(recorder, trainer, training, device)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
@@ -212,14 +219,6 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
         build_model=build_model,
         build_mesh=outside(trainer.build_mesh),
     )
-
-
-def _refuse(training: Training) -> None:
-    """Refuse what would be recorded wrongly."""
-    for part in training.parts:
-        for path, module in part.named_modules():
-            if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule":
-                raise SimulationError(f"{plain_path(path) or 'the model'} is compiled, which is not captured")
 
 
 def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device: Device) -> None:
