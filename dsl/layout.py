@@ -144,13 +144,22 @@ class Propagation:
             result = self._flow(info, arguments, whole=whole)
         else:
             result = self._leaf(info, _first(arguments))
+        if result.state == "unknown" and self._is_whole(path, arguments):
+            result = Tensor(state="replicate", moved=True, source=Source(path, rule))
         if info.kind in ("attention", "feed_forward", "moe") and not result.cuts_features:
             # Such a module gives back a tensor of the shape that it was given, however it rearranged it inside.
             given = _first(arguments)
-            result = replace(result, moved=given.moved, rank=given.rank)
-        if rule is not None and isinstance(treatment, Outputs):
-            result = self._outputs(info, rule, treatment, result)
+            result = replace(result, moved=given.moved, rank=given.rank, width=given.width or result.width)
+        leaving = treatment.then if isinstance(treatment, Inputs) else treatment
+        if rule is not None and isinstance(leaving, Outputs):
+            result = self._outputs(info, rule, leaving, result)
         return result
+
+    def _is_whole(self, path: str, arguments: Sequence[Tensor]) -> bool:
+        """Whether nothing inside is placed, and all that the module takes is plain and whole: so is what it gives."""
+        if not arguments or any(item.state not in ("replicate", "any") or item.wrapped for item in arguments):
+            return False
+        return bool(path) and not any(inside in self.styles for inside in self._inside(path))
 
     def _cut_layer(self, info: ModuleInfo, rule: Rule[Any], style: Colwise | Rowwise, got: Tensor) -> Tensor:
         """A linear layer or an embedding under `colwise` or `rowwise`."""
@@ -192,7 +201,7 @@ class Propagation:
             got = arguments[place]
             self._note(source, target)
             self._arrives(info, rule, got, source, written=True)
-            arguments[place] = tensor_of(target, got, Source(info.path, rule), wrapped=True)
+            arguments[place] = tensor_of(target, got, Source(info.path, rule), wrapped=not style.local)
         return arguments
 
     def _outputs(self, info: ModuleInfo, rule: Rule[Any], style: Outputs, got: Tensor) -> Tensor:
@@ -360,8 +369,11 @@ def _first(arguments: Sequence[Tensor]) -> Tensor:
 
 
 def _matched(arguments: Sequence[Tensor], names: Sequence[str]) -> Sequence[Tensor]:
-    """The arguments for the inputs of these names. A flow names a tensor once that is passed several times, and a module
-    once that gave several tensors, which then are one argument."""
+    """The arguments for the inputs of these names.
+
+    A flow names a tensor once that is passed several times, and a module once that gave several tensors, which then
+    are one argument.
+    """
     if len(arguments) == len(names):
         return arguments
     if len(arguments) == 1:

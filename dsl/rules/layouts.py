@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from legoai.dsl.context import Context
 from legoai.dsl.diagnostics import Diagnostic, Edit, Fix
 from legoai.dsl.layout import Finding
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb
-from legoai.dsl.tensors import Tensor
+from legoai.dsl.tensors import Tensor, as_list
 from legoai.specs.directives.layouts import Sharded
-from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle, conversions
 from legoai.specs.span import Span
 
 
@@ -70,7 +71,7 @@ class LayoutMismatch(LayoutRule, Check):
                 yield self.at(
                     span,
                     f"`sequence` cuts dim {_dim(first)} of a tensor of {first.got.rank} dims, over which "
-                    f"{named(context, items)} {verb(items, 'takes', 'take')} a norm",
+                    f"{named(context, items)} {verb(context, items, 'takes', 'take')} a norm",
                     label="not the sequence dim",
                     help=["the sequence is dim 1 of [batch, sequence, features]: write `sequence`"],
                 )
@@ -78,8 +79,8 @@ class LayoutMismatch(LayoutRule, Check):
                 assert first.wanted is not None
                 yield self.at(
                     span,
-                    f"{named(context, items)} {verb(items, 'expects', 'expect')} `{text_of(first.wanted)}`, and "
-                    f"`{first.got.describe()}` arrives from {came_from(context, first.got)}",
+                    f"{named(context, items)} {verb(context, items, 'expects', 'expect')} `{text_of(first.wanted)}`, "
+                    f"and `{first.got.describe()}` arrives from {came_from(context, first.got)}",
                     label=_expectation(first),
                     others=producer_lines(context, first.got, beside=span),
                     help=_cures(context, first),
@@ -122,7 +123,7 @@ def _cures(context: Context, item: Finding) -> list[str]:
     """What to write: at the consumer, and at the producer."""
     assert item.wanted is not None
     got, wanted = item.got.describe(), text_of(item.wanted)
-    style = item.rule.treatment if item.rule is not None else None
+    style = _style_of(item)
     cures = []
     if isinstance(style, Inputs | Outputs):
         cures.append(f"write `from = {got}`")
@@ -138,9 +139,15 @@ def _cures(context: Context, item: Finding) -> list[str]:
     return cures
 
 
+def _style_of(item: Finding) -> Any:
+    """The consumer's style; of one that converts inputs and outputs the half that says what is wanted."""
+    style = item.rule.treatment if item.rule is not None else None
+    return next((half for half in conversions(style) if item.wanted in as_list(half.source)), style)
+
+
 def _fix(item: Finding) -> Fix | None:
     """Say what arrives, where the style says another layout in so many words."""
-    style = item.rule.treatment if item.rule is not None else None
+    style = _style_of(item)
     if not isinstance(style, Inputs | Outputs) or isinstance(style.source, tuple):
         return None
     span = style.origin("source").span
@@ -182,8 +189,8 @@ class UnpairedStyle(LayoutRule, Check):
             if first.rule is None:
                 yield self.at(
                     span,
-                    f"{consumer} {verb(items, 'has', 'have')} whole weights, and a piece of the features arrives from "
-                    f"{producer}",
+                    f"{consumer} {verb(context, items, 'has', 'have')} whole weights, and a piece of the features "
+                    f"arrives from {producer}",
                     label=f"leaves its output as `{first.got.describe()}`",
                     help=[
                         f"give {consumer} the style `rowwise`",
@@ -193,8 +200,8 @@ class UnpairedStyle(LayoutRule, Check):
             else:
                 yield self.at(
                     span,
-                    f"{consumer} {verb(items, 'expects', 'expect')} a piece of the features, and all of them arrive "
-                    f"from {producer}",
+                    f"{consumer} {verb(context, items, 'expects', 'expect')} a piece of the features, and all of them "
+                    f"arrive from {producer}",
                     label="expects `shard(-1)`",
                     others=producer_lines(context, first.got, beside=span),
                     help=["give the layers before it the style `colwise`", "or write `rowwise(input = replicate)`"],

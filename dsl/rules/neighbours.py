@@ -71,13 +71,17 @@ def producer_lines(context: Context, *tensors: Tensor | None, beside: Span) -> l
 
 def named(context: Context, items: list[Finding]) -> str:
     """The modules at which the findings are made, as a plan names them."""
+    return listed(_names(context, items))
+
+
+def verb(context: Context, items: list[Finding], one: str, many: str) -> str:
+    """The verb for what :func:`named` says, in number: a path with `*` is one name for all that it matches."""
+    return one if len(_names(context, items)) == 1 else many
+
+
+def _names(context: Context, items: list[Finding]) -> list[str]:
     assert context.manifest is not None
-    return listed(list(dict.fromkeys(general(context.manifest, item.path) for item in items)))
-
-
-def verb(items: list[Finding], one: str, many: str) -> str:
-    """The verb for the modules that :func:`named` names."""
-    return one if len({item.path for item in items}) == 1 else many
+    return list(dict.fromkeys(general(context.manifest, item.path) for item in items))
 
 
 def leaves_at(tensor: Tensor, span: Span) -> bool:

@@ -10,7 +10,7 @@ from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
 from legoai.dsl.tensors import as_list
 from legoai.specs.directives.layouts import Partial
-from legoai.specs.directives.shard import Colwise, Inputs, Outputs
+from legoai.specs.directives.shard import Colwise, Inputs, Outputs, conversions
 
 
 class WholeWeightsOnPiece(LayoutRule, Check):
@@ -66,7 +66,7 @@ class WholeWeightsOnPiece(LayoutRule, Check):
             cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`sequence`"
             yield self.at(
                 span,
-                f"{named(context, items)} {verb(items, 'has', 'have')} no style, and only a piece arrives, so "
+                f"{named(context, items)} {verb(context, items, 'has', 'have')} no style, and only a piece arrives, so "
                 f"that its weights get the gradient of that piece: `{first.got.describe()}` from "
                 f"{came_from(context, first.got)}",
                 label=f"leaves its output as `{first.got.describe()}`",
@@ -111,10 +111,14 @@ class PlainWeights(LayoutRule, Check):
                 help = ["give both a style after which they are alike"]
             else:
                 message = (
-                    f"{where} {verb(items, 'has', 'have')} no style and so plain weights, and a DTensor arrives "
-                    f"from {producer}"
+                    f"{where} {verb(context, items, 'has', 'have')} no style and so plain weights, and a DTensor "
+                    f"arrives from {producer}"
                 )
-                help = ["give it a style", "or place its weights: `… .weight = replicate`"]
+                help = [
+                    "give it a style",
+                    "or place its weights: `… .weight = replicate`",
+                    "or let plain tensors arrive: `inputs(…, local = true)`",
+                ]
             yield self.at(
                 span,
                 message,
@@ -180,16 +184,20 @@ class PartialMisused(LayoutRule, Check):
                 style = rule.treatment
                 if isinstance(style, Colwise) and isinstance(style.output, Partial):
                     field, why = "output", "`colwise` gives pieces of the features, not summands"
-                elif isinstance(style, Inputs | Outputs) and any(
-                    isinstance(target, Partial) and not isinstance(source, Partial)
-                    for source, target in zip(as_list(style.source), as_list(style.target), strict=False)
-                ):
-                    field, why = "target", "a tensor that is whole or cut cannot be made into summands"
                 else:
-                    continue
-                yield self.at(
-                    context.place(style, field), why, label="asks for summands", help=["write another layout here"]
-                )
+                    style = next((half for half in conversions(style) if _makes_summands(half)), None)
+                    field, why = "target", "a tensor that is whole or cut cannot be made into summands"
+                if style is not None:
+                    yield self.at(
+                        context.place(style, field), why, label="asks for summands", help=["write another layout here"]
+                    )
+
+
+def _makes_summands(style: Inputs | Outputs) -> bool:
+    return any(
+        isinstance(target, Partial) and not isinstance(source, Partial)
+        for source, target in zip(as_list(style.source), as_list(style.target), strict=False)
+    )
 
 
 class ResultInPieces(LayoutRule, Check):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.context import Context
@@ -13,7 +13,7 @@ from legoai.dsl.rules.facts import listed
 from legoai.dsl.tensors import as_list
 from legoai.specs.directives.base import Rule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle, conversions
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo
@@ -214,49 +214,55 @@ class LayoutCount(Check):
     def check(self, context: Context) -> Iterator[Diagnostic]:
         for shard in context.plan.shard:
             for rule in shard.rules:
-                style = rule.treatment
-                if not isinstance(style, Inputs | Outputs):
-                    continue
-                source, target = as_list(style.source), as_list(style.target)
-                if len(source) != len(target):
-                    yield self.at(
-                        context.place(style, "target"),
-                        f"`from` gives {_count(len(source), 'layout')} and `to` {len(target)}",
-                        label=f"{len(target)} of {len(source)}",
-                        others=[Label(context.place(style, "source"), _count(len(source), "layout"))],
-                        help=["give one for each tensor in both, `none` to leave a tensor as it is"],
-                    )
-                elif any((left == "none") != (right == "none") for left, right in zip(source, target, strict=True)):
-                    yield self.at(
-                        context.place(style, "target"),
-                        "a tensor has a layout on one side and `none` on the other",
-                        label="`from` and `to` speak of different tensors",
-                        others=[Label(context.place(style, "source"), "on this side")],
-                        help=["write `none` on both sides, or a layout on both"],
-                    )
+                for style in conversions(rule.treatment):
+                    yield from self._halves(context, style)
         yield from self._against_the_model(context)
+
+    def _halves(self, context: Context, style: Inputs | Outputs) -> Iterator[Diagnostic]:
+        source, target = as_list(style.source), as_list(style.target)
+        if len(source) != len(target):
+            yield self.at(
+                context.place(style, "target"),
+                f"`from` gives {_count(len(source), 'layout')} and `to` {len(target)}",
+                label=f"{len(target)} of {len(source)}",
+                others=[Label(context.place(style, "source"), _count(len(source), "layout"))],
+                help=["give one for each tensor in both, `none` to leave a tensor as it is"],
+            )
+        elif any((left == "none") != (right == "none") for left, right in zip(source, target, strict=True)):
+            yield self.at(
+                context.place(style, "target"),
+                "a tensor has a layout on one side and `none` on the other",
+                label="`from` and `to` speak of different tensors",
+                others=[Label(context.place(style, "source"), "on this side")],
+                help=["write `none` on both sides, or a layout on both"],
+            )
 
     def _against_the_model(self, context: Context) -> Iterator[Diagnostic]:
         if context.manifest is None:
             return
         for shard in context.plan.shard:
             for rule, paths in by_rule(context, shard):
-                style = rule.treatment
-                if not isinstance(style, Inputs | Outputs) or not isinstance(style.source, tuple):
-                    continue
-                given = len(style.source)
-                for path in paths:
-                    info = context.manifest.modules.get(path)
-                    count = _arity(info, style) if info is not None else 0
-                    if info is not None and count and given > count:
-                        names = f": {listed((*info.inputs, *info.keyword_inputs))}" if style.name == "inputs" else ""
-                        yield self.at(
-                            context.place(style, "source"),
-                            f"`{general(context.manifest, path)}` has {_count(count, style.name[:-1])}{names}",
-                            label=_count(given, "layout"),
-                            help=["give one layout for the first, or a list with one for each"],
-                        )
-                        break
+                for style in conversions(rule.treatment):
+                    yield from self._counted(context, context.manifest, style, paths)
+
+    def _counted(
+        self, context: Context, manifest: Manifest, style: Inputs | Outputs, paths: Sequence[str]
+    ) -> Iterator[Diagnostic]:
+        if not isinstance(style.source, tuple):
+            return
+        given = len(style.source)
+        for path in paths:
+            info = manifest.modules.get(path)
+            count = _arity(info, style) if info is not None else 0
+            if info is not None and count and given > count:
+                names = f": {listed((*info.inputs, *info.keyword_inputs))}" if style.name == "inputs" else ""
+                yield self.at(
+                    context.place(style, "source"),
+                    f"`{general(manifest, path)}` has {_count(count, style.name[:-1])}{names}",
+                    label=_count(given, "layout"),
+                    help=["give one layout for the first, or a list with one for each"],
+                )
+                return
 
 
 def _arity(info: ModuleInfo, style: Inputs | Outputs) -> int:

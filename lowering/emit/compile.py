@@ -147,25 +147,27 @@ def _compile(lowering: Lowering, group: Group[Compiled]) -> list[Statement]:
 def _waits(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:
     """Calls that keep collectives on their way out of compiled modules."""
     found = dict(_eager_collectives(lowering, compiled))
-    for function in found.values():
-        draft.imports.name("legoai.runtime", function.name)
+    for wait in found.values():
+        for name in wait.functions:
+            draft.imports.name("legoai.runtime", name)
     body: list[Statement] = []
     for group in lowering.groups(found):
         blocks = blocks_of(lowering, group)
         lines: list[Statement] = []
-        for relative, function in group.members:
+        for relative, wait in group.members:
             path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
             module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
-            lines += where_held(lowering, group, path, Line(call(function.name, module), "", function.note))
+            calls = [Line(call(name, module), "", wait.note) for name in wait.functions]
+            lines += where_held(lowering, group, path, *calls)
         body += blocks.loop(lines)
     return body
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The function that makes a module wait, and the line that makes it communicate."""
+    """The functions that make a module wait, and the line that makes it communicate."""
 
-    name: str
+    functions: tuple[str, ...]
     note: Note
 
 
@@ -177,11 +179,14 @@ def _eager_collectives(lowering: Lowering, compiled: Rules) -> Iterator[tuple[st
     for path, rule in lowering.assignment(shard).items():
         if path not in lowering.manifest.modules or any(above in compiled for above in (path, *holders(path))):
             continue
-        if isinstance(rule.treatment, Inputs):
-            if any(path in holders(held) for held in compiled):
-                yield path, Wait("wait_for_inputs", rule_note(rule))
-        elif _communicates(rule.treatment):
-            yield path, Wait("wait_for_output", rule_note(rule))
+        style = rule.treatment
+        waits = []
+        if isinstance(style, Inputs) and any(path in holders(held) for held in compiled):
+            waits.append("wait_for_inputs")
+        if _communicates(style.then if isinstance(style, Inputs) else style):
+            waits.append("wait_for_output")
+        if waits:
+            yield path, Wait(tuple(waits), rule_note(rule))
 
 
 def _communicates(style: object) -> bool:

@@ -77,7 +77,7 @@ def _inputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Gro
     """Layouts for every argument that the module's forward gets: those by position, then those by keyword."""
     info = lowering.manifest.modules[path]
     names = (*info.inputs, *info.keyword_inputs)
-    before, after = _pairs(lowering, rule, names, path, "inputs")
+    before, after = _pairs(lowering, rule, rule.treatment, names, path)
     split = len(info.inputs)
     options: dict[str, Node | None] = {}
     if any(item is not None for item in before[:split]):
@@ -88,26 +88,32 @@ def _inputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Gro
         for option, values in (("input_kwarg_layouts", before), ("desired_input_kwarg_layouts", after)):
             entries = [(name, _or_none(values[index], draft), None) for name, index in keywords]
             options[option] = dictionary(entries)
-    return _made("PrepareModuleInput", draft, **options)
-
-
-def _outputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
-    count = max(1, len(lowering.manifest.modules[path].outputs))
-    names = tuple(str(index) for index in range(count))
-    before, after = _pairs(lowering, rule, names, path, "outputs")
+    style = rule.treatment
+    if style.then is None:
+        return _made("PrepareModuleInput", draft, **options, use_local_output="True" if style.local else None)
+    leaving = _leaving(lowering, path, rule, style.then, draft)
     return _made(
-        "PrepareModuleOutput",
-        draft,
-        output_layouts=_tuple(before, draft),
-        desired_output_layouts=_tuple(after, draft),
+        "PrepareModuleInputOutput", draft, **options, use_local_input="True" if style.local else None, **leaving
     )
 
 
+def _outputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+    return _made("PrepareModuleOutput", draft, **_leaving(lowering, path, rule, rule.treatment, draft))
+
+
+def _leaving(lowering: Lowering, path: str, rule: Rule[Any], style: Outputs, draft: Draft) -> dict[str, Node]:
+    """Layouts for every tensor that the module's forward returns."""
+    count = max(1, len(lowering.manifest.modules[path].outputs))
+    names = tuple(str(index) for index in range(count))
+    before, after = _pairs(lowering, rule, style, names, path)
+    return {"output_layouts": _tuple(before, draft), "desired_output_layouts": _tuple(after, draft)}
+
+
 def _pairs(
-    lowering: Lowering, rule: Rule[Any], names: tuple[str, ...], path: str, what: str
+    lowering: Lowering, rule: Rule[Any], style: Inputs | Outputs, names: tuple[str, ...], path: str
 ) -> tuple[Layouts, Layouts]:
     """The layouts before and after for each of the module's inputs or outputs; None leaves one as it is."""
-    before, after = _listed(rule.treatment.source), _listed(rule.treatment.target)
+    before, after, what = _listed(style.source), _listed(style.target), style.name
     if not names:
         lowering.refuse(
             rule_span(rule),

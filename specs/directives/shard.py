@@ -50,19 +50,6 @@ class SequenceStyle(Treatment):
     dim: int = option(Integer(minimum=0), doc="The sequence dim of the activations.", default=1)
 
 
-class Inputs(Treatment):
-    """Changes the layout of a module's inputs (`PrepareModuleInput`)."""
-
-    name: ClassVar[str] = "inputs"
-
-    source: Layout | tuple[Layout | str, ...] = option(
-        LAYOUTS,
-        name="from",
-        doc="Layout in which inputs arrive: one for the first, or a list, `none` to leave one.",
-    )
-    target: Layout | tuple[Layout | str, ...] = option(LAYOUTS, name="to", doc="Layout in which the module wants them.")
-
-
 class Outputs(Treatment):
     """Changes the layout of a module's outputs (`PrepareModuleOutput`)."""
 
@@ -73,6 +60,33 @@ class Outputs(Treatment):
     )
     target: Layout | tuple[Layout | str, ...] = option(
         LAYOUTS, name="to", doc="Layout in which the next module wants them."
+    )
+
+
+class Inputs(Treatment):
+    """Changes the layout of a module's inputs (`PrepareModuleInput`), and of its outputs where `then` says so.
+
+    A module inside of which nothing is placed on `tp`, such as a mixture of experts, has plain weights and takes plain
+    tensors: `local = true`.
+    """
+
+    name: ClassVar[str] = "inputs"
+
+    source: Layout | tuple[Layout | str, ...] = option(
+        LAYOUTS,
+        name="from",
+        doc="Layout in which inputs arrive: one for the first, or a list, `none` to leave one.",
+    )
+    target: Layout | tuple[Layout | str, ...] = option(LAYOUTS, name="to", doc="Layout in which the module wants them.")
+    local: bool = option(
+        Boolean(),
+        doc="Give the module plain tensors, this rank's part of them, in place of DTensors.",
+        default=False,
+    )
+    then: Outputs | None = option(
+        Calls((Outputs,)),
+        doc="What becomes of the module's outputs (`PrepareModuleInputOutput`); by default they leave as they are.",
+        default=None,
     )
 
 
@@ -93,6 +107,13 @@ class Experts(Treatment):
         ),
         default=None,
     )
+
+
+def conversions(style: object) -> tuple[Inputs | Outputs, ...]:
+    """The changes of layout that a style is: those of the inputs, of the outputs, or both; none of another style."""
+    if isinstance(style, Inputs):
+        return (style,) if style.then is None else (style, style.then)
+    return (style,) if isinstance(style, Outputs) else ()
 
 
 Style = Colwise | Rowwise | SequenceStyle | Inputs | Outputs | Experts | Replicated | Sharded | Partial

@@ -26,6 +26,19 @@ shard on tp {
   output                           = colwise(loss_parallel = true)
 }
 """
+SEQUENCE = """\
+shard on tp {
+  tok_embeddings                  = rowwise(output = shard(1))
+  layers.*.{attention, ffn}_norm  = sequence
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise(output = shard(1))
+  layers.*.feed_forward           = inputs(
+    from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))
+  norm                            = sequence
+  output                          = colwise(input = shard(1), loss_parallel = true)
+}
+"""
 
 PLANS = {
     "two groups": f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}{DOUBLE}",
@@ -52,6 +65,11 @@ mesh (dp_shard = 2, tp = 2, ep = 2)
 {ATTENTION}{EXPERTS}
 fsdp on dp_shard {UNITS}
 checkpoint {{ layers.* = full }}
+{DOUBLE}""",
+    "beside tensor and sequence parallel": f"""
+mesh (dp_shard = 2, tp = 2, ep = 2)
+{SEQUENCE}{EXPERTS}
+fsdp on dp_shard {UNITS}
 {DOUBLE}""",
     "beside context ranks that hold the same": f"""
 mesh (dp_shard = 2, cp = 2, ep = 2)

@@ -439,3 +439,37 @@ def test_a_mixture_of_experts_follows_its_router() -> None:
     assert layout_codes(plan(sequence, experts)) == {"LP414"}
     gathered = {**sequence, "layers.*.feed_forward": "inputs(from = shard(1), to = replicate)"}
     assert layout_codes(plan(gathered, experts)) == {"LP420"}
+    whole = {**sequence, "layers.*.feed_forward": "inputs(from = shard(1), to = replicate, local = true)"}
+    assert layout_codes(plan(whole, experts)) == {"LP412"}
+    both = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
+    assert layout_codes(plan({**sequence, "layers.*.feed_forward": both}, experts)) == set()
+
+
+@pytest.mark.parametrize(
+    ("style", "code", "words"),
+    [
+        ("inputs(from = replicate, to = replicate, then = outputs(from = replicate, to = shard(1)))", "LP412",
+         "`layers.*.attention` expects `replicate`, and `shard(1)` arrives"),
+        ("inputs(from = shard(1), to = replicate, then = outputs(from = replicate, to = shard(1)))", "LP412",
+         "`layers.*.attention` expects `replicate`, and `shard(1)` arrives"),
+        ("inputs(from = shard(1), to = replicate, then = outputs(from = shard(1), to = partial))", "LP415", "summands"),
+        ("inputs(from = shard(1), to = replicate, then = outputs(from = [shard(1), none], to = [replicate, none]))",
+         "LP410", "has 1 output"),
+    ],
+)  # fmt: skip
+def test_what_a_module_takes_and_gives_is_said_in_one_rule(style: str, code: str, words: str) -> None:
+    """The attention ends in `rowwise(output = shard(1))`, so that its output is no whole tensor."""
+    text = f"{HEAD}{plan({**SEQUENCE_PARALLEL, 'layers.*.attention': style})}"
+    found = [item for item in lint(text, "x.plan", directory=Path()).diagnostics if item.severity == "error"]
+    messages = [item.message for item in found if item.code == code]
+    assert any(words in item for item in messages), messages
+
+
+def test_a_path_with_a_star_is_one_name_and_its_verb_agrees() -> None:
+    styles = {path: style for path, style in SEQUENCE_PARALLEL.items() if "norm" not in path}
+    found = lint(f"{HEAD}{plan(styles)}", "x.plan", directory=Path()).diagnostics
+    messages = [item.message for item in found if item.code == "LP414"]
+    assert messages
+    for text in messages:
+        names, _, verb = text.partition(" no style")[0].rpartition(" ")
+        assert verb == ("have" if " and " in names else "has"), text
