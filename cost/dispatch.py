@@ -80,6 +80,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             read_from_device(args[0].itemsize)
             return READ_VALUE
         inputs = [item for item in tensors((args, tuple(kwargs.values()))) if is_simulated(item)]
+        if known.treatment == "wait" and inputs:
+            # The real kernel returns its argument; the fake one would return a new tensor, and end the argument's life.
+            capture.locate()
+            self._wait(inputs)
+            return inputs[0]
         before = {item.untyped_storage()._cdata for item in inputs}
         out = self.results.of(func, known, args, kwargs)
         results = [item for item in tensors(out) if is_simulated(item)]
@@ -87,9 +92,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._on_host(func, known, args, kwargs, out)
             return out
         capture.locate()
-        if known.treatment == "wait":
-            self._wait(inputs)
-        elif known.treatment == "collective":
+        if known.treatment == "collective":
             self._collective(known, args, out, inputs, results)
         elif known.treatment == "copy" and (moved := self._host_copy(known, args, kwargs, inputs, results)):
             capture.record(moved)
