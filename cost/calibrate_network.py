@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,38 @@ def collectives(
 ) -> dict[str, dict[str, Any]]:
     """The collectives among the ranks of ``group``, by kind and number of ranks; all ranks measure together.
 
-    A time is that of the slowest rank, and of several repetitions the least.
+    A time is that of the slowest rank, and of several repetitions the least; on a cpu, whose cores the ranks share with
+    each other and with gloo's own threads, the median. On a cpu also parts of the group are measured, as mesh axes cut
+    it: all parts of equal size at the same time.
     """
+    world = dist.get_world_size(group)
+    parts = [count for count in range(2, world) if world % count == 0 and device == "cpu"]
+    links: dict[str, dict[str, Any]] = {}
+    for count in (*parts, world):
+        part = group if count == world else _part_of(group, count)
+        found = _among(part, group, device, seconds / (len(parts) + 1), progress)
+        for kind, curves in found.items():
+            links.setdefault(kind, {}).update(curves)
+    return links
+
+
+def _part_of(group: dist.ProcessGroup, count: int) -> dist.ProcessGroup:
+    """The part to which this rank belongs, of those of ``count`` neighbours."""
+    everyone = dist.get_process_group_ranks(group)
+    parts = [dist.new_group(everyone[first : first + count]) for first in range(0, len(everyone), count)]
+    own = parts[dist.get_rank(group) // count]
+    assert isinstance(own, dist.ProcessGroup)
+    return own
+
+
+def _among(
+    group: dist.ProcessGroup,
+    everyone: dist.ProcessGroup,
+    device: str,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """The collectives among the ranks of ``group``, one of those into which ``everyone`` is cut."""
     ranks = dist.get_world_size(group)
     largest = 2**24 if device == "cpu" else 2**30
     sizes = [2**power for power in range(10, int(math.log2(largest)) + 1, 2)]
@@ -41,7 +72,7 @@ def collectives(
             run = _collective(kind, size, group, device)
             if run is None:
                 break
-            points.append([float(size), _together(run, share, group, device)])
+            points.append([float(size), _together(run, share, everyone, device)])
         if points:
             members = 2 if kind == "send" else ranks
             rates = [wire_bytes(kind, size, members) / time for size, time in points]
@@ -57,14 +88,14 @@ def collectives(
 
 
 def _together(run: Callable[[], object], seconds: float, group: dist.ProcessGroup, device: str) -> float:
-    """The least, over repetitions, of the slowest rank's time; the number of repetitions is the same on all."""
+    """The slowest rank's time over repetitions, whose number is the same on all: the least, on a cpu the median."""
     run()
     begin = time.perf_counter()
     run()
     once = torch.tensor([time.perf_counter() - begin], device=device)
     dist.all_reduce(once, op=dist.ReduceOp.MAX, group=group)
     repetitions = max(3, min(100, int(seconds / max(float(once), 1e-6))))
-    best = math.inf
+    times = []
     for _ in range(repetitions):
         dist.barrier(group)
         start = time.perf_counter()
@@ -73,8 +104,8 @@ def _together(run: Callable[[], object], seconds: float, group: dist.ProcessGrou
             torch.cuda.synchronize()
         slowest = torch.tensor([time.perf_counter() - start], device=device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
-        best = min(best, float(slowest))
-    return best
+        times.append(float(slowest))
+    return statistics.median(times) if device == "cpu" else min(times)
 
 
 def _collective(kind: CollectiveKind, size: int, group: dist.ProcessGroup, device: str) -> Callable[[], object] | None:

@@ -79,7 +79,7 @@ def _forget_meshes() -> None:
 
     They are equal to those of this one, and name groups that are gone or that have other ranks now.
     """
-    _clear_sharding_prop_cache()
+    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
     split_off_experts.cache_clear()
@@ -156,7 +156,7 @@ def _patched_meshes() -> Iterator[None]:
             else:
                 stack.enter_context(replaced(DeviceMesh, name, _outside_fake(method)))
         # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
-        made = _outside_fake(_fully_shard._get_post_forward_mesh_info)
+        made = _outside_fake(_fully_shard.__dict__["_get_post_forward_mesh_info"])
         stack.enter_context(replaced(_fully_shard, "_get_post_forward_mesh_info", made))
         yield
 

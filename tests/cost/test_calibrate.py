@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from legoai.cost.calibrate import measure, three_segments
+from legoai.cost.calibrate_movement import three_segments
 from legoai.cost.calibrate_run import NoDeviceError, calibrate_machine, profile_beside
+from legoai.cost.calibrate_timing import measure
 from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import Movement, Product

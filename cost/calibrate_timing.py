@@ -1,0 +1,109 @@
+"""How long does something take on this machine, alone or while every rank of the host does the same?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+_TOGETHER: float = 5e-3
+"""Seconds of one repetition where ranks share the host: longer than a slice of the scheduler (3 ms on Linux)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Seconds that a calibration may still take; measurements end when their share is over."""
+
+    deadline: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Budget:
+        """From now on."""
+        return cls(time.perf_counter() + seconds)
+
+    def left(self) -> float:
+        """Seconds that are left; never negative."""
+        return max(0.0, self.deadline - time.perf_counter())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timer:
+    """Measures on a device.
+
+    Attributes:
+        device: torch's device type.
+        group: ranks that share what they compute with: the cores and the memory of one host. All of them run the same
+            at the same time, as they do in a training, and a time is what it is then. None measures this process alone.
+    """
+
+    device: str
+    group: dist.ProcessGroup | None = None
+
+    def seconds(self, run: Callable[[], object], budget: float) -> float:
+        """Seconds of ``run`` within about ``budget`` seconds: alone the least, together the median of means."""
+        if self.group is None:
+            return measure(run, self.device, budget)[0]
+        run()
+        begin = time.perf_counter()
+        run()
+        once = self._agreed(max(time.perf_counter() - begin, 1e-7))
+        inner = max(1, min(10_000, math.ceil(_TOGETHER / once)))
+        times = []
+        for _ in range(int(min(20, max(3, budget / (inner * once))))):
+            self._agreed(0.0)
+            start = time.perf_counter()
+            for _ in range(inner):
+                run()
+            times.append((time.perf_counter() - start) / inner)
+        return statistics.median(times)
+
+    def goes_on(self, budget: Budget) -> bool:
+        """Whether a budget has something left, by the clock of the first rank."""
+        if self.group is None:
+            return budget.left() > 0.0
+        left = torch.tensor([budget.left()], dtype=torch.float64)
+        dist.broadcast(left, src=dist.get_global_rank(self.group, 0), group=self.group)
+        return bool(left > 0.0)
+
+    def _agreed(self, value: float) -> float:
+        """The largest of the ranks' values; all ranks are there when it is known."""
+        largest = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self.group)
+        return float(largest)
+
+
+def measure(run: Callable[[], object], device: str, budget: float) -> tuple[float, float]:
+    """The least and the 75th percentile of the seconds of ``run``, over repetitions within ``budget`` seconds.
+
+    Each repetition runs often enough to last half a millisecond. Other work of the machine only ever adds to a time, so
+    that the least is the machine's own.
+    """
+    finish = torch.cuda.synchronize if device == "cuda" else _nothing
+    run()
+    finish()
+    begin = time.perf_counter()
+    run()
+    finish()
+    once = max(time.perf_counter() - begin, 1e-7)
+    inner = max(1, min(1000, math.ceil(5e-4 / once)))
+    times: list[float] = []
+    end = begin + budget
+    while len(times) < 5 or (time.perf_counter() < end and len(times) < 200):
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        finish()
+        times.append((time.perf_counter() - start) / inner)
+        if once * inner > budget and len(times) >= 2:
+            break
+    times.sort()
+    return times[0], times[int(0.75 * (len(times) - 1))]
+
+
+def _nothing() -> None:
+    return None
