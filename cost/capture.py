@@ -31,6 +31,7 @@ from legoai.cost.device import (
 from legoai.cost.dispatch import Dispatch
 from legoai.cost.host import host_memory
 from legoai.cost.recorder import Capture
+from legoai.cost.repeat_actions import UnequalError
 from legoai.cost.replay import repeat_micro_batches
 from legoai.cost.simulation import simulated_device
 from legoai.cost.tape import Tape
@@ -80,7 +81,7 @@ def capture(
     if not 0 <= rank < world:
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
     if replay:
-        for blocks_left_out in (True, False):
+        for blocks_left_out in (True, False) if isinstance(program, str) and treats_alike(program) else (False,):
             found = _shortened(program, world=world, rank=rank, kind=kind, blocks_left_out=blocks_left_out)
             if found is not None:
                 return found
@@ -92,9 +93,10 @@ def _shortened(
     program: str | types.ModuleType | Trainer, *, world: int, rank: int, kind: Kind, blocks_left_out: bool
 ) -> Trace | None:
     """Take few micro batches, and perhaps few blocks, and repeat them; None where they are not equal."""
-    blocks_left_out = blocks_left_out and isinstance(program, str) and treats_alike(program)
     try:
         taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, blocks_left_out=blocks_left_out)
+    except UnequalError:
+        return None
     except SimulationError:
         if blocks_left_out:
             return None  # the program may need all of its blocks

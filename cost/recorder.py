@@ -71,6 +71,7 @@ class Capture(Recorder):
         self.outside: Phase = "setup"
         self.micro_batch = 0
         self.staged = False
+        self.step = 0
         self.starts: list[int] = []
         self.started: list[str] = []
         self.gradient_module = ""
@@ -109,6 +110,7 @@ class Capture(Recorder):
     def begin_step(self, number: int) -> None:
         """Note that a step begins."""
         self.micro_batch = 0
+        self.step = number
         self.record(Mark(f"step {number}"))
         if self.staged:
             self.starts, self.started = [], []
@@ -264,6 +266,13 @@ class Capture(Recorder):
             )
         )
         return True
+
+    def adopt(self, tensor: torch.Tensor, number: int) -> None:
+        """Let the storage of a tensor be the one of a number, whose allocation is recorded already."""
+        storage = tensor.untyped_storage()
+        ref = StorageRef(storage, self._freed)
+        ref.key, ref.number = storage._cdata, number
+        self.storages[ref.key] = ref
 
     def _freed(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(ref, StorageRef)

@@ -25,8 +25,9 @@ from torch.distributed.pipelining._utils import InferenceMode
 from legoai.cost.device import SimulationError
 from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.recorder import Capture
+from legoai.cost.repeat_actions import Repeats
 from legoai.cost.simulation import replaced
-from legoai.cost.trace import Mark
+from legoai.cost.trace import Mark, Phase
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
@@ -34,20 +35,27 @@ from legoai.runtime.pipeline import PipelineSchedule
 _OF_PARAMETERS: Final = ("UNSHARD", "RESHARD")
 
 
-def listened_to(trainer: Trainer, recorder: Capture) -> Trainer:
-    """Return the trainer with a pipeline whose stages and schedule tell the recorder of their actions."""
+def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) -> Trainer:
+    """Return the trainer with a pipeline whose stages and schedule tell the recorder of their actions.
+
+    Args:
+        trainer: of the program.
+        recorder: is told.
+        repeat: whether actions that are equal are run only a few times; see :mod:`legoai.cost.repeat_actions`.
+    """
     pipeline = trainer.pipeline
     if pipeline is None:
         return trainer
+    repeats = Repeats(recorder, pipeline.microbatches if repeat else 0)
 
     def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: Any) -> PipelineStage:
         stage = pipeline.build_stage(model, index, mesh, device)
-        _listen_to_stage(stage, recorder)
+        _Stage(stage, recorder, repeats)
         return stage
 
     def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> PipelineSchedule:
         schedule = pipeline.build_schedule(stages, loss)
-        _listen_to_schedule(schedule, recorder)
+        _listen_to_schedule(schedule, recorder, repeats)
         return schedule
 
     return dataclasses.replace(
@@ -55,8 +63,8 @@ def listened_to(trainer: Trainer, recorder: Capture) -> Trainer:
     )
 
 
-def _begin(recorder: Capture, name: str) -> None:
-    recorder.begin_action("forward" if "F" in name and "_" not in name else "backward")
+def _begin(recorder: Capture, name: str, phase: Phase) -> None:
+    recorder.begin_action(phase)
     recorder.record(Mark(f"{ACTION}{name}"))
 
 
@@ -65,58 +73,125 @@ def _end(recorder: Capture, name: str) -> None:
     recorder.record(Mark(f"{END_ACTION}{name}"))
 
 
-def _listen_to_stage(stage: Any, recorder: Capture) -> None:
-    """Mark what the methods of a stage do; the schedules call nothing else of it that computes."""
-    forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
-    weights, reduce = stage.backward_weight_one_chunk, stage.perform_reduce_grad
+class _Stage:
+    """Puts itself in the place of those methods of a stage that compute; a schedule calls no others.
 
-    @functools.wraps(forward)
-    def forward_one_chunk(micro_batch: int, *args: Any, **kwargs: Any) -> Any:
-        _begin(recorder, f"{stage.stage_index}F{micro_batch}")
-        output = forward(micro_batch, *args, **kwargs)
+    Args:
+        stage: of torch.
+        recorder: is told.
+        repeats: decides what is run.
+    """
+
+    def __init__(self, stage: Any, recorder: Capture, repeats: Repeats) -> None:
+        self.stage, self.recorder, self.repeats = stage, recorder, repeats
+        self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
+        self.weights, self.reduce = stage.backward_weight_one_chunk, stage.perform_reduce_grad
+        stage.forward_one_chunk, stage.backward_one_chunk = self.forward_one_chunk, self.backward_one_chunk
+        stage.backward_weight_one_chunk = self.backward_weight_one_chunk
+        stage.perform_reduce_grad = self.perform_reduce_grad
+
+    def forward_one_chunk(self, micro_batch: int, args: tuple[Any, ...], *rest: Any, **kwargs: Any) -> Any:
+        """Forward of one micro batch."""
+        stage, repeats = self.stage, self.repeats
+        action = (stage.stage_index, "F", micro_batch)
+        _begin(self.recorder, f"{stage.stage_index}F{micro_batch}", "forward")
+        start = len(self.recorder.records)
+        if repeats.runs(micro_batch):
+            output = self.forward(micro_batch, args, *rest, **kwargs)
+            repeats.ran(action, start, stage.fwd_cache[micro_batch][0])
+        else:
+            outputs = tuple(repeats.write(action, lambda: None))
+            inputs = list(args) if stage.is_first else [item.buffer for item in stage.args_recv_info[micro_batch]]
+            stage.fwd_cache[micro_batch] = (outputs, inputs)
+            output = outputs[0] if len(outputs) == 1 else outputs
         if not stage.is_last:  # else its loss is still to come
-            _end(recorder, f"{stage.stage_index}F{micro_batch}")
+            _end(self.recorder, f"{stage.stage_index}F{micro_batch}")
         return output
 
-    @functools.wraps(backward)
-    def backward_one_chunk(micro_batch: int, loss: Any = None, full_backward: bool = True, **kwargs: Any) -> None:
-        name = f"{stage.stage_index}{'B' if full_backward else 'I'}{micro_batch}"
-        _begin(recorder, name)
-        backward(micro_batch, loss=loss, full_backward=full_backward, **kwargs)
-        _end(recorder, name)
+    def backward_one_chunk(
+        self, micro_batch: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Backward of one micro batch, of all or of the input alone."""
+        stage, repeats, kind = self.stage, self.repeats, "B" if full_backward else "I"
+        action = (stage.stage_index, kind, micro_batch)
+        name = f"{stage.stage_index}{kind}{micro_batch}"
+        _begin(self.recorder, name, "backward")
+        start = len(self.recorder.records)
+        if repeats.runs(micro_batch):
+            self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
+            gradients = stage.bwd_cache[micro_batch]
+            repeats.ran(action, start, gradients, self._on_buffers(micro_batch, gradients))
+        else:
+            held = [stage.fwd_cache.pop(micro_batch)]
+            gradients = tuple(repeats.write(action, held.clear))
+            if full_backward:
+                held.clear()
+            else:  # what the stage returned lives on where the gradients of the weights need it
+                stage.backward_state[micro_batch] = held
+                stage.dw_runner[micro_batch] = None
+            stage.bwd_cache[micro_batch] = gradients
+            for place, on_buffer in enumerate(repeats.patterns[stage.stage_index, kind].on_buffers):
+                if on_buffer:
+                    stage.args_recv_info[micro_batch][place].buffer.grad = gradients[place]
+        _end(self.recorder, name)
 
-    @functools.wraps(weights)
-    def backward_weight_one_chunk(micro_batch: int, **kwargs: Any) -> None:
-        _begin(recorder, f"{stage.stage_index}W{micro_batch}")
-        weights(micro_batch, **kwargs)
-        _end(recorder, f"{stage.stage_index}W{micro_batch}")
+    def _on_buffers(self, micro_batch: int, gradients: tuple[Any, ...]) -> tuple[bool, ...]:
+        """For each input, whether its gradient is kept as that of the buffer in which it was received."""
+        if self.stage.is_first:
+            return ()
+        buffers = [item.buffer for item in self.stage.args_recv_info[micro_batch]]
+        return tuple(
+            gradient is not None and buffer is not None and buffer.grad is gradient
+            for buffer, gradient in zip(buffers, gradients, strict=False)
+        )
 
-    @functools.wraps(reduce)
-    def perform_reduce_grad(scale: int) -> None:
-        _begin(recorder, f"{stage.stage_index}REDUCE_GRAD")
-        reduce(scale)
-        _end(recorder, f"{stage.stage_index}REDUCE_GRAD")
+    def backward_weight_one_chunk(self, micro_batch: int, last_backward: bool = False) -> None:
+        """The gradients of the weights of one micro batch."""
+        stage, repeats = self.stage, self.repeats
+        action = (stage.stage_index, "W", micro_batch)
+        name = f"{stage.stage_index}W{micro_batch}"
+        _begin(self.recorder, name, "backward")
+        start = len(self.recorder.records)
+        if repeats.runs(micro_batch):
+            self.weights(micro_batch, last_backward=last_backward)
+            repeats.ran(action, start, ())
+        else:
+            held = stage.backward_state.pop(micro_batch)
+            repeats.write(action, held.clear)
+            held.clear()
+        _end(self.recorder, name)
 
-    stage.forward_one_chunk, stage.backward_one_chunk = forward_one_chunk, backward_one_chunk
-    stage.backward_weight_one_chunk, stage.perform_reduce_grad = backward_weight_one_chunk, perform_reduce_grad
+    def perform_reduce_grad(self, scale: int) -> None:
+        """What follows the last backward of a pass."""
+        name = f"{self.stage.stage_index}REDUCE_GRAD"
+        _begin(self.recorder, name, "backward")
+        self.reduce(scale)
+        _end(self.recorder, name)
 
 
-def _listen_to_schedule(schedule: Any, recorder: Capture) -> None:
-    """Mark what the schedule itself computes, the losses, and hear when a pass ends."""
+def _listen_to_schedule(schedule: Any, recorder: Capture, repeats: Repeats) -> None:
+    """Mark what the schedule itself computes, the losses, and hear when a pass begins and ends."""
     compute: Callable[..., None] = schedule._maybe_compute_loss
     step: Callable[..., Any] = schedule.step
 
     @functools.wraps(step)
     def one_pass(*args: Any, **kwargs: Any) -> Any:
+        repeats.begin_pass()
         result = step(*args, **kwargs)
         recorder.end_pass()
         return result
 
     @functools.wraps(compute)
     def maybe_compute_loss(stage: Any, output: Any, targets: Any, micro_batch: int, *args: Any) -> None:
-        compute(stage, output, targets, micro_batch, *args)
-        if stage.is_last:
-            _end(recorder, f"{stage.stage_index}F{micro_batch}")
+        if not stage.is_last:
+            return
+        action, start = (stage.stage_index, "L", micro_batch), len(recorder.records)
+        if repeats.runs(micro_batch):
+            compute(stage, output, targets, micro_batch, *args)
+            repeats.ran(action, start, schedule._internal_losses[-1:])
+        else:
+            schedule._internal_losses += repeats.write(action, lambda: None)
+        _end(recorder, f"{stage.stage_index}F{micro_batch}")
 
     schedule._maybe_compute_loss, schedule.step = maybe_compute_loss, one_pass
 

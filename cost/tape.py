@@ -188,6 +188,11 @@ class Tape:
         return tuple(result)
 
 
+def renamed(record: Record, number: int) -> Record:
+    """Return a record that has a number with another one."""
+    return _RENAMED[type(record)](record, number)
+
+
 def alike(first: Record, second: Record) -> bool:
     """Whether two records are equal, whatever their numbers are, and whichever micro batch they begin."""
     kind = type(first)
