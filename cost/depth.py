@@ -48,13 +48,19 @@ def treats_alike(program: str) -> bool:
     return all(_is_blind(node) for function in functions for node in ast.walk(function))
 
 
-_BEFORE_BLOCKS: Final = frozenset({"build_model", "build_mesh", "build_optimizer", "build_lr_scheduler", "trainer"})
+_BEFORE_BLOCKS: Final = frozenset(
+    {"build_lr_scheduler", "build_mesh", "build_model", "build_optimizer", "build_stage", "trainer"}
+)
 
 
 def _is_blind(node: ast.AST) -> bool:
     """Whether a piece of a program cannot tell one block from another."""
     match node:
-        case ast.Compare() | ast.While() | ast.If() | ast.IfExp() | ast.BoolOp() | ast.Lambda():
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
+        case ast.If(test=test) | ast.IfExp(test=test):
+            return isinstance(test, ast.Compare)
+        case ast.Compare() | ast.While() | ast.BoolOp():
             return False
         case ast.Call(func=ast.Name(id=name)):
             return name not in _TELLING
