@@ -315,7 +315,9 @@ class TiedAcrossStages(Check):
                     f"{listed(group)} are one parameter, and lie on different stages",
                     label=f"{stages} stages",
                     others=[Label(context.place(context.plan.model, "family"), "this model shares the parameter")],
-                    help=["give each place a parameter of its own (`tie_embeddings = false` in the built-in models)"],
+                    help=[
+                        "give each place a parameter of its own (`tie_embeddings = false`, or `tie_word_embeddings = false` of a Hugging Face config)"
+                    ],
                 )
 
 

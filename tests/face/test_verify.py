@@ -199,14 +199,26 @@ def children() -> set[int]:
 
 def test_a_sharded_plan_computes_what_one_device_computes(capsys: pytest.CaptureFixture[str]):
     before = children()
-    status, out, _ = verified(capsys, SHARDED)
+    status, out, err = verified(capsys, SHARDED, "--program", "small.py")
     assert status == 0, out
+    assert "wrote small.py; start it with: torchrun --nproc-per-node 2 small.py --device cpu" in err
+    assert "torchrun --nproc-per-node 2 " in Path("small.py").read_text(encoding="utf-8")
     assert "a.plan: 2 ranks compute what one device computes" in out
     assert "precision: fp64 throughout" in out
     for kind in ("loss", "gradient norm", "gradients", "updates"):
         [line] = [line for line in out.splitlines() if line.startswith(f"  {kind} ")]
         assert "equal" in line
     assert len(children() - before) <= 1, "at most ps itself"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1F1B", "DualPipeV"])
+def test_a_pipeline_of_a_factory_computes_what_one_device_computes(schedule: str, capsys: pytest.CaptureFixture[str]):
+    Path("my_model.py").write_text(FACTORY, encoding="utf-8")
+    text = FACTORY_PLAN.replace("depth = 3", "depth = 5").replace("dp_shard = 2", "pp = 2").partition("fsdp")[0]
+    status, out, _ = verified(capsys, f"{text}pipeline on pp (schedule = {schedule})")
+    assert status == 0, out
+    assert "a.plan: 2 ranks compute what one device computes" in out
 
 
 def test_the_plans_own_dtypes_are_judged_by_looser_tolerances(capsys: pytest.CaptureFixture[str]):

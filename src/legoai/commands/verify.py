@@ -8,12 +8,13 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
 from legoai.dsl.lint import Linted
-from legoai.dsl.sources import UnreadableError, read_source
+from legoai.dsl.sources import UnreadableError, read_source, replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
@@ -39,6 +40,7 @@ examples:
   legoai verify plan.tiny                 in fp64, where rounding hides nothing
   legoai verify plan.tiny --ranks 2       with fewer processes
   legoai verify plan.tiny --dtype plan    in the plan's own dtypes, with looser tolerances
+  legoai verify plan.tiny --program x.py  and keep the program that was run
 """
 
 
@@ -56,6 +58,9 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=_steps, default=2, metavar="N", help="optimizer steps (default: 2)")
     parser.add_argument(
         "--dtype", choices=("fp64", "plan"), default="fp64", help="compute in fp64, or in the plan's dtypes"
+    )
+    parser.add_argument(
+        "--program", metavar="OUT", help="write the shrunken plan's program to this file too, to be started by hand"
     )
     add_resolution(parser)
 
@@ -91,6 +96,14 @@ def run(arguments: Namespace) -> int:
         return 1
     except CannotShrinkError as error:
         raise WrongUsage(f"{source.name} cannot be verified: {error}") from error
+    if arguments.program is not None:
+        try:
+            replace_file(Path(arguments.program), prepared.program.text)
+        except OSError as error:
+            raise WrongUsage(f"{arguments.program} cannot be written: {error.strerror}") from error
+        ranks = prepared.shrunken.plan.mesh.world_size
+        command = f"torchrun --nproc-per-node {ranks} {arguments.program} --device cpu"
+        print(f"wrote {arguments.program}; start it with: {command}", file=sys.stderr)
     return _run(arguments, linted, prepared)
 
 
