@@ -120,8 +120,10 @@ def _timeline(estimate: Estimate, curves: Mapping[int, Sequence[Point]]) -> Iter
     yield "<h2>Timeline and memory</h2>"
     yield '<div class="tools">'
     if len(estimate.ranks) > 1:
+        chosen = estimate.slowest.rank
         options = "".join(
-            f'<option value="{index}"{" selected" if item is estimate.slowest else ""}>rank {item.rank}, stage {item.stage}</option>'
+            f'<option value="{index}"{" selected" if item.rank == chosen else ""}>'
+            f"rank {item.rank}, stage {item.stage}</option>"
             for index, item in enumerate(estimate.ranks)
         )
         yield f'<select id="rank" aria-label="rank">{options}</select>'

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legoai.api import PlanError, cost, lint, load, lower
+    from legoai.api import PlanError, estimate, lint, load, lower
 
 __version__ = "0.1.0"
-__all__ = ["PlanError", "__version__", "cost", "lint", "load", "lower"]
+__all__ = ["PlanError", "__version__", "estimate", "lint", "load", "lower"]
 
 
 def __getattr__(name: str) -> Any:

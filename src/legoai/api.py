@@ -69,7 +69,7 @@ def lower(path: PathLike, *, settings: Mapping[str, str] | None = None, variant:
     return _lowered(path, settings, variant)[0]
 
 
-def cost(
+def estimate(
     path: PathLike,
     *,
     settings: Mapping[str, str] | None = None,
@@ -93,12 +93,12 @@ def cost(
         PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
         legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or nothing is known of its devices' speed.
     """
-    from legoai.cost.estimate import estimate
+    from legoai.cost.estimate import estimate as estimate_program
 
     program, plan, linted = _lowered(path, settings, variant)
     assert linted.context is not None
     assert linted.context.manifest is not None
-    return estimate(
+    return estimate_program(
         program, plan, linted.context.manifest, directory=linted.context.directory, profile=profile, rank=rank
     )
 

@@ -1,0 +1,181 @@
+"""The estimate joins what its rooms say, and measures what a plan requires."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import simulated
+
+import legoai
+from legoai.cost.estimate import CannotEstimateError
+from legoai.cost.machine import machine_of
+from legoai.cost.memory import memory
+from legoai.cost.profiles import ProfileError
+from legoai.cost.timeline import busy
+from legoai.specs.directives.cluster import ClusterUse
+
+PLAN = """plan small
+
+model   llama3("tiny")
+cluster {cluster}
+batch   (global = 16, micro = 2, seq_len = 128)
+mesh    (dp_shard = 4, tp = 2)
+
+shard on tp {{
+  layers.*.attention.{{wq, wk, wv}} = colwise
+  layers.*.attention.wo           = rowwise
+  layers.*.feed_forward.{{w1, w3}}  = colwise
+  layers.*.feed_forward.w2        = rowwise
+}}
+
+fsdp on dp_shard {{
+  layers.* = unit
+  root     = unit
+}}
+
+checkpoint {{ layers.{{0..1}} = full }}
+precision  (param = {dtype})
+clip       (norm = 1.0)
+
+{requires}
+"""
+
+REQUIRES = """require peak_memory <= 3MiB
+require reserved_memory <= 70GiB
+require step_time <= 1us
+require exposed_comm <= 99%
+require recompute <= 0.1%
+require mfu >= 99%
+require tokens_per_s >= 1"""
+
+
+def plan(folder: Path, *, cluster="h100_sxm", dtype="bf16", requires=REQUIRES) -> Path:
+    path = folder / "small.plan"
+    path.write_text(PLAN.format(cluster=cluster, dtype=dtype, requires=requires), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """What an estimate says of itself, taken in a fork."""
+    return simulated.in_a_fork(figures, plan(tmp_path_factory.mktemp("plans")))
+
+
+def figures(path: Path, **options) -> dict:
+    estimate = legoai.estimate(path, **options)
+    rank, one = estimate.ranks[0], estimate.ranks[0].breakdown
+    return {
+        "plan": (estimate.plan, estimate.digest, estimate.world_size, estimate.tokens_per_step),
+        "step": estimate.step_time,
+        "parts": (one.compute, one.exposed, one.copies, one.host, one.idle),
+        "busy": sum(end - start for start, end in busy(rank.intervals, ("compute",))),
+        "ends": (min(item.start for item in rank.intervals), max(item.end for item in rank.intervals)),
+        "active": (estimate.peak_active, memory(rank.trace).peak, estimate.peak_reserved),
+        "fits": estimate.fits,
+        "axes": dict(estimate.exposed_by_axis),
+        "exposed": estimate.exposed_communication,
+        "recompute": estimate.recompute,
+        "mfu": estimate.mfu,
+        "flops": estimate.model_flops,
+        "speed": estimate.tokens_per_second_per_device,
+        "hours": estimate.device_hours_per_trillion_tokens,
+        "models": dict(estimate.share_by_model),
+        "kept": [(item.requirement.metric, item.value, item.kept) for item in estimate.requirements],
+        "device": (estimate.machine.device.name, estimate.machine.profile.name, estimate.peak_flops),
+    }
+
+
+def test_an_estimate_names_its_plan(told: dict, tmp_path: Path):
+    loaded = legoai.load(plan(tmp_path))
+    assert told["plan"] == (loaded.name, loaded.digest, 8, 16 * 128)
+
+
+def test_the_second_step_is_told_whole(told: dict):
+    assert sum(told["parts"]) == pytest.approx(told["step"])
+    assert told["parts"][0] == pytest.approx(told["busy"])
+    first, last = told["ends"]
+    assert first >= 0 and last <= told["step"] * (1 + 1e-9)
+
+
+def test_throughput_follows_from_the_step(told: dict):
+    assert told["speed"] == pytest.approx(16 * 128 / told["step"] / 8)
+    assert told["mfu"] == pytest.approx(told["flops"] / told["step"] / 8 / 989.4e12)
+    assert told["hours"] == pytest.approx(1e12 / (told["speed"] * 3600))
+
+
+def test_memory_is_what_its_rooms_say(told: dict):
+    active, alone, reserved = told["active"]
+    assert active == alone <= reserved
+    assert told["fits"] is True
+
+
+def test_communication_is_told_by_axis_and_recomputation_apart(told: dict):
+    assert set(told["axes"]) <= {"dp_shard", "tp", "dp_shard+tp"}
+    assert sum(told["axes"].values()) == pytest.approx(told["exposed"])
+    assert 0 < told["recompute"] < told["parts"][0]
+
+
+def test_the_shares_of_models_add_up(told: dict):
+    assert sum(told["models"].values()) == pytest.approx(1)
+
+
+def test_every_requirement_is_measured(told: dict):
+    values = {(metric, kept): value for metric, value, kept in told["kept"]}
+    assert values["peak_memory", False] == told["active"][0]
+    assert values["reserved_memory", True] == told["active"][2]
+    assert values["step_time", False] == told["step"]
+    assert values["exposed_comm", True] == pytest.approx(told["exposed"] / told["step"])
+    assert values["recompute", False] == pytest.approx(told["recompute"] / told["step"])
+    assert values["mfu", False] == told["mfu"]
+    assert values["tokens_per_s", True] == told["speed"]
+
+
+def test_a_device_may_be_replaced_and_a_slower_one_takes_longer(told: dict, tmp_path: Path):
+    other = simulated.in_a_fork(figures, plan(tmp_path), profile="a100_sxm80")
+    assert other["device"] == ("a100_sxm80", "a100_sxm80", 312e12)
+    assert other["flops"] == told["flops"]
+    assert other["parts"][0] > told["parts"][0]
+
+
+def test_uneven_shards_are_largest_on_the_first_rank(tmp_path: Path):
+    """torch.chunk gives 86 rows to the first two of three ranks and 84 to the last, of 256."""
+    path = tmp_path / "uneven.plan"
+    text = PLAN.format(cluster="h100_sxm(devices = 3)", dtype="bf16", requires="").replace(
+        "dp_shard = 4, tp = 2", "dp_shard = 3"
+    )
+    path.write_text(
+        text.partition("shard on tp")[0].replace("global = 16", "global = 12")
+        + "fsdp on dp_shard { layers.* = unit }\n"
+    )
+    first, last = (simulated.in_a_fork(peak, path, rank) for rank in (0, 2))
+    assert first > last
+
+
+def peak(path: Path, rank: int) -> int:
+    return legoai.estimate(path, rank=rank).peak_active
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"profile": "h1000"}, "h1000"),
+        ({"profile": "missing.toml"}, "missing.toml"),
+        ({"profile": "missing.json.gz"}, "cannot be read"),
+        ({"rank": 8}, "no rank 8"),
+    ],
+)
+def test_what_cannot_be_costed_says_why(tmp_path: Path, options: dict, why: str):
+    with pytest.raises(CannotEstimateError, match=why):
+        legoai.estimate(plan(tmp_path), **options)
+
+
+def test_a_dtype_without_a_rate_is_refused():
+    with pytest.raises(ProfileError, match="fp16"):
+        machine_of(ClusterUse(device="cpu"), 1, directory=Path()).peak("fp16")
+
+
+def test_a_plan_with_errors_is_not_costed(tmp_path: Path):
+    path = plan(tmp_path, requires="checkpoint { layrs.* = full }")
+    with pytest.raises(legoai.PlanError):
+        legoai.estimate(path)
