@@ -92,7 +92,7 @@ class Results:
             return None
         self.mode, self.device = item.fake_mode, item.fake_device
         storage = item.untyped_storage()
-        shape, stride, offset = tuple(item.shape), item.stride(), item.storage_offset()
+        shape, stride, offset = tuple(item.shape), item.stride(), int(item.storage_offset())
         for place, other in enumerate(inputs):
             if other is item:
                 return _Result(place, None, (), 0, None)
@@ -119,7 +119,7 @@ class Results:
             else:
                 elem = torch.empty((0,), dtype=result.dtype, device="meta")
                 storage = inputs[result.argument].untyped_storage()
-                elem.set_(storage, result.offset, result.shape, result.stride)  # type: ignore[call-overload]
+                elem.set_(storage, result.offset, result.shape, result.stride)
             return FakeTensor(self.mode, elem, self.device)
 
 

@@ -13,15 +13,19 @@ some of the multiprocessors.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from legoai.cost.trace import (
+    Allocate,
+    Categorise,
     Collective,
     Copy,
+    Free,
     HostKernel,
     HostWaitDevice,
     HostWaitEvent,
@@ -29,6 +33,7 @@ from legoai.cost.trace import (
     Kernel,
     Mark,
     RecordEvent,
+    Resize,
     Trace,
     WaitEvent,
     WaitStream,
@@ -95,22 +100,34 @@ class Timeline:
     host_blocked: float
 
 
-@dataclass(slots=True)
 class _Node:
-    """An operation on its way through the simulation."""
+    """An operation on its way through the simulation.
 
-    order: int
-    record: Timed | None
-    cost: Cost
-    queue: str
-    waiting: int = 1
-    """Predecessors that are not complete; one of them is the host's dispatch."""
-    followers: list[_Node] = field(default_factory=list)
-    done: bool = False
-    start: float = 0.0
-    remaining: float = 0.0
+    Attributes:
+        waiting: predecessors that are not complete; one of them is the host's dispatch.
+        end: when it is complete if it runs and nothing changes; infinite until that is known.
+        factor: how much slower than alone it runs.
+    """
+
+    __slots__ = ("cost", "done", "end", "factor", "followers", "order", "queue", "record", "start", "waiting")
+
+    def __init__(self, order: int, record: Timed | None, cost: Cost, queue: str) -> None:
+        self.order = order
+        self.record = record
+        self.cost = cost
+        self.queue = queue
+        self.waiting = 1
+        self.followers: list[_Node] = []
+        self.done = False
+        self.start = 0.0
+        self.end = _NEVER
+        self.factor = 1.0
 
 
+_ON_DEVICE: Final = (Kernel, Collective, Copy)
+_MEMORY: Final = frozenset({Allocate, Categorise, Free, Resize})
+"""Records that take no time."""
+_NEVER: Final = float("inf")
 _INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
 
 
@@ -136,6 +153,9 @@ class _Simulation:
         self.works: dict[int, _Node] = {}
         self.ready: dict[Resource, list[tuple[int, _Node]]] = defaultdict(list)
         self.running: dict[Resource, _Node] = {}
+        self.retimed = True
+        """Whether what runs knows when it ends, since the last time that something began or ended."""
+        self.queues: dict[tuple[str, tuple[int, ...]], str] = {}
         self.intervals: list[Interval] = []
         self.blocked = 0.0
         self.order = 0
@@ -144,9 +164,11 @@ class _Simulation:
         marks: list[tuple[str, float]] = []
         host_time = 0.0
         for record in trace.records:
+            if type(record) in _MEMORY:
+                continue
             if isinstance(record, Mark):
                 marks.append((record.name, host_time))
-            elif isinstance(record, Kernel | Collective | Copy):
+            elif isinstance(record, _ON_DEVICE):
                 host_time += self.host.dispatch_seconds
                 self._advance(host_time)
                 node = self._put(record)
@@ -201,7 +223,7 @@ class _Simulation:
     def _pending(self, queue: str) -> list[_Node]:
         """What must be complete for all work of the queue so far to be complete."""
         last = self.last.get(queue)
-        return [*([last] if last is not None else []), *self.waits[queue]]
+        return self.waits[queue].copy() if last is None else [last, *self.waits[queue]]
 
     def _join(self, nodes: Sequence[_Node]) -> _Node:
         """A node that is complete when all of ``nodes`` are."""
@@ -212,13 +234,12 @@ class _Simulation:
         self._release(node)
         return node
 
-    def _put(self, record: Timed) -> _Node:
+    def _put(self, record: Kernel | Collective | Copy) -> _Node:
         stream = _stream(record.stream)
         queue = stream
         if isinstance(record, Collective):
-            queue = f"communicator {record.axis or ','.join(map(str, record.ranks))}"
+            queue = self._communicator(record)
         node = _Node(self._next(), record, self.cost(record), queue)
-        node.remaining = node.cost.seconds
         before = self._pending(stream)
         if queue != stream and queue in self.last:
             before.append(self.last[queue])
@@ -231,7 +252,19 @@ class _Simulation:
         self._release(node)
         return node
 
+    def _communicator(self, record: Collective) -> str:
+        key = (record.axis, ()) if record.axis else ("", record.ranks)
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = f"communicator {record.axis or ','.join(map(str, record.ranks))}"
+        return queue
+
     def _follow(self, node: _Node, before: Sequence[_Node]) -> None:
+        if len(before) == 1:
+            if not before[0].done:
+                before[0].followers.append(node)
+                node.waiting += 1
+            return
         for other in {id(item): item for item in before if not item.done}.values():
             other.followers.append(node)
             node.waiting += 1
@@ -256,7 +289,9 @@ class _Simulation:
             return
         _, node = heapq.heappop(self.ready[resource])
         node.start = self.now
+        node.end = self.now + node.cost.seconds
         self.running[resource] = node
+        self.retimed = False
 
     def _complete(self, node: _Node) -> None:
         node.done = True
@@ -266,25 +301,33 @@ class _Simulation:
             self._release(follower)
         node.followers.clear()
 
-    def _slowdown(self, resource: Resource) -> float:
+    def _retime(self) -> None:
+        """Slow the kernel that runs beside communication, or let it run freely again."""
+        self.retimed = True
+        node = self.running.get("compute")
+        if node is None:
+            return
         communicating = "intra_host" in self.running or "inter_host" in self.running
-        return self.host.compute_slowdown if resource == "compute" and communicating else 1.0
+        factor = self.host.compute_slowdown if communicating else 1.0
+        if factor != node.factor:
+            node.end = self.now + max(0.0, node.end - self.now) / node.factor * factor
+            node.factor = factor
 
     def _step(self, limit: float) -> bool:
         """Go to the next completion, or to ``limit`` if that comes first; whether something was completed."""
-        finish, first = float("inf"), None
+        if not self.retimed:
+            self._retime()
+        finish, first = _NEVER, None
         for resource, node in self.running.items():
-            at = self.now + node.remaining * self._slowdown(resource)
-            if at < finish:
-                finish, first = at, resource
-        until = min(finish, limit)
-        if until > self.now and until != float("inf"):
-            for resource, node in self.running.items():
-                node.remaining = max(0.0, node.remaining - (until - self.now) / self._slowdown(resource))
-            self.now = until
+            if node.end < finish:
+                finish, first = node.end, resource
         if first is None or finish > limit:
+            if self.now < limit != _NEVER:
+                self.now = limit
             return False
+        self.now = max(self.now, finish)
         node = self.running.pop(first)
+        self.retimed = False
         self._complete(node)
         self._start(first)
         return True
@@ -303,6 +346,7 @@ class _Simulation:
         return max(host_time, self.now)
 
 
+@functools.cache
 def _stream(number: int) -> str:
     return f"stream {number}"
 
