@@ -36,11 +36,11 @@ def even_routing() -> Iterator[None]:
         # Every rank of the group sends alike, to this one what it sends to its own place among them.
         return [sent, [sent[dist.get_rank() % len(sent)]] * len(sent)]
 
-    def rows_with_room(place: torch.Tensor, capacity: int, number: int) -> torch.Tensor:
+    def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
         if place.device.type != SIM:
-            return kept(place, capacity, number)
+            return kept(place, capacity, experts)
         read_from_device(place.itemsize)  # `nonzero` tells the host how many it has found
-        return place[: sum(min(size, capacity) for size in even_parts(len(place), number))].clone()
+        return place[: sum(min(size, capacity) for size in even_parts(len(place), experts))].clone()
 
     def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
         if group_sizes.device.type != SIM:
