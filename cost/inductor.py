@@ -61,7 +61,7 @@ Inductor splits long sums by them; A100 and B200 differ by less than a third in 
 def prepare(graph: torch.fx.GraphModule, kind: Kind) -> None:
     """Run inductor's passes over the joint graph of forward and backward, as it does before it splits the two."""
     mode = _on_device(graph, kind)
-    with V.set_fake_mode(mode), config.patch(pattern_matcher=False):
+    with V.set_fake_mode(mode), config.patch(pattern_matcher=False), _without_a_gpu():
         joint_graph.canonicalize_aten_ir_passes(graph)
         remove_noop_ops(graph.graph)
         for patterns in (joint_graph.early_patterns, *joint_graph.pass_patterns):
@@ -127,8 +127,13 @@ def _without_a_gpu() -> Iterator[None]:
         source.expand(target.shape)  # all that the passes want to know is whether this is possible
         return target
 
+    def invert(tensor: torch.Tensor) -> torch.Tensor:
+        inverted: torch.Tensor = torch.ops.aten.bitwise_not.default(tensor)
+        return inverted
+
     with (
         mock.patch.object(torch.Tensor, "copy_", copy),
+        mock.patch.object(torch.Tensor, "__invert__", invert),
         mock.patch.object(Scheduler, "create_backend", lambda scheduler, _: CUDACombinedScheduling(scheduler)),
         mock.patch.object(DeviceProperties, "create", staticmethod(lambda _: _H100)),
     ):

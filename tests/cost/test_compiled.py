@@ -1,0 +1,284 @@
+"""A compiled module saves what PyTorch's compiler saves, and runs the kernels that inductor schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+
+import programs
+import pytest
+import simulated
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from legoai.cost import compiled_graph
+from legoai.cost.capture import capture
+from legoai.cost.compiled import compilation
+from legoai.cost.device import SimulationError
+from legoai.cost.recorder import Capture
+from legoai.cost.simulation import simulated_device
+from legoai.cost.trace import Allocate, Collective, Free, Kernel, Trace
+from legoai.runtime import keep_outputs, wait_for_output
+from legoai.runtime.device import Device
+from legoai.runtime.step import OptimizerStep
+
+SHAPE = (2, 32, programs.DIM)
+
+
+def trainer(*, backend: str | None = "inductor", checkpoint: str = "none", micro_batches: int = 1, **options):
+    """A program whose blocks are compiled, before they are checkpointed as a whole or after operators are chosen."""
+    ranks = options.get("dp_shard", 1)
+    made = programs.trainer(dtype=torch.float32, global_batch=2 * ranks * micro_batches, **options)
+
+    def parallelize(model, mesh):
+        if options.get("tp", 1) > 1:
+            programs.apply_tensor_parallel(model, mesh["tp"])
+            if backend is not None:
+                wait_for_output(model.tok_embeddings)
+        for name, layer in model.layers.items():
+            inner = layer
+            if checkpoint == "selective":
+                keep = keep_outputs("matmul")
+                inner = model.layers[name] = programs.checkpoint_wrapper(layer, context_fn=keep)
+            if backend is not None:
+                inner.compile(backend=backend, fullgraph=True, dynamic=False)
+            if checkpoint == "full":
+                model.layers[name] = programs.checkpoint_wrapper(layer)
+        if ranks > 1:
+            programs.apply_fsdp(model, mesh["dp_shard"])
+        return model
+
+    return dataclasses.replace(made, parallelize=parallelize)
+
+
+@functools.cache
+def traced(kind: str = "cuda", replay: bool = False, **options) -> Trace:
+    world = options.get("dp_shard", 1) * options.get("tp", 1)
+    return simulated.in_a_fork(_traced, kind, replay, world, options)
+
+
+def _traced(kind: str, replay: bool, world: int, options) -> Trace:
+    return capture(trainer(**options), world=world, kind=kind, replay=replay)
+
+
+def steady(trace: Trace) -> list:
+    from legoai.cost.memory import steps
+
+    span = steps(trace)[-1]
+    return list(trace.records[span.start : span.stop])
+
+
+def kernels(trace: Trace) -> list[Kernel]:
+    return [item for item in steady(trace) if isinstance(item, Kernel)]
+
+
+def saved_bytes(block: torch.nn.Module, x: torch.Tensor, table: torch.Tensor) -> list[int]:
+    """The sizes of what a call of a block saves beside its parameters, each storage once."""
+    held: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = block(x, table)
+    for parameter in block.parameters():
+        held.pop(parameter.untyped_storage()._cdata, None)
+    del out
+    return sorted(held.values())
+
+
+def simulated_block(backend: str) -> tuple[list[int], int, int]:
+    """What a compiled block saves on a simulated cpu, and its kernels in forward and backward that are fused groups."""
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cpu") as fake,
+        compilation(recorder, "cpu"),
+        fake,
+        torch.device("sim"),
+    ):
+        block = programs.Block()
+        block.compile(backend=backend, fullgraph=True)
+        x = torch.empty(SHAPE, requires_grad=True)
+        table = torch.empty(2, 64, 4, dtype=torch.float64)
+        sizes = saved_bytes(block, x, table)
+        recorder.phase = recorder.outside = "forward"
+        before = len(recorder.records)
+        block(x, table).backward(torch.empty(SHAPE))
+    made = [item for item in recorder.records[before:] if isinstance(item, Kernel) and item.op.startswith("fused")]
+    phases = Counter(item.phase for item in made)
+    return sizes, phases["forward"], phases["backward"]
+
+
+def real_block(backend: str) -> tuple[list[int], int]:
+    """The same of a block that PyTorch really compiles for the cpu; the kernels only where inductor makes them."""
+    import torch._inductor.metrics as metrics
+
+    metrics.reset()
+    block = programs.Block()
+    block.compile(backend=backend, fullgraph=True)
+    x = torch.randn(SHAPE, requires_grad=True)
+    table = programs.rotary(64, programs.DIM // programs.HEADS)
+    sizes = saved_bytes(block, x, table)
+    block(x, table).sum().backward()
+    return sizes, metrics.generated_kernel_count
+
+
+def test_what_is_saved_is_what_the_partitioner_of_a_real_compilation_saves():
+    ours, _, _ = simulated.in_a_fork(simulated_block, "inductor")
+    real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition")
+    assert ours == real
+
+
+@pytest.mark.slow
+def test_what_is_saved_and_fused_is_what_inductor_saves_and_generates():
+    ours, forward, backward = simulated.in_a_fork(simulated_block, "inductor")
+    real, generated = simulated.in_a_fork(real_block, "inductor")
+    assert ours == real
+    assert forward + backward == generated
+
+
+def test_products_and_attention_are_those_of_eager_and_the_rest_is_fused():
+    eager, compiled = kernels(traced(backend=None)), kernels(traced())
+    libraries = ("aten.mm", "attention")
+
+    def by_library(items: list[Kernel]) -> Counter:
+        return Counter(
+            (item.op, item.phase, item.flops) for item in items if any(name in item.op for name in libraries)
+        )
+
+    assert by_library(compiled) == by_library(eager)
+    assert len(compiled) < 0.6 * len(eager)
+    moved = [
+        sum(item.bytes_read + item.bytes_written for item in items if "layers" in item.module and "mm" not in item.op)
+        for items in (compiled, eager)
+    ]
+    assert moved[0] < 0.6 * moved[1]
+
+
+def test_an_elementwise_chain_reads_and_writes_each_tensor_once():
+    """`silu(a) * b` with its casts, over (2, 32, 64) numbers of 4 bytes: two are read, and one is written."""
+    found = [
+        item for item in kernels(traced())
+        if item.op.startswith("fused") and item.module == "layers.0.feed_forward" and item.phase == "forward"
+    ]  # fmt: skip
+    size = 2 * 32 * programs.HIDDEN * 4
+    assert [(item.bytes_read, item.bytes_written) for item in found] == [(2 * size, size)]
+
+
+def test_every_allocation_of_a_step_is_freed_in_it():
+    records = steady(traced())
+    assert sum(isinstance(item, Allocate) for item in records) == sum(isinstance(item, Free) for item in records)
+
+
+def test_equal_blocks_are_compiled_once():
+    assert simulated.in_a_fork(_count_graphs) == 1
+
+
+def _count_graphs() -> int:
+    traced_graphs = []
+    original = compiled_graph.Graph.trace
+
+    def trace(graph, *args):
+        traced_graphs.append(graph)
+        return original(graph, *args)
+
+    compiled_graph.Graph.trace = trace
+    capture(trainer(backend="aot_eager"), world=1)
+    return len(traced_graphs)
+
+
+def test_aot_eager_runs_every_operator_as_it_is():
+    eager, compiled = kernels(traced(backend=None)), kernels(traced(backend="aot_eager"))
+    assert Counter(item.op for item in eager if item.flops) == Counter(item.op for item in compiled if item.flops)
+    assert not any(item.op.startswith("fused") for item in compiled)
+
+
+@pytest.mark.parametrize("options", [{}, {"dp_shard": 2}], ids=["one device", "fsdp"])
+@pytest.mark.slow
+def test_repeated_micro_batches_are_as_if_they_had_been_taken(options):
+    assert traced(replay=True, micro_batches=6, **options) == traced(replay=False, micro_batches=6, **options)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_around_a_compiled_module_runs_its_forward_again():
+    plain, whole = kernels(traced()), kernels(traced(checkpoint="full"))
+
+    def of(items: list[Kernel], phase: str) -> Counter:
+        return Counter(item.op for item in items if item.phase == phase and item.module.startswith("layers"))
+
+    assert of(whole, "forward") == of(plain, "forward")
+    assert of(whole, "recompute") == of(plain, "forward")
+    assert of(whole, "backward") == of(plain, "backward")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_inside_of_a_compiled_module_keeps_what_it_says():
+    plain, chosen = kernels(traced()), kernels(traced(checkpoint="selective"))
+
+    def count(items: list[Kernel], phase: str, name: str) -> int:
+        return sum(item.phase == phase and name in item.op for item in items)
+
+    assert count(chosen, "backward", "aten.mm") == count(plain, "backward", "aten.mm")
+    attention = "_scaled_dot_product_efficient_attention"
+    assert count(plain, "backward", attention) == 2  # its backward in each of two layers
+    assert count(chosen, "backward", attention) == 4  # and the attention itself again
+
+
+@pytest.mark.slow
+def test_collectives_of_a_compiled_program_are_those_of_a_real_one(gloo):
+    options = {"dp_shard": 2, "tp": 2}
+    real = gloo(4)(real_collectives, options)[0]
+    found = [
+        (item.kind, item.ranks, item.bytes) for item in steady(traced("cpu", **options)) if isinstance(item, Collective)
+    ]
+    assert found == real
+
+
+def real_collectives(options) -> list[tuple[str, tuple[int, ...], int]]:
+    """The collectives of a second step that really runs, its graphs compiled by inductor's partition alone."""
+    made = trainer(backend="aot_eager_decomp_partition", **options)
+    device = Device(type="cpu")
+    training = made.prepare(device, seed=0)
+    step, batches = OptimizerStep(made, training, device), simulated.Zeros(made)
+    step.update(step.gradient(0, batches, stop=False), step=0)
+    with simulated.Seen() as seen:
+        step.update(step.gradient(1, batches, stop=False), step=1)
+    return seen.collectives
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"mode": "max-autotune"}, "measuring"),
+        ({"backend": "eager"}, "backend eager"),
+        ({"options": {"epilogue_fusion": True}}, "epilogue_fusion"),
+    ],
+)
+def test_what_is_not_captured_is_refused(arguments, why):
+    with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=why):
+        programs.Block().compile(**arguments)
+
+
+def test_functions_that_are_compiled_are_refused_and_torch_is_left_as_it_was():
+    before = torch.compile
+    with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=r"module\.compile"):
+        torch.compile(lambda x: x)
+    assert torch.compile is before
+
+
+def test_a_collective_on_its_way_into_a_compiled_module_is_refused():
+    with pytest.raises(SimulationError, match="nothing has waited for"):
+        simulated.in_a_fork(_unwaited)
+
+
+def _unwaited() -> None:
+    made = programs.trainer(tp=2, dtype=torch.float32, global_batch=2)
+
+    def parallelize(model, mesh):
+        programs.apply_tensor_parallel(model, mesh["tp"])
+        model.layers["0"].compile(backend="aot_eager")
+        return model
+
+    capture(dataclasses.replace(made, parallelize=parallelize), world=2)
