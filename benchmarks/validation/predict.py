@@ -17,12 +17,15 @@ from typing import Any
 
 from benchmarks.validation.statements import Stated
 
+from legoai.cost.estimate import RankEstimate
+from legoai.cost.tape import MICRO_BATCH
+from legoai.cost.trace import Kernel, Mark
 from legoai.dsl.lint import lint
 from legoai.specs.plan import Plan
 
 _BATCH = re.compile(r"^batch\s+\(global = (\d+)", re.MULTILINE)
-_SHORT = 3, 5
-"""Micro batches of a step without a pipeline that are simulated where it has more: each further one adds the same."""
+_SHORT = 5
+"""Micro batches that are simulated of a step without a pipeline that has more: those between are alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +79,15 @@ def predict(stated: Stated, *, seconds: float = 600.0) -> Prediction:
     return Prediction(**{**answer, "took": time.perf_counter() - begun})
 
 
-def shortened(text: str, plan: Plan) -> tuple[str, str] | None:
-    """The plan with the two smaller numbers of micro batches that stand for its own; None where it has few.
+def shortened(text: str, plan: Plan) -> tuple[str, int] | None:
+    """The plan with few micro batches that stands for one with many, and how many that one has; None where it has few.
 
     Without a pipeline a step's micro batches between the first and the last are equal, so that its time is a line.
     """
     micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
-    if plan.pipeline is not None or rest or micro_batches <= _SHORT[1] + 1:
+    if plan.pipeline is not None or rest or micro_batches <= _SHORT:
         return None
-    few, more = (_BATCH.sub(f"batch (global = {plan.batch.global_batch * n // micro_batches}", text) for n in _SHORT)
-    return few, more
+    return _BATCH.sub(f"batch (global = {plan.batch.global_batch * _SHORT // micro_batches}", text), micro_batches
 
 
 def _simulated(text: str) -> dict[str, Any]:
@@ -98,37 +100,48 @@ def _simulated(text: str) -> dict[str, Any]:
         errors = [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity == "error"]
         return {"refused": "lint: " + "; ".join(errors), "findings": findings}
     short = shortened(text, linted.plan)
-    if short is None:
-        return {**_cost(text), "findings": findings}
-    few, more = (_cost(item) for item in short)
-    micro_batches = linted.plan.batch.global_batch // (linted.plan.batch.micro_batch * linted.plan.mesh.data_parallel)
-    for name in ("seconds", "exposed", "recompute"):
-        slope = (more[name] - few[name]) / (_SHORT[1] - _SHORT[0])
-        more[name] += slope * (micro_batches - _SHORT[1])
-    return {**more, "findings": findings}
+    return {**(_cost(text) if short is None else _cost(*short)), "findings": findings}
 
 
-def _cost(text: str) -> dict[str, Any]:
-    from legoai.api import cost
+def _cost(text: str, micro_batches: int | None = None) -> dict[str, Any]:
+    """What we keep of an estimate; of a shortened plan, its times for as many micro batches."""
+    from legoai.api import estimate
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.plan"
         path.write_text(text, encoding="utf-8")
-        found = cost(path)
+        found = estimate(path)
     fullest = found.fullest
+    seconds, longer = found.step_time, 1.0
+    if micro_batches is not None:
+        seconds += (micro_batches - _SHORT) * period(fullest)
+        longer = micro_batches / _SHORT
     return {
-        "seconds": found.step_time,
+        "seconds": seconds,
         "active": tuple(item.memory.peak for item in found.ranks),
         "reserved": tuple(item.use.reserved for item in found.ranks),
         "outside": max(sum(item.use.outside.values()) for item in found.ranks),
         "capacity": fullest.use.capacity,
         "categories": dict(fullest.memory.by_category),
         "phase": fullest.memory.peak_phase,
-        "exposed": found.exposed_communication,
-        "recompute": found.recompute,
+        "exposed": found.exposed_communication * longer,
+        "recompute": found.recompute * longer,
         "bubble": found.bubble_fraction,
         "models": dict(found.share_by_model),
     }
+
+
+def period(rank: RankEstimate) -> float:
+    """Seconds from the first kernel of one micro batch to that of the next, of the last two of a step."""
+    kernels, begins = 0, []
+    for index in rank.span:
+        record = rank.trace.records[index]
+        if isinstance(record, Mark) and record.name.startswith(MICRO_BATCH):
+            begins.append(kernels)
+        kernels += isinstance(record, Kernel) and record.stream == 0
+    starts = [item.start for item in rank.intervals if isinstance(item.record, Kernel) and item.record.stream == 0]
+    assert len(starts) == kernels, "a stream runs its kernels in their order"
+    return starts[begins[-1]] - starts[begins[-2]]
 
 
 def _apart(function: Callable[[str], dict[str, Any]], text: str, *, seconds: float) -> dict[str, Any] | str:
