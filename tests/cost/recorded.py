@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -134,7 +135,7 @@ def even_routing(model: nn.Module) -> Iterator[None]:
 
 
 def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
-    """Take two optimizer steps of a lowered program on this rank.
+    """Take two optimizer steps of a lowered program on this rank, the first of one micro batch, as the simulator does.
 
     Returns:
         What was called in each step, and what the process groups noted in both of them.
@@ -144,11 +145,14 @@ def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
     trainer, device = namespace["trainer"](), Device(type="cpu")
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(device, seed=0)
-        step, batches = OptimizerStep(trainer, training, device), Zeros(trainer)
+        batches = Zeros(trainer)
         before = max(flight_records(), default=-1)
         steps = []
         with even_routing(training.model):
             for index in range(STEPS):
+                few = index == 0 and training.staged is None
+                taken = dataclasses.replace(training, accumulation=1) if few else training
+                step = OptimizerStep(trainer, taken, device)
                 with Recorder() as recorder:
                     step.update(step.gradient(index, batches, stop=False), step=index)
                 steps.append(recorder.issued)

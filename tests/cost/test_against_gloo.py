@@ -35,7 +35,6 @@ TRIAL = (4, "int32")
 """Bytes and dtype by which a schedule tries each link before its first pass; see the head of this file."""
 
 QUICK = (
-    "fsdp, two ranks after forward",
     "fsdp, checkpointed",
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
