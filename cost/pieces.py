@@ -104,7 +104,7 @@ class Pieces:
     def _timed(self, records: Sequence[Record], works: set[int]) -> Piece | None:
         """Time some operations alone; None where the host or another rank has a part in them."""
         timed: list[Record] = []
-        issued = 0
+        issued, seconds = 0, 0.0
         for record in records:
             if isinstance(record, HostWaitDevice | HostWaitEvent | HostWaitStream | HostKernel):
                 return None
@@ -114,7 +114,9 @@ class Pieces:
                 return None
             if isinstance(record, WaitWork) and record.work not in works:
                 return None  # on what an earlier action left running
-            issued += isinstance(record, Kernel | Copy | Collective)
+            if isinstance(record, Kernel | Copy | Collective):
+                issued += 1
+                seconds += self.host.dispatch(record)
             timed.append(record)
         if not issued:
             return None
@@ -125,6 +127,6 @@ class Pieces:
             stream=0,
             seconds=ahead.end,
             latency=latency,
-            host_seconds=issued * self.host.dispatch_seconds,
+            host_seconds=seconds,
             intervals=ahead.intervals,
         )

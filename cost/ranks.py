@@ -261,12 +261,12 @@ class _Rank:
 
     def go_on(self) -> None:
         """Let the host issue operations until it waits for one."""
-        records, dispatch = self.records, self.all.host.dispatch_seconds
+        records, host = self.records, self.all.host
         while self.place < len(records):
             record = records[self.place]
             self.place += 1
             if isinstance(record, Kernel | Collective | Copy):
-                self.host_time += dispatch
+                self.host_time += host.dispatch(record)
                 node = self._put(record, self.all.cost(record))
                 if isinstance(record, Copy) and record.blocking and self._block([node]):
                     return

@@ -282,3 +282,38 @@ def _unwaited() -> None:
         return model
 
     capture(dataclasses.replace(made, parallelize=parallelize), world=2)
+
+
+def test_the_host_starts_a_cuda_graph_at_once():
+    from legoai.cost.timeline import Cost, Host, simulate
+
+    kernel = Kernel(
+        stream=0, op="fused(aten.mul)", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0, attributes={},
+        module="", phase="forward",
+    )  # fmt: skip
+    replayed = dataclasses.replace(kernel, attributes={"replayed": True})
+
+    def end(record: Kernel) -> float:
+        trace = Trace(rank=0, world=1, stage=0, records=(record,) * 10)
+        cost = Cost(seconds=1e-6, resource="compute", model="given")
+        return simulate(trace, lambda _: cost, Host(dispatch_seconds=5e-6)).end
+
+    assert end(kernel) == pytest.approx(51e-6)  # the host is behind each
+    assert end(replayed) == pytest.approx(10e-6)
+    assert all("replayed" in item.attributes for item in simulated.in_a_fork(_replayed) if "fused" in item.op)
+
+
+def _replayed() -> list[Kernel]:
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
+        compilation(recorder, "cuda"),
+        fake,
+        torch.device("sim"),
+    ):
+        block = programs.FeedForward()
+        block.compile(mode="reduce-overhead")
+        block(torch.empty(SHAPE))
+    found = [item for item in recorder.records if isinstance(item, Kernel)]
+    assert found
+    return found
