@@ -34,7 +34,7 @@ from legoai.cost.recorder import Capture
 from legoai.cost.repeat_actions import UnequalError
 from legoai.cost.replay import repeat_micro_batches
 from legoai.cost.simulation import simulated_device
-from legoai.cost.tape import Tape
+from legoai.cost.tape import Tape, uncollected
 from legoai.cost.trace import (
     Mark,
     Trace,
@@ -102,11 +102,12 @@ def _shortened(
             return None  # the program may need all of its blocks
         raise
     tape: Tape | None = taken.tape
-    if taken.wanted and tape is not None:
-        tape = repeat_micro_batches(tape, wanted=taken.wanted)
-    for place, run in enumerate(taken.runs, start=1):
-        tape = None if tape is None else lengthen(tape, run, last=place == len(taken.runs))
-    return None if tape is None else dataclasses.replace(trace, records=tape.finished())
+    with uncollected():
+        if taken.wanted and tape is not None:
+            tape = repeat_micro_batches(tape, wanted=taken.wanted)
+        for place, run in enumerate(taken.runs, start=1):
+            tape = None if tape is None else lengthen(tape, run, last=place == len(taken.runs))
+        return None if tape is None else dataclasses.replace(trace, records=tape.finished())
 
 
 @dataclasses.dataclass(slots=True)

@@ -20,6 +20,7 @@ from legoai.cost.pipeline import simulate_pipeline
 from legoai.cost.profiles import ProfileError
 from legoai.cost.ranks import ActionTime
 from legoai.cost.reserved import MemoryUse, memory_use
+from legoai.cost.tape import uncollected
 from legoai.cost.timeline import Interval, Timeline, simulate
 from legoai.cost.trace import Trace
 from legoai.cost.usage import model_flops
@@ -284,10 +285,11 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
         return _simulate_pipeline(program, plan, machine, say=say)
     say("running two steps on a simulated device")
     trace = capture(program.text, world=plan.mesh.world_size, rank=rank, kind=_kind(machine))
-    say("timing its operations")
-    timeline = simulate(trace, Prices(machine=machine), machine.host())
-    say("following its memory")
-    done = rank_estimate(trace, timeline, machine)
+    with uncollected():
+        say("timing its operations")
+        timeline = simulate(trace, Prices(machine=machine), machine.host())
+        say("following its memory")
+        done = rank_estimate(trace, timeline, machine)
     return Simulated(step_time=done.breakdown.seconds, ranks=(done,))
 
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from legoai.cost.device import SIM
 from legoai.cost.operators import Operator
 
-_NAMESPACES: Final = frozenset({"aten", "fsdp"})
+_NAMESPACES: Final = frozenset({"_c10d_functional", "aten", "fsdp"})
 _CHANGES_SHAPE: Final = frozenset(
     {"aten.detach_", "aten.requires_grad_", "aten.resize_", "aten.resize_as_", "aten.set_", "aten.record_stream"}
 )

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from legoai.cost.tape import uncollected
 from legoai.cost.trace import (
     Allocate,
     Categorise,
@@ -141,7 +142,8 @@ def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host) -> Timelin
     Raises:
         ValueError: the trace waits for work that it never started.
     """
-    return _Simulation(cost, host).run(trace)
+    with uncollected():
+        return _Simulation(cost, host).run(trace)
 
 
 class _Simulation:
