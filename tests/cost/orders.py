@@ -48,16 +48,9 @@ class Rank:
 
 def multi_stage(name: str, *, ranks: int, stages_of_rank: int, micro_batches: int) -> dict[int, list[Record]]:
     """The records of a schedule that is torch's list of actions, with the sends that torch adds."""
-    total = ranks * stages_of_rank
     found = {}
     for rank in range(ranks):
-        held = [
-            SimpleNamespace(
-                num_stages=total, group_size=ranks, group_rank=rank, stage_index=index, is_first=index == 0,
-                is_last=index == total - 1, submod=None,
-            )
-            for index in _held(name, rank, ranks, total)
-        ]  # fmt: skip
+        held = stages_of(name, rank, ranks=ranks, stages_of_rank=stages_of_rank)
         schedule = getattr(schedules, f"Schedule{name}")(held, n_microbatches=micro_batches, loss_fn=lambda *_: None)
         here, received = Rank(rank), {}
         owner = schedule.stage_index_to_group_rank
@@ -66,6 +59,18 @@ def multi_stage(name: str, *, ranks: int, stages_of_rank: int, micro_batches: in
                 _take(here, part, received, owner)
         found[rank] = [*here.records, Mark("end step 2")]
     return found
+
+
+def stages_of(name: str, rank: int, *, ranks: int, stages_of_rank: int) -> list:
+    """What torch's schedules ask of the stages of one rank to make their lists of actions."""
+    total = ranks * stages_of_rank
+    return [
+        SimpleNamespace(
+            num_stages=total, group_size=ranks, group_rank=rank, stage_index=index, is_first=index == 0,
+            is_last=index == total - 1, submod=None,
+        )
+        for index in _held(name, rank, ranks, total)
+    ]  # fmt: skip
 
 
 def _held(name: str, rank: int, ranks: int, total: int) -> list[int]:
