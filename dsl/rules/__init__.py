@@ -22,6 +22,7 @@ MODULES: Final = (
     "order_file",
     "batch",
     "precision",
+    "unit_outputs",
     "attention",
     "loss",
     "compile",

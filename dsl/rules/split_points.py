@@ -316,7 +316,8 @@ class TiedAcrossStages(Check):
                     label=f"{stages} stages",
                     others=[Label(context.place(context.plan.model, "family"), "this model shares the parameter")],
                     help=[
-                        "give each place a parameter of its own (`tie_embeddings = false`, or `tie_word_embeddings = false` of a Hugging Face config)"
+                        "give each place a parameter of its own: `tie_embeddings = false`, or `tie_word_embeddings = "
+                        "false` of a Hugging Face config"
                     ],
                 )
 

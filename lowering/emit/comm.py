@@ -34,8 +34,19 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if comm.reduce == "last_micro_batch":
         if plan.fsdp is None and plan.replicate is None:
             _refuse(lowering, comm, "reduce", "no statement reduces gradients")
-        if not is_staged(lowering):  # a pipeline reduces after the last micro batch by itself
+        if not is_staged(lowering):  # a pipeline reduces after the last micro batch of a pass by itself
             draft.train_with("reduce_gradients", quoted(comm.reduce), lowering.note(comm, "reduce"))
+        elif _passes(lowering) > 1:
+            why = f"a pipeline reduces after each of its {_passes(lowering)} passes in a step"
+            _refuse(lowering, comm, "reduce", why)
+
+
+def _passes(lowering: Lowering) -> int:
+    """How often the schedule of a pipeline is gone through in one step."""
+    plan = lowering.plan
+    assert plan.pipeline is not None
+    given = plan.batch.global_batch // (plan.batch.micro_batch * plan.mesh.data_parallel)
+    return given // (plan.pipeline.microbatches or given)
 
 
 def _refuse(lowering: Lowering, comm: Comm, field: str, why: str) -> None:

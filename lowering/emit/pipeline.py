@@ -156,7 +156,8 @@ def _refused(lowering: Lowering, pipeline: Pipeline, stages: tuple[tuple[str, ..
                 f"{' and '.join(f'`{path}`' for path in tied)} are one parameter, and lie on different stages",
                 label="this would untie them",
                 help=[
-                    "give each place a parameter of its own (`tie_embeddings = false`, or `tie_word_embeddings = false` of a Hugging Face config)"
+                    "give each place a parameter of its own: `tie_embeddings = false`, or `tie_word_embeddings = "
+                    "false` of a Hugging Face config"
                 ],
             )
     shard = tensor_parallel(lowering)

@@ -58,6 +58,9 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_sizes: torch.Ten
     Returns:
         [rows, out_features]: in bf16 one grouped kernel, otherwise one product per group.
     """
+    if torch.is_autocast_enabled(x.device.type):  # which knows products of two matrices, but not grouped ones
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype == torch.bfloat16:
         ends = group_sizes.cumsum(0).to(torch.int32)
         return F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)

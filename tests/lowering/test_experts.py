@@ -210,3 +210,17 @@ def test_one_rank_has_all_experts_and_may_still_drop():
     assert "feed_forward.experts" not in text_of(EXPERTS)
     program = text_of(DROPPING)
     assert "limit_capacity(layer.feed_forward.experts, capacity_factor=0.75)" in program
+
+
+@pytest.mark.parametrize("compiled", ["", pytest.param("compile { layers.* = aot_eager }\n", marks=pytest.mark.slow)])
+def test_autocast_reaches_the_products_of_experts(compiled: str, gloo, data):
+    [exact] = gloo(1)(train, text_of("precision (param = fp32)"), data)
+    [rounded] = gloo(1)(train, text_of(f"{compiled}precision (param = bf16)"), data)
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=5e-3)
+    assert rounded["loss"] != exact["loss"]
+
+
+@pytest.mark.slow
+def test_compiled_blocks_of_experts_are_one_graph_on_one_rank(gloo, data, alone):
+    [result] = gloo(1)(train, text_of(f"compile {{ layers.* = aot_eager }}\n{PLAIN_DOUBLE}"), data)
+    assert_close(result, alone, TOLERANCE)

@@ -58,6 +58,11 @@ CASES = {
         "comm (prefetch = units(forward = 1))",
         {6: "`layers.1.attention` lies inside of another"},
     ),
+    "one reduction of several passes": (
+        "mesh (pp = 2, dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
+        "pipeline on pp (schedule = GPipe, microbatches = 1)\ncomm (reduce = last_micro_batch)",
+        {4: "a pipeline reduces after each of its 2 passes in a step"},
+    ),
     "prefetching none": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm (prefetch = units(backward = 0))",
         {3: "at least one unit ahead"},

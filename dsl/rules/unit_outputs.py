@@ -1,0 +1,110 @@
+"""`precision`: the dtype in which units hand their outputs on, and the modules that take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.blocks import general
+from legoai.dsl.rules.facts import fsdp_units, holders
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import Manifest
+
+
+class OutputOfUnits(Check):
+    """Units that hand on their outputs in one dtype to a layer whose weights are in another.
+
+    `output` is what every unit returns, and a unit casts what it takes to `param`. A linear layer that is no unit
+    itself, but belongs to the unit around it, takes what an inner unit gives as it is, and PyTorch refuses to multiply
+    matrices of two dtypes.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    precision (param = bf16, output = fp32)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit, {norm, output} = unit }
+    precision (param = bf16, output = fp32)
+    ```
+    """
+
+    code = "LP618"
+    slug = "output-of-units"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        precision, manifest, fsdp = context.plan.precision, context.manifest, context.plan.fsdp
+        if precision.output in (None, precision.param) or manifest is None or fsdp is None or fsdp.backend != "eager":
+            return
+        units = fsdp_units(context)
+        met = next(_Following(manifest, units).call("", ()), None)
+        if met is None:
+            return
+        layer, unit = general(manifest, met.layer), general(manifest, met.unit)
+        around = next(path for path in holders(met.layer) if path in units)
+        maker = units[met.unit]
+        yield self.at(
+            context.place(precision, "output"),
+            f"`{layer}` has weights in {precision.param} and gets what the unit `{unit}` gives, in {precision.output}",
+            label=f"what every unit returns is in {precision.output}",
+            others=[] if maker is None or maker.origin.span is None else [Label(maker.origin.span, "makes units")],
+            help=[
+                f"make it a unit of its own, which casts what it takes: `{layer} = unit` (it is a part of "
+                f"`{around or 'root'}`)",
+                "or leave `output` out",
+            ],
+        )
+
+
+class _Met:
+    """A layer that is no unit, and the unit whose output it gets."""
+
+    def __init__(self, layer: str, unit: str) -> None:
+        self.layer = layer
+        self.unit = unit
+
+
+class _Following:
+    """Follows the outputs of units along the forward to the first linear layer that takes one as it is."""
+
+    def __init__(self, manifest: Manifest, units: Mapping[str, object]) -> None:
+        self.manifest = manifest
+        self.units = units
+        self.given: str | None = None
+        """The unit whose output the module that was followed last gives."""
+
+    def call(self, path: str, arguments: Sequence[str | None]) -> Iterator[_Met]:
+        """Go through a module whose arguments come from these units; None where from none, or where they are cast."""
+        info = self.manifest.modules[path]
+        if path in self.units:
+            arguments = [None] * len(arguments)
+        result = next((unit for unit in arguments if unit is not None), None)
+        if info.kind == "linear":
+            if result is not None:
+                yield _Met(path, result)
+            result = None
+        elif info.kind == "embedding":
+            result = None
+        elif info.flow:
+            made: list[str | None] = []
+            inputs = sum(step.op == "input" for step in info.flow)
+            pending = iter(arguments if len(arguments) == inputs else [result] * inputs)
+            for step in info.flow:
+                taken = [made[index] for index in step.inputs]
+                if step.op == "input":
+                    made.append(next(pending))
+                elif step.op == "call":
+                    yield from self.call(info.child_path(step.name), taken)
+                    made.append(self.given)
+                else:
+                    made.append(None if step.op == "cast" else next((unit for unit in taken if unit), None))
+            result = next((made[index] for index in info.outputs if made[index] is not None), None)
+        self.given = path if path and path in self.units else result

@@ -1,0 +1,63 @@
+"""A dtype of units' outputs is refused exactly where torch would multiply matrices of two dtypes."""
+
+from __future__ import annotations
+
+import pytest
+from rule_plans import codes, message
+
+MESH = "cluster cpu(devices = 1)\nmesh (dp_shard = 1)\nprecision (param = bf16, output = fp32)\n"
+UNITS = {
+    "blocks alone": (["layers.*"], True),
+    "all that follows blocks": (["layers.*", "{norm, output}"], False),
+    "the last layer": (["layers.*", "output"], False),
+    "no units but the model": ([], False),
+    "attention inside of blocks": (["layers.*", "{norm, output}", "layers.*.attention"], True),
+    "both halves of blocks": (["layers.*", "output", "layers.*.{attention, feed_forward}"], False),
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_layer_of_another_unit_cannot_take_another_dtype(name: str):
+    units, wrong = UNITS[name]
+    rules = ", ".join(f"{path} = unit" for path in [*units, "root"])
+    found = codes(f"{MESH}fsdp on dp_shard {{ {rules} }}")
+    assert ("LP618" in found) == wrong
+
+
+def test_the_layer_and_the_unit_are_named():
+    found = message(f"{MESH}fsdp on dp_shard {{ layers.* = unit }}", "LP618")
+    assert found == "`output` has weights in bf16 and gets what the unit `layers.*` gives, in fp32"
+    assert "LP618" not in codes("mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (output = bf16)")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_torch_refuses_what_the_rule_refuses(name: str, gloo):
+    units, wrong = UNITS[name]
+    [verdict] = gloo(1)(trains, units)
+    assert verdict == ("raises" if wrong else "trains")
+
+
+def trains(units: list[str]) -> str:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from legoai.dsl.paths import Paths, pattern
+    from legoai.specs.models.configs import FAMILIES
+    from legoai.specs.models.llama import Llama
+
+    torch.manual_seed(0)
+    model = Llama(FAMILIES["llama3"].presets["tiny"])
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    mesh = init_device_mesh("cpu", (1,))
+    known = Paths([path for path, _ in model.named_modules()])
+    paths = [path for unit in units for path in known.matching(pattern(unit))]
+    for path in sorted(paths, key=lambda path: -path.count(".")):
+        fully_shard(model.get_submodule(path), mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    try:
+        model(torch.zeros(2, 8, dtype=torch.int64)).sum().backward()
+    except RuntimeError as error:
+        assert "dtype" in str(error)
+        return "raises"
+    return "trains"
