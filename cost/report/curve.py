@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from legoai.cost.allocator import round_block
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.timeline import Interval
-from legoai.cost.trace import Allocate, Categorise, Category, Copy, Free, Kernel, Resize
+from legoai.cost.trace import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +31,49 @@ def memory_curve(item: RankEstimate, *, points: int = 1200) -> tuple[Point, ...]
     A storage is there from the moment at which the stream that computes most reaches the place where the host made it,
     until it reaches the place where the host dropped it.
     """
-    changes = list(_changes(item))
-    width = item.breakdown.seconds / points
-    kept: dict[int, Point] = {}
-    for point in changes:
-        place = int(point.at / width) if width else 0
-        if place not in kept or point.total > kept[place].total:
-            kept[place] = point
-    # The first of all is the state at the beginning, and the last the state at the end.
-    inner = [point for point in kept.values() if point is not changes[0] and point is not changes[-1]]
-    return (changes[0], *sorted(inner, key=lambda point: point.at), changes[-1])
-
-
-def _changes(item: RankEstimate) -> Iterator[Point]:
     held = _final_categories(item)
+    width = item.breakdown.seconds / points or 1.0
     alive: dict[int, int] = {}
     active: Counter[Category] = Counter()
+    total = 0
+    kept: list[Point] = []
+    highest, bucket = -1, -1
     times = _Times(item)
-    begun = False
     for index, record in enumerate(item.trace.records[: item.span.stop]):
         if index == item.span.start:
-            begun = True
-            yield Point(0.0, dict(active))
-        if begun and isinstance(record, Kernel | Copy):
-            times.reach(record)
+            kept.append(Point(0.0, dict(active)))
+        begun = index >= item.span.start
+        if isinstance(record, Kernel | Copy):
+            if begun:
+                times.reach(record)
             continue
-        if isinstance(record, Allocate):
-            alive[record.storage] = round_block(record.bytes)
-            active[held[record.storage]] += alive[record.storage]
-        elif isinstance(record, Free):
-            active[held[record.storage]] -= alive.pop(record.storage)
-        elif isinstance(record, Resize):
-            size = round_block(record.bytes)
-            active[held[record.storage]] += size - alive[record.storage]
-            alive[record.storage] = size
-        else:
+        change = _change(record, alive)
+        if change is None:
             continue
-        if begun:
-            yield Point(times.now, dict(active))
-    yield Point(item.breakdown.seconds, dict(active))
+        storage, by = change
+        active[held[storage]] += by
+        total += by
+        here = int(times.now / width)
+        if begun and here != bucket:
+            kept.append(Point(times.now, dict(active)))
+            highest, bucket = total, here
+        elif begun and total > highest:
+            kept[-1] = Point(times.now, dict(active))
+            highest = total
+    return (*kept, Point(item.breakdown.seconds, dict(active)))
+
+
+def _change(record: Record, alive: dict[int, int]) -> tuple[int, int] | None:
+    """Which storage a record changes, and by how many bytes; ``alive`` is kept up with it."""
+    if isinstance(record, Allocate):
+        alive[record.storage] = round_block(record.bytes)
+        return record.storage, alive[record.storage]
+    if isinstance(record, Free):
+        return record.storage, -alive.pop(record.storage)
+    if isinstance(record, Resize):
+        before, alive[record.storage] = alive[record.storage], round_block(record.bytes)
+        return record.storage, alive[record.storage] - before
+    return None
 
 
 def _final_categories(item: RankEstimate) -> dict[int, Category]:

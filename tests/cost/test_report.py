@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import simulated
 
-PLAN = """plan told
+PLAN = """plan told  # </script><b>
 
 model   llama3("tiny")
 cluster h100_sxm
@@ -223,9 +223,7 @@ def test_the_page_loads_nothing_and_its_links_lead_to_lines_of_the_plan(told: di
     assert max(data["ranks"][0]["memory"]["total"]) == told["peak"]
 
 
-def test_text_of_a_plan_cannot_become_markup():
-    plan = PLAN.partition("shard on tp")[0].replace("tp = 2", "tp = 1")
-    told = simulated.in_a_fork(everything, f"# </script><b>\n{plan}fsdp on dp_shard {{ layers.* = unit }}\n")
+def test_text_of_a_plan_cannot_become_markup(told: dict):
     assert "</script><b>" not in told["page"] and "&lt;/script&gt;&lt;b&gt;" in told["page"]
 
 

@@ -1,0 +1,157 @@
+"""`legoai cost`, `check` and `graph`: what they print where, and their exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from legoai.cli import main
+
+PLAN = """plan small
+
+model   llama3("tiny")
+cluster h100_sxm
+batch   (global = 16, micro = 2, seq_len = 128)
+mesh    (dp_shard = 8)
+
+fsdp on dp_shard { layers.* = unit }
+
+require peak_memory <= 72GiB
+require mfu >= 90%
+require step_time <= 1us  # legoai: ignore[LP711]
+
+variant replicas {
+  mesh (dp_replicate = 2, dp_shard = 4)
+  fsdp on dp_replicate, dp_shard { layers.* = unit }
+  require exposed_comm <= 0.1%
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in an empty folder with a plan."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LEGOAI_DEBUG", raising=False)
+    Path("small.plan").write_text(PLAN, encoding="utf-8")
+    return tmp_path
+
+
+def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command line that simulates nothing."""
+    status = main(list(argv))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def started(*argv: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, since a simulation leaves threads that keep a process from forking."""
+    return subprocess.run(
+        [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_cost_prints_json_alone_and_writes_a_page_and_a_trace(here: Path):
+    done = started("cost", "small.plan", "--json", "--html", "out/small.html", "--trace", "small.json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["plan"]["name"] == "small"
+    assert sorted(done.stderr.splitlines()) == ["wrote out/small.html", "wrote small.json"]
+    assert json.loads(Path("small.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert Path("out/small.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert sorted(path.name for path in here.rglob("*") if path.is_file()) == ["small.html", "small.json", "small.plan"]
+
+
+def test_check_finds_broken_budgets_of_a_plan_and_its_variants():
+    done = started("check", "small.plan", "--format", "json")
+    assert done.returncode == 1, done.stderr
+    found = [item for item in json.loads(done.stdout)["diagnostics"] if item["code"] == "LP711"]
+    by_line = {item["label"]["start"]["line"]: item for item in found}
+    lines = PLAN.split("\n")
+    mfu = 1 + lines.index("require mfu >= 90%")
+    variant = 1 + lines.index("  require exposed_comm <= 0.1%")
+    assert set(by_line) == {mfu, variant}  # the third is accepted in the plan, the first is kept
+    assert "this is so in the variant `replicas`" in by_line[variant]["help"]
+    assert "small.plan: step " in done.stderr and "small.plan, variant replicas: step " in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("1 plan: 2 errors")
+
+
+@pytest.mark.slow
+def test_check_of_a_plan_that_keeps_its_budgets_and_fits_is_silent_on_standard_output():
+    text = PLAN.partition("require mfu")[0]
+    Path("kept.plan").write_text(text.replace("plan small", "plan kept"), encoding="utf-8")
+    done = started("check", "kept.plan", "--format", "concise")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "1 of 1 budget kept" in done.stderr
+
+
+def test_a_plan_with_errors_is_neither_costed_nor_checked(capsys: pytest.CaptureFixture[str]):
+    Path("bad.plan").write_text(PLAN.replace("layers.*", "layrs.*"), encoding="utf-8")
+    for command in ("cost", "check", "graph"):
+        status, out, err = called(capsys, command, "bad.plan")
+        assert status == 1, command
+        assert "layrs" in out
+        assert "step " not in err
+
+
+def test_a_plan_that_cannot_be_lowered_is_found_at_fault(capsys: pytest.CaptureFixture[str]):
+    Path("hole.plan").write_text(PLAN.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
+    for command in ("cost", "check"):
+        status, out, _ = called(capsys, command, "hole.plan")
+        assert (status, "LP011" in out) == (1, True), command
+
+
+def test_what_cannot_be_costed_ends_with_2_and_a_reason(capsys: pytest.CaptureFixture[str]):
+    for command in ("cost", "check"):
+        status, out, err = called(capsys, command, "small.plan", "--profile", "h1000")
+        assert (status, out) == (2, ""), command
+        assert "small.plan cannot be costed: " in err and "h1000" in err
+    status, _, err = called(capsys, "cost", "small.plan", "--rank", "8")
+    assert (status, "no rank 8" in err) == (2, True)
+
+
+def test_check_goes_on_behind_a_file_that_cannot_be_read(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "check", "missing.plan", "small.plan", "--profile", "h1000")
+    assert status == 2
+    assert "LP001" in out and "small.plan cannot be costed" in err
+
+
+def test_the_mesh_is_drawn_without_simulating(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "graph", "small.plan")
+    assert status == 0
+    assert out.startswith("<svg") and "8 ranks on 1 host" in out
+    status, _, err = called(capsys, "graph", "small.plan", "-o", "mesh.svg")
+    assert (status, err, Path("mesh.svg").read_text(encoding="utf-8")) == (0, "wrote mesh.svg\n", out)
+
+
+def test_there_is_no_pipeline_to_draw_where_a_plan_has_none(capsys: pytest.CaptureFixture[str]):
+    status, _, err = called(capsys, "graph", "small.plan", "--what", "pipeline")
+    assert (status, "has no pipeline to draw" in err) == (2, True)
+
+
+def test_a_file_that_cannot_be_written_is_no_failure_of_ours(capsys: pytest.CaptureFixture[str]):
+    Path("taken").write_text("", encoding="utf-8")
+    status, _, err = called(capsys, "graph", "small.plan", "-o", "taken/mesh.svg")
+    assert (status, "cannot be written" in err) == (2, True)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="signals of POSIX")
+def test_an_interruption_ends_quietly():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "legoai", "cost", "small.plan", "--html", "small.html"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        time.sleep(2.5)  # torch is being read, or the step is being simulated
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    if process.returncode != 0:  # a fast machine may be done
+        assert (process.returncode, out, err) == (130, b"", b"")
+        assert not Path("small.html").exists()
