@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from legoai.dsl import solved
 from legoai.dsl.cascade import without_consequences
+from legoai.dsl.contents import with_files
 from legoai.dsl.diagnostics import Diagnostic, Label
 from legoai.dsl.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
 from legoai.dsl.parse import KEYWORDS
@@ -96,7 +97,8 @@ def resolve(
     scope = scope_of(body, settings or {}, loader)
     resolution = Resolution(parsed, loader.files, None, body, variants, scope, diagnostics)
     resolution.unreadable.update(loader.unreadable())
-    resolution.plan = _Resolver(resolution, variant).plan()
+    plan = _Resolver(resolution, variant).plan()
+    resolution.plan = None if plan is None else with_files(plan, directory)
     diagnostics[:] = without_consequences(diagnostics, loader.damaged)
     return resolution
 

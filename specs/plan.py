@@ -83,6 +83,8 @@ class Plan(Record, kw_only=True):
     objective: Objective | None = None
     variant: str | None = None
     solved: Solved | None = None
+    files: tuple[tuple[str, str], ...] = ()
+    """The files of which the program takes the content: each name as the plan writes it, with the content's digest."""
 
     def directives(self) -> Iterator[Directive]:
         """Every statement that the plan has or that has defaults, in the language's order."""
@@ -127,6 +129,8 @@ class Plan(Record, kw_only=True):
             else:
                 body[directive.keyword] = described
         body.get("shard", []).sort(key=lambda item: item["on"])
+        if self.files:
+            body["files"] = dict(self.files)
         return body
 
     def canonical_json(self) -> str:

@@ -53,7 +53,7 @@ def read_plan(text: str) -> Plan:
             fields[keyword] = tuple(_directive(item, declared) for item in value)
         elif value is not None:
             fields[keyword] = _directive(value, declared)
-    return Plan(name=data["name"], **fields)
+    return Plan(name=data["name"], files=tuple(sorted(data["files"].items())), **fields)
 
 
 def schema() -> dict[str, Any]:
@@ -74,6 +74,7 @@ def plan_model() -> type[BaseModel]:
             fields[keyword] = (directive, ...)
         else:
             fields[keyword] = (directive | None, None)
+    fields["files"] = (dict[StrictStr, StrictStr], Field(default_factory=dict))
     return create_pydantic_model("Plan", __config__=_STRICT, __doc__="A resolved plan.", **fields)
 
 

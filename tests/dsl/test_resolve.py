@@ -274,3 +274,33 @@ def test_a_variant_holds_no_statement_of_a_whole_plan(inner):
         (finding,) = resolve(text, "test.plan", directory=Path(), variant=variant).diagnostics
         assert finding.code == "LP218"
         assert finding.label.span.line == text.count("\n", 0, text.index(inner)) + 1
+
+
+def test_what_a_named_file_holds_is_part_of_the_plans_identity(tmp_path: Path) -> None:
+    text = """plan ordered
+model   llama3("tiny")
+cluster cpu(devices = 2)
+batch   (global = 8, micro = 1, seq_len = 16)
+mesh    (pp = 2)
+pipeline on pp (schedule = csv("order.csv"))
+"""
+
+    def digest() -> str:
+        plan = resolve(text, "ordered.plan", directory=tmp_path).plan
+        assert plan is not None
+        return plan.digest
+
+    missing = digest()
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    first = digest()
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0,\n")
+    assert len({missing, first, digest()}) == 3
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert digest() == first
+
+
+def test_plans_that_name_no_file_keep_their_identity(tmp_path: Path) -> None:
+    text = 'plan a\nmodel llama3("tiny")\ncluster cpu\nbatch (global = 8, micro = 1, seq_len = 16)\n'
+    plan = resolve(text, "a.plan", directory=tmp_path).plan
+    assert plan is not None
+    assert plan.files == () and "files" not in plan.canonical()

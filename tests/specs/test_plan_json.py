@@ -28,6 +28,14 @@ def test_a_worked_plan_survives_the_journey(plan):
     assert read_plan(plan.canonical_json()).digest == plan.digest
 
 
+def test_the_digests_of_files_survive_the_journey(tmp_path):
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    text = (PLANS / "tiny.plan").read_text() + '\npipeline on pp (schedule = csv("order.csv"))\n'
+    plan = resolve(text, "tiny.plan", directory=tmp_path).plan
+    assert dict(plan.files).keys() == {"order.csv"}
+    assert read_plan(plan.canonical_json()).files == plan.files
+
+
 @pytest.fixture
 def tiny():
     return resolve((PLANS / "tiny.plan").read_text(), "tiny.plan", directory=PLANS).plan.canonical()

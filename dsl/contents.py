@@ -1,0 +1,46 @@
+"""Which files does a plan's program take its content from, and what is in them?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.plan import Plan
+from legoai.specs.record import replace
+
+_LARGEST: Final = 2**26
+"""Bytes; no order file may be larger, and no config is."""
+
+
+def with_files(plan: Plan, directory: Path) -> Plan:
+    """The plan with the digests of the files whose content the program will hold: order files and model configs.
+
+    A file that cannot be read has none; the rules about it say why.
+    """
+    names = list(_names(plan))
+    if not names:
+        return plan
+    found = {name: digest for name in names if (digest := _digest(directory / name)) is not None}
+    return replace(plan, files=tuple(sorted(found.items())))
+
+
+def _names(plan: Plan) -> Iterator[str]:
+    schedule = plan.pipeline.schedule if plan.pipeline is not None else None
+    if isinstance(schedule, OrderFile) and isinstance(schedule.file, str):
+        yield schedule.file
+    model = plan.model
+    if isinstance(model.family, str) and model.family == "huggingface" and isinstance(model.target, str):
+        yield model.target
+
+
+def _digest(path: Path) -> str | None:
+    import hashlib
+
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST:
+            return None
+        return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    except (OSError, ValueError):
+        return None
