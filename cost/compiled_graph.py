@@ -317,10 +317,15 @@ def _tagged_checkpoints(module: nn.Module) -> Iterator[None]:
 def _tag(number: int, checkpoint: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a checkpointed function with the tags of `torch._higher_order_ops.wrap.TagActivationCheckpoint`."""
     contexts = getattr(checkpoint, "keywords", {}).get("context_fn")
-    forward = contexts()[0] if contexts is not None else contextlib.nullcontext()
+    tags = {"ac_graph_id": number, "recompute": CheckpointPolicy.PREFER_RECOMPUTE}
+    forward: Any = contextlib.nullcontext()
+    if contexts is not None:
+        # What is entered tags each operator as its policy says, and tells by the number to which checkpoint it belongs.
+        forward = contexts()[0]
+        forward.ac_graph_id = number
+        del tags["recompute"]
     before = dict(traceback.current_meta)
-    traceback.current_meta["ac_graph_id"] = number
-    traceback.current_meta["recompute"] = None if contexts is not None else CheckpointPolicy.PREFER_RECOMPUTE
+    traceback.current_meta.update(tags)
     try:
         with forward:
             return function(*args, **kwargs)

@@ -33,6 +33,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_map
+from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.device import Kind, SimulationError
 from legoai.cost.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
@@ -395,12 +396,15 @@ def _elements(slot: Slot) -> int:
 
 
 def _name_of_group(origins: Sequence[torch.fx.Node]) -> str:
-    """Return `fused(aten.mul, aten.add)`: the operators in the graph's order, each once, without views."""
+    """Return `fused(aten.mul, aten.add)`: the operators in the graph's order, each once, without views.
+
+    A tensor that is laid out for a product bears the product among its origins, which is none of the group's.
+    """
     names: dict[str, None] = {}
     for node in origins:
         if isinstance(node.target, OpOverload):
             known = operator(node.target)
-            if known.treatment in ("kernel", "copy"):
+            if known.treatment in ("kernel", "copy") and node.target.overloadpacket not in flop_registry:
                 names[known.name] = None
     return f"fused({', '.join(names)})"
 

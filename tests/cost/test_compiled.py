@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 
 import programs
@@ -111,18 +112,25 @@ def simulated_block(backend: str) -> tuple[list[int], int, int]:
     return sizes, phases["forward"], phases["backward"]
 
 
-def real_block(backend: str) -> tuple[list[int], int]:
-    """The same of a block that PyTorch really compiles for the cpu; the kernels only where inductor makes them."""
-    import torch._inductor.metrics as metrics
+def real_block(backend: str) -> tuple[list[int], list[int]]:
+    """The same of a block that PyTorch really compiles for the cpu: what is saved, and the groups of each graph."""
+    from torch._inductor import config
+    from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
 
-    metrics.reset()
+    groups: list[int] = []
+
+    def count(nodes: list) -> list:
+        groups.append(sum(isinstance(node, FusedSchedulerNode | SchedulerNode) for node in nodes))
+        return nodes
+
     block = programs.Block()
     block.compile(backend=backend, fullgraph=True)
     x = torch.randn(SHAPE, requires_grad=True)
     table = programs.rotary(64, programs.DIM // programs.HEADS)
-    sizes = saved_bytes(block, x, table)
-    block(x, table).sum().backward()
-    return sizes, metrics.generated_kernel_count
+    with config.patch(_post_fusion_custom_pass=count, force_disable_caches=True):
+        sizes = saved_bytes(block, x, table)
+        block(x, table).sum().backward()
+    return sizes, groups
 
 
 def test_what_is_saved_is_what_the_partitioner_of_a_real_compilation_saves():
@@ -136,7 +144,7 @@ def test_what_is_saved_and_fused_is_what_inductor_saves_and_generates():
     ours, forward, backward = simulated.in_a_fork(simulated_block, "inductor")
     real, generated = simulated.in_a_fork(real_block, "inductor")
     assert ours == real
-    assert forward + backward == generated
+    assert [forward, backward] == generated
 
 
 def test_products_and_attention_are_those_of_eager_and_the_rest_is_fused():
@@ -236,6 +244,14 @@ def test_collectives_of_a_compiled_program_are_those_of_a_real_one(gloo):
     assert found == real
 
 
+class SeenInside(simulated.Seen):
+    """Sees the operators of compiled graphs that are run one by one."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
 def real_collectives(options) -> list[tuple[str, tuple[int, ...], int]]:
     """The collectives of a second step that really runs, its graphs compiled by inductor's partition alone."""
     made = trainer(backend="aot_eager_decomp_partition", **options)
@@ -243,7 +259,7 @@ def real_collectives(options) -> list[tuple[str, tuple[int, ...], int]]:
     training = made.prepare(device, seed=0)
     step, batches = OptimizerStep(made, training, device), simulated.Zeros(made)
     step.update(step.gradient(0, batches, stop=False), step=0)
-    with simulated.Seen() as seen:
+    with SeenInside() as seen:
         step.update(step.gradient(1, batches, stop=False), step=1)
     return seen.collectives
 
@@ -261,10 +277,10 @@ def test_what_is_not_captured_is_refused(arguments, why):
         programs.Block().compile(**arguments)
 
 
-def test_functions_that_are_compiled_are_refused_and_torch_is_left_as_it_was():
+def test_what_is_compiled_and_no_function_is_refused_and_torch_is_left_as_it_was():
     before = torch.compile
     with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=r"module\.compile"):
-        torch.compile(lambda x: x)
+        torch.compile(functools.partial(torch.add, 1))
     assert torch.compile is before
 
 
@@ -317,3 +333,20 @@ def _replayed() -> list[Kernel]:
     found = [item for item in recorder.records if isinstance(item, Kernel)]
     assert found
     return found
+
+
+def _largest_loss(loss: str) -> tuple[int, int]:
+    """How many kernels read all logits in forward or backward, and the bytes of fp32 tensors of their size."""
+    made = dataclasses.replace(programs.trainer(dtype=torch.bfloat16, global_batch=2), loss=loss)
+    records = steady(capture(made, world=1, kind="cuda"))
+    logits = 2 * made.seq_len * programs.VOCABULARY
+    kernels = [item for item in records if isinstance(item, Kernel) and item.module == "" and item.phase == "forward"]
+    reads = sum(any(math.prod(kind.shape) == logits for kind in item.inputs) for item in kernels)
+    return reads, sum(item.bytes for item in records if isinstance(item, Allocate) and item.bytes == 4 * logits)
+
+
+def test_a_fused_loss_reads_the_logits_twice_and_keeps_no_copy_of_them_in_fp32():
+    """As inductor compiles it: one pass for the largest and the sum, one for the loss; eager casts them first."""
+    reads, copies = simulated.in_a_fork(_largest_loss, "fused")
+    assert (reads, copies) == (2, 0)
+    assert simulated.in_a_fork(_largest_loss, "eager")[1] > 0
