@@ -27,6 +27,8 @@ def kernels_of(kind: Kind) -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     attend = _attend_on_gpu if kind == "cuda" else _attend_on_cpu
     library.impl("scaled_dot_product_attention", attend, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+    if kind == "cpu":
+        library.impl("dropout", _drop_on_cpu, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
     for name in _ONE_KERNEL[kind]:
         library.impl(name, _never_computed, "PrivateUse1")  # type: ignore[no-untyped-call]
     try:
@@ -95,11 +97,21 @@ def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)
     """`scaled_dot_product_attention` as `aten/src/ATen/native/transformers/attention.cpp` does it on a CPU."""
     flash = SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()
     alike = query.shape[-1] == value.shape[-1]
-    if flash and alike and not dropout_p and query.dim() == 4:
+    # Its backward gives no gradient of a mask, such as a bias by distance that is learned.
+    learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+    if flash and alike and not dropout_p and query.dim() == 4 and not learned:
         return aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, dropout_p, is_causal, attn_mask=_float_mask(attn_mask, query), scale=scale
         )[0]
     return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _drop_on_cpu(values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """`dropout` as `aten/src/ATen/native/Dropout.cpp` does it where no kernel is fused: noise of the same dtype."""
+    if not p or not train or not values.numel():
+        return values
+    noise = torch.empty_like(values)
+    return values * noise.bernoulli_(1 - p).div_(1 - p)
 
 
 def _math_attention(*args: Any, **kwargs: Any) -> Any:

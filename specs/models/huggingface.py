@@ -3,8 +3,9 @@
 # mypy: no-warn-return-any
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
     are, with None there.
 
     Args:
-        fields: of a config; `attn_implementation` chooses among the attentions of `transformers`, `"eager"` or `"sdpa"`.
+        fields: of a config; `attn_implementation` chooses an attention of `transformers`, `"eager"` or `"sdpa"`.
         where: what an error calls the config.
         overrides: values of fields to use instead.
 
@@ -125,7 +126,28 @@ class _Logits(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Predict the next token at every position: int64 [B, T] to [B, T, vocabulary]."""
-        return super().forward(tokens).logits
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else _whole_sequences():
+            return super().forward(tokens).logits
+
+
+@contextlib.contextmanager
+def _whole_sequences() -> Iterator[None]:
+    """Keep `transformers` from looking for several sequences behind each other in one, of which there are none.
+
+    To look, it waits for the device in every step; and where tensors have no values it takes them for packed, and gives
+    attention a mask that the kernel for causal attention does without.
+    """
+    from transformers import masking_utils
+
+    look = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if look is None:
+        yield
+        return
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = look
 
 
 class _Classes(nn.Module):

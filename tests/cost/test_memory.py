@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import simulated
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from legoai.cost.autocast import autocast_rules
 from legoai.cost.capture import _Batches, _outside_of_fake
 from legoai.cost.device import SIM, Recorder
 from legoai.cost.memory import memory, steps
 from legoai.cost.simulation import simulated_device
 from legoai.cost.trace import Allocate, Free, Mark, Resize, Trace
+from legoai.runtime import Trainer
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep
 
@@ -23,10 +27,15 @@ class _Silent(Recorder):
 
 def tracked_peak(name: str) -> int:
     """Return the peak in bytes that PyTorch's tracker finds in the second step of a program."""
-    trainer = _outside_of_fake(simulated.trainer_of(name, micro_batches=1))
-    world = simulated.world_of(name)
+    return tracked_peak_of(simulated.trainer_of(name, micro_batches=1), world=simulated.world_of(name))
+
+
+def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
+    """Return the peak in bytes that PyTorch's tracker finds in the second step of a trainer."""
+    trainer = _outside_of_fake(trainer)
     device = Device(type=SIM, holds_values=False)
-    with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, fake:
+    casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules("cuda")
+    with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, casts, fake:
         training = trainer.prepare(device, seed=0)
         step = OptimizerStep(trainer, training, device)
         batches = _Batches(trainer, lambda: None)

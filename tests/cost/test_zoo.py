@@ -1,0 +1,126 @@
+"""Models of others are captured as they run: the kernels of a real step, and the memory that a tracker finds."""
+
+from __future__ import annotations
+
+import pytest
+import simulated
+import torch
+import zoo
+from test_memory import exact_peak, tracked_peak_of
+
+from legoai.cost.capture import capture
+from legoai.cost.trace import Kernel, Mark
+from legoai.runtime.data import SampleBatch
+from legoai.runtime.device import Device
+from legoai.runtime.process_group import process_group
+from legoai.runtime.samples import SYNTHETIC, open_data
+from legoai.runtime.step import OptimizerStep
+
+MODELS = tuple(zoo.CONFIGS)
+
+
+def peaks(name: str, precision: str, checkpointed: bool) -> tuple[int, int]:
+    trainer = zoo.trainer_of(name, precision, checkpointed=checkpointed)
+    return exact_peak(capture(trainer, world=1)), tracked_peak_of(trainer)
+
+
+@pytest.mark.parametrize(
+    ("precision", "checkpointed"),
+    [
+        ("mixed", False),
+        *(
+            pytest.param(precision, checkpointed, marks=pytest.mark.slow)
+            for precision in zoo.PRECISIONS
+            for checkpointed in (False, True)
+            if (precision, checkpointed) != ("mixed", False)
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_that_of_torchs_tracker(name: str, precision: str, checkpointed: bool) -> None:
+    ours, theirs = simulated.in_a_fork(peaks, name, precision, checkpointed)
+    assert ours == theirs
+
+
+def real_kernels(name: str) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    trainer = zoo.trainer_of(name)
+    device = Device(type="cpu")
+    with process_group(device, timeout_seconds=60):
+        training = trainer.prepare(device, seed=0)
+        step, batches = OptimizerStep(trainer, training, device), _Same(trainer)
+        step.update(step.gradient(0, batches, stop=False), step=0)
+        with simulated.Seen() as seen:
+            step.update(step.gradient(1, batches, stop=False), step=1)
+    return seen.kernels
+
+
+class _Same:
+    """The same micro batch, again and again."""
+
+    def __init__(self, trainer) -> None:
+        reads, size = trainer.reads, (trainer.micro_batch, trainer.seq_len)
+        if reads.kind in ("tokens", "two_texts"):
+            inputs = tuple(torch.ones(item.shape, dtype=torch.int64) for item in reads.inputs(*size))
+            self.batch = SampleBatch(inputs=inputs, targets=torch.ones(reads.targets(*size).shape, dtype=torch.int64))
+        else:
+            data = open_data(SYNTHETIC, reads, seq_len=trainer.seq_len)
+            self.batch = data.stream(validation=False, micro_batch=size[0], rank=0, degree=1, seed=0).next()
+
+    def next(self):
+        return self.batch
+
+    def skip(self, batches: int) -> None:
+        pass
+
+
+def captured_kernels(name: str) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    trace = capture(zoo.trainer_of(name), world=1, kind="cpu")
+    begin = trace.records.index(Mark("step 2"))
+    return [
+        (record.op, tuple(item.shape for item in record.inputs))
+        for record in trace.records[begin:]
+        if isinstance(record, Kernel)
+    ]
+
+
+ELSEWHERE = ("aten.copy_", "aten.clone", "aten.scalar_tensor", "aten._foreach_add_")
+"""What is not compared: copies to the memory format that a convolution chooses for itself, and the optimizer's counts
+of steps, which are in host memory where a step is real."""
+
+
+def compared(kernels: list[tuple[str, tuple[tuple[int, ...], ...]]]) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
+    return [item for item in kernels if item[0] not in ELSEWHERE]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("t5", "convnextv2") else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
+def test_the_kernels_are_those_of_a_real_step(name: str) -> None:
+    real = compared(simulated.in_a_fork(real_kernels, name))
+    assert compared(simulated.in_a_fork(captured_kernels, name)) == real
+    assert len(real) > 80
+
+
+def attention_of(name: str) -> set[str]:
+    trace = capture(zoo.trainer_of(name, "half", **ATTENTION.get(name, {})), world=1)
+    return {record.op for record in trace.records if isinstance(record, Kernel) and "attention" in record.op}
+
+
+ATTENTION = {"t5": {"dropout_rate": 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("llama", "flash"),
+        pytest.param("gpt2", "flash", marks=pytest.mark.slow),
+        pytest.param("vit", "flash", marks=pytest.mark.slow),
+        pytest.param("t5", "efficient", marks=pytest.mark.slow),  # its bias by distance is a mask
+    ],
+)
+def test_attention_is_the_kernel_that_a_gpu_would_choose(name: str, kernel: str) -> None:
+    found = simulated.in_a_fork(attention_of, name)
+    assert found == {
+        f"aten._scaled_dot_product_{kernel}_attention",
+        f"aten._scaled_dot_product_{kernel}_attention_backward",
+    }
