@@ -33,13 +33,15 @@ from legoai.cost.host import host_memory
 from legoai.cost.recorder import Capture
 from legoai.cost.repeat_actions import UnequalError
 from legoai.cost.replay import repeat_micro_batches
-from legoai.cost.simulation import simulated_device
+from legoai.cost.simulation import replaced, simulated_device
 from legoai.cost.tape import Tape, uncollected
 from legoai.cost.trace import (
     Mark,
     Trace,
 )
+from legoai.cost.unfilled import Unfilled
 from legoai.runtime import Trainer
+from legoai.runtime import trainer as preparation
 from legoai.runtime.data import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
@@ -154,6 +156,7 @@ def _taken(
             casts,
             host_memory(kind),
             compilation(recorder, kind),
+            replaced(preparation, "model_digest", lambda _: ""),  # of checkpoints, which nobody writes
             attention_kernel(trainer.attention_kernel),
             heard,
             fake,
@@ -212,7 +215,7 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
         return call
 
     def build_model() -> nn.Module:
-        with unset_fake_temporarily():
+        with unset_fake_temporarily(), Unfilled():
             model = trainer.build_model()
             cast_parameters(model, trainer.master_dtype)
             return model

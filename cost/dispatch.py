@@ -60,6 +60,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.capture = capture
         self.results = Results()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that dynamo need not be kept away: it traces nothing here, and its guard costs more than a call."""
+        return False
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

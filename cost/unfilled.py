@@ -1,0 +1,43 @@
+"""How is a model built on the meta device without drawing values that it does not keep?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+_FILLS: Final = frozenset(
+    {
+        torch.Tensor.fill_,
+        torch.Tensor.normal_,
+        torch.Tensor.uniform_,
+        torch.Tensor.zero_,
+        nn.init.constant_,
+        nn.init.kaiming_normal_,
+        nn.init.kaiming_uniform_,
+        nn.init.normal_,
+        nn.init.ones_,
+        nn.init.trunc_normal_,
+        nn.init.uniform_,
+        nn.init.xavier_normal_,
+        nn.init.xavier_uniform_,
+        nn.init.zeros_,
+    }
+)
+
+
+class Unfilled(TorchFunctionMode):
+    """Leaves out the first values of parameters, which a model on the meta device does not have."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return a tensor that was to be filled as it is."""
+        if func in _FILLS:
+            tensor = args[0] if args else (kwargs or {}).get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **(kwargs or {}))
