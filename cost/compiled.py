@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -86,9 +87,24 @@ class _Compiler:
         if others:
             raise SimulationError(f"torch.compile with {', '.join(others)} is not captured")
         module = getattr(model, "__self__", None)
+        if isinstance(model, types.FunctionType):
+            module = _Function(model)
+            model = module._call_impl
         if not isinstance(module, nn.Module) or getattr(model, "__name__", "") != "_call_impl":
-            raise SimulationError("only modules are captured that are compiled by `module.compile()`")
+            raise SimulationError("only functions, and modules that are compiled by `module.compile()`, are captured")
         return _CompiledModule(self, module, model, _options(backend, mode, options), fullgraph=fullgraph)
+
+
+class _Function(nn.Module):
+    """A function without parameters, such as a loss, as the module that compilation asks for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
 
 
 class _CompiledModule:
