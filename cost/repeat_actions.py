@@ -1,15 +1,14 @@
 """Which actions of a pipeline are equal, and how are they recorded without being run?
 
 The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was
-computed before. Of each kind of action of each stage the first and the second micro batch of the first step are run,
-and the first and the last of the second step. The second is the pattern: in place of all others its records are
-written, with numbers of their own, and the tensors that the schedule goes on with, such as what is sent, stand there
-without anything having been computed. The last must come out equal to the pattern, whose context is another one; else,
-and where an action can be told from its records only by what is not in them, :class:`UnequalError` is raised and the
-pipeline is to be captured whole.
+computed before. Of each kind of action of each stage the first two of the first step are run, and the first and the
+last of the second step, with all that is done to their micro batches. The second is the pattern: in place of those that
+are not run its records are written, with numbers of their own, and the tensors that the schedule goes on with, such as
+what is sent, stand there without anything having been computed. All others that are run must come out equal to the
+pattern, in whatever context; else :class:`UnequalError` is raised and the pipeline is to be captured whole.
 
-A storage is told by the action that made it: by this one, by another of the same micro batch, by the same of the
-micro batch before, or by none. When a tensor is given up with which the schedule goes on is seen as it happens.
+A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its kind
+whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it happens.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from legoai.cost.trace import Free, Record
 Action: TypeAlias = tuple[int, str, int]
 """Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
 
-Place: TypeAlias = tuple[Literal["own", "other", "before", "fixed"], object, int]
+Place: TypeAlias = tuple[Literal["own", "other", "latest", "fixed"], object, int]
 """How a number is told: by whose making, by which action, and as which of the numbers that it made."""
 
 _FEWEST: Final = 5
@@ -91,12 +90,16 @@ class Repeats:
 
     recorder: Capture
     micro_batches: int
+    orders: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+    """The micro batches of each kind of action of each stage, in the order of a pass."""
     step: int = 0
     passes: int = 0
     patterns: dict[tuple[int, str], _Pattern] = field(default_factory=dict)
     made: dict[Action, list[int]] = field(default_factory=dict)
     """The numbers that each action of this pass made, as a tape encodes them."""
     maker: dict[int, tuple[Action, int]] = field(default_factory=dict)
+    latest: dict[tuple[int, str], int] = field(default_factory=dict)
+    """The micro batch of the latest action of each kind."""
     tied: set[int] = field(default_factory=set)
     """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
 
@@ -106,14 +109,22 @@ class Repeats:
         self.step = self.recorder.step
         self.made.clear()
         self.maker.clear()
+        self.latest.clear()
 
-    def runs(self, micro_batch: int) -> bool:
+    def follow(self, actions: Iterable[Action]) -> None:
+        """Hear of all actions of a pass that compute, in their order."""
+        for stage, kind, micro_batch in actions:
+            self.orders.setdefault((stage, kind), []).append(micro_batch)
+
+    def runs(self, stage: int, micro_batch: int) -> bool:
         """Whether the actions of a micro batch of this pass are run."""
-        if self.micro_batches < _FEWEST or micro_batch == 0:
+        if self.micro_batches < _FEWEST:
             return True
-        if self.passes:
-            return False
-        return micro_batch == (1 if self.step == 1 else self.micro_batches - 1)
+        for (other, _), order in self.orders.items():
+            compared = order[min(1, len(order) - 1)] if self.step == 1 else order[-1]
+            if other == stage and (micro_batch == order[0] or (micro_batch == compared and not self.passes)):
+                return True
+        return False
 
     def ran(self, action: Action, start: int, results: Iterable[Any], on_buffers: tuple[bool, ...] = ()) -> None:
         """Take what an action did, which was run: keep it as the pattern, or compare it.
@@ -132,9 +143,10 @@ class Repeats:
         self.made[action] = list(made)
         self.maker.update({number: (action, place) for number, place in made.items()})
         tensors = tuple(self._described(item, made) for item in results)
-        if micro_batch == 0:
-            return
         pattern = _Pattern(tape, self._places(tape, action, made), len(made), tensors, on_buffers)
+        self.latest[stage, kind] = micro_batch
+        if micro_batch == self.orders[stage, "F" if kind == "L" else kind][0]:
+            return
         known = self.patterns.get((stage, kind))
         if known is None:
             outputs = self._outputs(action)
@@ -184,8 +196,8 @@ class Repeats:
                 (other_stage, other_kind, other), place = self.maker[number]
                 if other == micro_batch:
                     places.append(("other", (other_stage, other_kind), place))
-                elif other == micro_batch - 1:
-                    places.append(("before", (other_stage, other_kind), place))
+                elif other == self.latest.get((other_stage, other_kind)):
+                    places.append(("latest", (other_stage, other_kind), place))
                 else:
                     places.append(("fixed", None, number))
         return places
@@ -233,6 +245,7 @@ class Repeats:
             new = self._number(action, place, number, numbers, isinstance(record, MAKES))
             recorder.record(renamed(record, new // len(KINDS)))
         self.maker.update({number: (action, place) for place, number in enumerate(numbers)})
+        self.latest[stage, kind] = action[2]
         return [None if item is None else self._tensor(item, numbers) for item in pattern.results]
 
     def gives_up(self, stage: int, kind: str) -> bool:
@@ -249,10 +262,10 @@ class Repeats:
                 numbers[index] = self._fresh(number % len(KINDS))
             return numbers[index]
         assert isinstance(other, tuple)
-        micro_batch = action[2] if of == "other" else action[2] - 1
-        made = self.made.get((*other, micro_batch))
+        micro_batch = action[2] if of == "other" else self.latest.get(other)
+        made = None if micro_batch is None else self.made.get((*other, micro_batch))
         if made is None:
-            raise UnequalError(f"{other[1]}{micro_batch} of stage {other[0]} comes later than for other micro batches")
+            raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
         return made[index]
 
     def _fresh(self, kind: int) -> int:

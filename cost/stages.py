@@ -25,13 +25,14 @@ from torch.distributed.pipelining._utils import InferenceMode
 from legoai.cost.device import SimulationError
 from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.recorder import Capture
-from legoai.cost.repeat_actions import Repeats
+from legoai.cost.repeat_actions import Action, Repeats
 from legoai.cost.simulation import replaced
 from legoai.cost.trace import Mark, Phase
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
 
+_COMPUTES: Final = ("F", "B", "I", "W")
 _OF_PARAMETERS: Final = ("UNSHARD", "RESHARD")
 
 
@@ -55,6 +56,8 @@ def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) ->
 
     def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> PipelineSchedule:
         schedule = pipeline.build_schedule(stages, loss)
+        if repeat:
+            repeats.follow(_computing(schedule))
         _listen_to_schedule(schedule, recorder, repeats)
         return schedule
 
@@ -71,6 +74,18 @@ def _begin(recorder: Capture, name: str, phase: Phase) -> None:
 def _end(recorder: Capture, name: str) -> None:
     recorder.end_action()
     recorder.record(Mark(f"{END_ACTION}{name}"))
+
+
+def _computing(schedule: Any) -> Iterator[Action]:
+    """Yield the actions of this rank in a pass that compute, in their order."""
+    if isinstance(schedule, schedules.PipelineScheduleSingle):
+        for kind in "FB":
+            yield from ((schedule._stage.stage_index, kind, index) for index in range(schedule._n_microbatches))
+        return
+    for action in schedule.pipeline_order_with_comms[schedule.rank]:
+        for part in action.sub_actions or (action,):
+            if part.computation_type.value in _COMPUTES:
+                yield part.stage_index, part.computation_type.value, part.microbatch_index
 
 
 class _Stage:
@@ -96,7 +111,7 @@ class _Stage:
         action = (stage.stage_index, "F", micro_batch)
         _begin(self.recorder, f"{stage.stage_index}F{micro_batch}", "forward")
         start = len(self.recorder.records)
-        if repeats.runs(micro_batch):
+        if repeats.runs(stage.stage_index, micro_batch):
             output = self.forward(micro_batch, args, *rest, **kwargs)
             repeats.ran(action, start, stage.fwd_cache[micro_batch][0])
         else:
@@ -117,7 +132,7 @@ class _Stage:
         name = f"{stage.stage_index}{kind}{micro_batch}"
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
-        if repeats.runs(micro_batch):
+        if repeats.runs(stage.stage_index, micro_batch):
             self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
             gradients = stage.bwd_cache[micro_batch]
             repeats.ran(action, start, gradients, self._on_buffers(micro_batch, gradients))
@@ -152,7 +167,7 @@ class _Stage:
         name = f"{stage.stage_index}W{micro_batch}"
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
-        if repeats.runs(micro_batch):
+        if repeats.runs(stage.stage_index, micro_batch):
             self.weights(micro_batch, last_backward=last_backward)
             repeats.ran(action, start, ())
         else:
@@ -186,7 +201,7 @@ def _listen_to_schedule(schedule: Any, recorder: Capture, repeats: Repeats) -> N
         if not stage.is_last:
             return
         action, start = (stage.stage_index, "L", micro_batch), len(recorder.records)
-        if repeats.runs(micro_batch):
+        if repeats.runs(stage.stage_index, micro_batch):
             compute(stage, output, targets, micro_batch, *args)
             repeats.ran(action, start, schedule._internal_losses[-1:])
         else:
