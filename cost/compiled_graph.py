@@ -12,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch import nn
@@ -28,7 +29,7 @@ from torch.nn.modules import module as modules
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from legoai.cost.device import SIM, Kind, current_stream
 from legoai.cost.dispatch import NEW_CATEGORY
@@ -39,6 +40,8 @@ from legoai.cost.trace import Kernel
 
 _WRAP_EAGERLY: Final = _functional_collectives._maybe_wrap_tensor
 """PyTorch's own function, which waits for collectives at once where it traces; the simulated device has another."""
+
+_RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
 
 Runner = Callable[[list[Any]], list[Any]]
 
@@ -99,10 +102,14 @@ class Graph:
 
     def trace(self, call: Call, given: list[torch.Tensor]) -> None:
         """Trace a call of a module, and compile its forward and backward; nothing of it is recorded."""
+        from torch._functorch import partitioners
         from torch._functorch.aot_autograd import aot_function
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-        partition = functools.partial(min_cut_rematerialization_partition, compiler="inductor")
+        def partition(graph: Any, inputs: Any, **options: Any) -> Any:
+            # A recomputed operator that may be random would keep the generator's state, a few bytes of the host.
+            with mock.patch.object(partitioners, "functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
+                return partitioners.min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
+
         decompositions = None
         if self.options.inductor:
             from torch._inductor.decomposition import select_decomp_table
@@ -315,17 +322,17 @@ def _tagged_checkpoints(module: nn.Module) -> Iterator[None]:
 
 
 def _tag(number: int, checkpoint: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a checkpointed function with the tags of `torch._higher_order_ops.wrap.TagActivationCheckpoint`."""
+    """Run a checkpointed function with the tags of `torch._higher_order_ops.wrap.TagActivationCheckpoint`.
+
+    What is entered tags each operator as its policy says, and with the number of the checkpoint to which it belongs. A
+    checkpoint without a policy is one that recomputes everything.
+    """
     contexts = getattr(checkpoint, "keywords", {}).get("context_fn")
-    tags = {"ac_graph_id": number, "recompute": CheckpointPolicy.PREFER_RECOMPUTE}
-    forward: Any = contextlib.nullcontext()
-    if contexts is not None:
-        # What is entered tags each operator as its policy says, and tells by the number to which checkpoint it belongs.
-        forward = contexts()[0]
-        forward.ac_graph_id = number
-        del tags["recompute"]
+    if contexts is None:
+        contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: _RECOMPUTE)
+    forward = contexts()[0]
+    forward.ac_graph_id = number
     before = dict(traceback.current_meta)
-    traceback.current_meta.update(tags)
     try:
         with forward:
             return function(*args, **kwargs)
