@@ -20,6 +20,9 @@ TAKEN: Final = 5
 """Blocks of a run that are taken: the first and the last, whose neighbours are none, and three that are compared."""
 _MIDDLE: Final = 2
 
+_AHEAD: Final = 3
+"""The largest number in a slice, which names the units that one gathers ahead: two behind it, up to the third."""
+
 _TELLING: Final = frozenset(
     {
         "endswith", "get_submodule", "index", "int", "islice", "len", "named_modules", "range", "sorted", "startswith",
@@ -33,7 +36,7 @@ def treats_alike(program: str) -> bool:
     """Whether a lowered program does to every block what it does to the others, whichever place it has.
 
     That is so if it goes over whole containers and names no block: it has no numbered element, no range, no
-    comparison, and its slices keep within two elements of an end. What a program does before it has a model, such as
+    comparison, and its slices keep within three elements of an end. What a program does before it has a model, such as
     the configuration, does not count.
     """
     try:
@@ -78,11 +81,11 @@ def _is_blind(node: ast.AST) -> bool:
 
 
 def _is_near(bound: ast.expr | None) -> bool:
-    """Whether the bound of a slice is within two elements of an end, or of the element at hand."""
+    """Whether the bound of a slice is within three elements of an end, or of the element at hand."""
     if bound is None:
         return True
     return all(
-        not isinstance(node, ast.Constant) or (isinstance(node.value, int) and abs(node.value) <= 2)
+        not isinstance(node, ast.Constant) or (isinstance(node.value, int) and abs(node.value) <= _AHEAD)
         for node in ast.walk(bound)
     )
 

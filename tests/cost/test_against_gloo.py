@@ -71,7 +71,7 @@ def test_a_simulated_rank_communicates_as_a_real_one_does(name: str, gloo):
     found = in_a_fork(simulated, text, combination.world)
     assert len(found) == len(real) == combination.world
     for rank, (called, noted) in enumerate(real):
-        for step in range(STEPS):
+        for step in range(1, STEPS):  # of the first, only one micro batch is simulated
             wanted = [item for item in called[step] if not (between_two(item) and item[2:] == TRIAL)]
             assert listed(found[rank][step]) == listed(wanted), f"rank {rank}, step {step + 1}"
         groups = [item for item in itertools.chain(*called) if not between_two(item)]
