@@ -1,0 +1,122 @@
+"""How long does a person wait for `legoai cost`, and how much memory does it take?
+
+Timed is a whole process, from its start to its exit: the interpreter, the imports, lint, lowering, capture, timeline,
+memory and the summary. Nothing is kept from one process to the next but compiled Python files. A first process, which
+may have to make those, is left out.
+
+The figure is the best processor time of some processes, user and system, because that hardly depends on what else runs
+on the machine; the simulator waits for nothing and uses one core, so on a machine that is at rest the elapsed time is
+the same. The elapsed time is printed beside it. The memory is the largest resident set of the process.
+
+    python benchmarks/simulator_speed.py [--runs N] [--write] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "simulator_speed.json"
+LIMIT_BYTES = 4 * 2**30
+TIMEOUT_SECONDS = 1200
+
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+"""Whatever says so here, compiled files are kept: a process that compiles its imports anew takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A command, and the seconds that it may take; None where no limit is set."""
+
+    name: str
+    arguments: tuple[str, ...]
+    limit: float | None = None
+
+
+CASES = (
+    Case("one process that imports the simulator", ("-c", "import legoai.cost.estimate")),
+    Case("tiny, 4 ranks", ("-m", "legoai", "cost", "plans/tiny.plan")),
+    Case("Llama 3 8B, 8 ranks", ("-m", "legoai", "cost", "plans/llama3_8b_8.plan")),
+    Case("Llama 3 8B, 128 ranks", ("-m", "legoai", "cost", "plans/llama3_8b_128.plan")),
+    Case("Mixtral 8x7B, 64 ranks", ("-m", "legoai", "cost", "plans/mixtral_8x7b_64.plan")),
+    Case("Llama 3 70B, 128 ranks", ("-m", "legoai", "cost", "plans/llama3_70b_256.plan", "--set", "hosts=16"), 5.0),
+    Case("Llama 3 70B, 16384 ranks", ("-m", "legoai", "cost", "plans/llama3_70b_256.plan", "--set", "hosts=2048"), 5.0),
+    Case("Llama 3.1 405B, 512 ranks", ("-m", "legoai", "cost", "plans/llama3_405b_512.plan"), 10.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What one process took: seconds of processor time, elapsed seconds, and bytes of its largest resident set."""
+
+    busy: float
+    elapsed: float
+    resident: int
+
+
+def measure(arguments: tuple[str, ...]) -> Figure:
+    """Run one process and wait for it."""
+    with tempfile.TemporaryFile() as said:
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, *arguments], cwd=ROOT, env=ENVIRONMENT, stdout=said, stderr=subprocess.STDOUT
+        )
+        _, status, used = os.wait4(process.pid, 0)
+        elapsed = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            said.seek(0)
+            raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}:\n{said.read().decode()[-2000:]}")
+    return Figure(used.ru_utime + used.ru_stime, elapsed, used.ru_maxrss * 1024)
+
+
+def main() -> int:
+    """Measure, print, and say with the exit status whether the limits are kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
+    parser.add_argument("--runs", type=int, default=3, help="processes of each case; the best counts")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    about = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    rows, kept = [], True
+    for case in CASES:
+        if options.names and not any(name in case.name for name in options.names):
+            continue
+        measure(case.arguments)
+        best = min((measure(case.arguments) for _ in range(options.runs)), key=lambda figure: figure.busy)
+        within = best.resident <= LIMIT_BYTES and (case.limit is None or best.busy <= case.limit)
+        kept = kept and within
+        limit = "" if case.limit is None else f"  (limit {case.limit:.0f} s{'' if within else ', MISSED'})"
+        print(
+            f"{case.name:<40} {best.busy:6.2f} s busy, {best.elapsed:7.2f} s elapsed, "
+            f"{best.resident / 2**20:6.0f} MiB{limit}",
+            flush=True,
+        )
+        rows.append({"case": case.name, "limit": case.limit, **asdict(best)})
+    if options.write:
+        draft = RESULTS.with_suffix(".tmp")
+        draft.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        draft.replace(RESULTS)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
