@@ -126,6 +126,7 @@ def run_rank(rank: int, /, *, world: int, store: str, text: str, steps: int, pro
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(text, "program.py", "exec"), namespace)
     trainer, device = namespace["trainer"](), Device(type="cpu")
+    device.activate()
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(device, seed=0)
         step = OptimizerStep(trainer, training, device)

@@ -16,6 +16,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from legoai.cost.calibrate import calibrate, processor_name
 from legoai.cost.profiles import read_document, write_document
+from legoai.runtime.host_memory import keep_freed_memory
 from legoai.runtime.torchrun import threads_per_process
 
 PROFILE_SUFFIX: Final = ".json.gz"
@@ -55,6 +56,8 @@ def calibrate_machine(
     if device == "cuda" and torch.cuda.device_count() < processes:
         raise NoDeviceError(f"{processes} processes need {processes} gpus, and there are {torch.cuda.device_count()}")
     target = profile_beside(path)
+    if device == "cpu":
+        keep_freed_memory()
     if processes == 1:
         document = calibrate(device=device, name=path.stem, seconds=seconds, progress=progress)
         write_document(target, document)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from legoai.runtime.host_memory import keep_freed_memory
+
 from legoai.runtime.errors import RunError, RunErrorCode
 
 
@@ -65,8 +67,10 @@ class Device:
         return {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}.get(self.type, "gloo")
 
     def activate(self) -> None:
-        """Make this the current device of the process."""
-        if self.type != "cpu":
+        """Make this the current device of the process; on a CPU, let the process keep the memory that it frees."""
+        if self.type == "cpu":
+            keep_freed_memory()
+        else:
             self._module().set_device(self.index)
 
     def synchronize(self) -> None:

@@ -1,0 +1,32 @@
+"""A run on a cpu keeps the memory that it frees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys, torch
+from legoai.runtime.device import Device
+if sys.argv[1] == "activated":
+    Device(type="cpu").activate()
+def touched():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(2**24).fill_(1.0)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+touched()
+print(touched())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the option is glibc's")
+def test_memory_that_was_freed_is_not_mapped_anew():
+    def faults(how: str) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True, timeout=200
+        )
+        return int(done.stdout)
+
+    assert faults("activated") < 2**24 * 4 / 4096 / 100
