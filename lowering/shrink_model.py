@@ -264,6 +264,7 @@ def _t5_fields(fields: Mapping[str, Any], manifest: Manifest, sizes: Sizes) -> d
         "d_kv": found.dim // found.heads,
         "d_ff": found.hidden,
         "vocab_size": found.vocab,
+        "dropout_rate": 0.0,  # a tenth where the file does not say
         **ids,
     }
 

@@ -41,6 +41,7 @@ MODULES: Final = (
     "replicate",
     "context",
     "positions",
+    "scalars",
     "hygiene",
     "lowering",
 )

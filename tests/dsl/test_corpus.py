@@ -32,6 +32,7 @@ ELSEWHERE = {
     "LP311": "every built-in model takes positions",
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",
+    "LP519": "no built-in model has a parameter without dims",
     "LP518": "no built-in model needs stand-ins",
     "LP634": "every built-in model calls the attention kernel",
 }

@@ -27,6 +27,7 @@ batch   (global = 256, micro = 1, seq_len = 8192)
 WITHOUT_EXAMPLE = {
     "LP418": "no built-in model has a fused layer",
     "LP425": "needs a config file",
+    "LP519": "no built-in model has a parameter without dims",
     "LP518": "needs a model of somebody else's",
     "LP904": "needs a solver's line whose digest belongs to another text",
 }

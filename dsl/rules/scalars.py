@@ -1,0 +1,40 @@
+"""Rules about parameters without dims: which of them cannot be cut?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import listed
+
+
+class ScalarUnderFsdp(Check):
+    """A parameter that is a single number without dims, under `fsdp` or `replicate`.
+
+    Their units keep every parameter in shards along its first dim, and `fully_shard` refuses one that has none, such as
+    the temperature of CLIP.
+
+    Leave `fsdp` out on one device, or give the model a parameter of shape [1] in its place.
+    """
+
+    code = "LP519"
+    slug = "scalar-under-fsdp"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        plan, manifest = context.plan, context.manifest
+        use = plan.fsdp if plan.fsdp is not None else plan.replicate
+        if use is None or manifest is None:
+            return
+        scalars = [path for path, shape in manifest.parameters() if shape == ()]
+        if not scalars:
+            return
+        what = "are single numbers" if len(scalars) > 1 else "is a single number"
+        yield self.at(
+            context.place(use),
+            f"{listed(scalars)} {what} without dims, which `{use.keyword}` cannot cut",
+            label="every parameter is cut along its first dim",
+            others=[Label(context.place(plan.model, "family"), "this model")],
+            help=["give the model parameters of shape [1] in their place, or train on one device"],
+        )

@@ -1,0 +1,41 @@
+"""A parameter without dims is found where `fully_shard` would refuse it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rule_plans import codes, message
+
+FACTORY = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, dims):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.scale = nn.Parameter(torch.ones([1] * dims))
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens)) * self.scale
+"""
+
+
+@pytest.fixture(autouse=True)
+def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "net.py").write_text(FACTORY)
+
+
+@pytest.mark.parametrize("use", ["fsdp on dp_shard { root = unit }", "replicate on dp_replicate"])
+def test_a_scalar_is_refused_where_parameters_are_cut(tmp_path: Path, use: str) -> None:
+    rest = f"mesh ({use.split()[2]} = 8)\n{use}"
+    found = message(f'model python("net:Net", dims = 0)\n{rest}', "LP519", tmp_path)
+    assert "`scale` is a single number" in found
+    assert "LP519" not in codes(f'model python("net:Net", dims = 1)\n{rest}', tmp_path)
+
+
+def test_one_device_needs_no_dims(tmp_path: Path) -> None:
+    assert "LP519" not in codes('model python("net:Net", dims = 0)', tmp_path)
