@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from legoai.runtime.host_memory import keep_freed_memory
-
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.host_memory import keep_freed_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
