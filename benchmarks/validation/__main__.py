@@ -109,7 +109,7 @@ def _compared(row: Row, stated: Stated, said: Prediction) -> dict[str, Any]:
         "kind": found.kind,
         "fits": found.fits,
         "plan": stated.text,
-        "beside": dict(stated.beside),
+        "beside": {**stated.beside, **stated.beside_reserved},
     }
 
 

@@ -40,7 +40,7 @@ def compare(row: Row, stated: Stated, said: Prediction) -> Comparison:
     """Put a row's measurements beside a prediction."""
     measured_seconds, measured_bytes, kind = measured(row)
     ran = {"ok": True, "oom": False, "failed": False}.get(row.text("status").lower())
-    beside = sum(stated.beside.values())
+    beside, beside_reserved = sum(stated.beside.values()), sum(stated.beside_reserved.values())
     seconds = memory = fits = None
     if not said.refused:
         if measured_seconds and said.seconds:
@@ -48,9 +48,9 @@ def compare(row: Row, stated: Stated, said: Prediction) -> Comparison:
         by_rank = said.reserved if kind == "reserved" else said.active
         if measured_bytes and by_rank:
             of_rank = max(by_rank) if stated.rank is None else by_rank[min(stated.rank, len(by_rank) - 1)]
-            memory = measured_bytes, of_rank + beside
+            memory = measured_bytes, of_rank + beside + (beside_reserved if kind == "reserved" else 0.0)
         if ran is not None and said.capacity is not None:
-            fits = ran, max(said.reserved) + beside + said.outside <= said.capacity
+            fits = ran, max(said.reserved) + beside + beside_reserved + said.outside <= said.capacity
     elif ran is not None and _BEYOND_DEVICE in said.refused:
         fits = ran, False
     return Comparison(id=row.id, group=group_of(row), seconds=seconds, memory=memory, kind=kind, fits=fits)

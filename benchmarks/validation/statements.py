@@ -46,6 +46,7 @@ class Stated:
         differs: what the framework does and no plan can say; a sentence each.
         beside: bytes that the framework holds on the measured rank at the peak and that no statement gives, by name,
             each derived from the framework's source and never from a measurement.
+        beside_reserved: further bytes that only the allocator's segments hold, likewise.
         rank: the pipeline rank whose memory was measured; None for the fullest.
     """
 
@@ -53,6 +54,7 @@ class Stated:
     assumed: tuple[str, ...] = ()
     differs: tuple[str, ...] = ()
     beside: Mapping[str, float] = field(default_factory=dict)
+    beside_reserved: Mapping[str, float] = field(default_factory=dict)
     rank: int | None = None
 
 
@@ -70,13 +72,24 @@ class Draft:
         """Add statements."""
         self.statements += statements
 
-    def done(self, *, beside: Mapping[str, float] | None = None, rank: int | None = None) -> Stated:
+    def done(
+        self,
+        *,
+        beside: Mapping[str, float] | None = None,
+        beside_reserved: Mapping[str, float] | None = None,
+        rank: int | None = None,
+    ) -> Stated:
         """The finished plan."""
         head = [f"# {self.comment}"] if self.comment else []
         remarks = [f"# Assumed: {line}" for line in self.assumed] + [f"# Not said: {line}" for line in self.differs]
         text = "\n".join([*head, *remarks, f"plan {self.name}", "", *self.statements]) + "\n"
         return Stated(
-            text=text, assumed=tuple(self.assumed), differs=tuple(self.differs), beside=beside or {}, rank=rank
+            text=text,
+            assumed=tuple(self.assumed),
+            differs=tuple(self.differs),
+            beside=beside or {},
+            beside_reserved=beside_reserved or {},
+            rank=rank,
         )
 
 

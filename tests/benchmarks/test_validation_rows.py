@@ -136,6 +136,21 @@ def test_the_reducers_buckets_of_nanotron_are_two_bytes_for_each_parameter_of_th
     assert stated.rank == 0
 
 
+def test_early_runs_of_torchtitan_held_the_logits_and_a_buffer_of_another_stream():
+    early = convert("torchtitan", {**TORCHTITAN, "date": "2024-04"})
+    assert sum(early.beside.values()) == 4 * 2 * 128 * 1024
+    assert sum(early.beside_reserved.values()) == 4 * 2 * 1024 * 256
+    late = convert("torchtitan", {**TORCHTITAN, "date": "2024-12"})
+    assert not late.beside
+    assert not late.beside_reserved
+    said = Prediction(active=(100,), reserved=(200,), capacity=10**12)
+    active = compare(Row("r", {"mem_peak": "1", "mem_kind": "active"}), early, said).memory
+    reserved = compare(Row("r", {"mem_peak": "1", "mem_kind": "reserved"}), early, said).memory
+    assert active is not None
+    assert reserved is not None
+    assert reserved[1] - active[1] == 100 + 4 * 2 * 1024 * 256
+
+
 @pytest.mark.parametrize(
     ("source", "fields", "reason"),
     [

@@ -11,6 +11,9 @@ that the published tables name), and `docs/fsdp.md`.
   tensor parallelism.
 - A pipeline has as many micro batches as stages in all, unless a run says otherwise.
 - Float8 is of all linear layers but the output layer.
+- Runs up to June 2024 held two things more, which are counted beside the plan: the logits in fp32 until the end of
+  the backward pass (freed before it since pytorch/torchtitan#391), and in the allocator's segments of another stream the
+  model's own gradients on their way into the reduce-scatter (since pytorch/pytorch#129721 on the default stream).
 """
 
 from __future__ import annotations
@@ -70,7 +73,15 @@ def convert(row: Row, device: str | None = None) -> Stated:
         draft.differs.append(
             "FSDP1 keeps flat parameters, and its all-gathers wait for memory on another stream than FSDP2's"
         )
-    return draft.done()
+    if row.text("date", "2025") > "2024-06":
+        return draft.done()
+    tokens = micro * seq_len / row.whole("cp", 1)
+    return draft.done(
+        beside={"logits in fp32": 4.0 * tokens * row.whole("vocab") / row.whole("tp", 1)},
+        beside_reserved={
+            "gradients of the model's own unit": 4.0 * 2 * row.whole("vocab") * row.whole("hidden") / row.whole("tp", 1)
+        },
+    )
 
 
 def _fsdp(row: Row) -> str:
