@@ -11,8 +11,8 @@ that the published tables name), and `docs/fsdp.md`.
   tensor parallelism.
 - A pipeline has as many micro batches as stages in all, unless a run says otherwise.
 - Float8 is of all linear layers but the output layer.
-- Runs up to June 2024 held two things more, which are counted beside the plan: the logits in fp32 until the end of
-  the backward pass (freed before it since pytorch/torchtitan#391), and in the allocator's segments of another stream the
+- Runs up to June 2024 held two things more, counted beside the plan: the logits in fp32 until the end of
+  the backward pass (freed before it since pytorch/torchtitan#391), and in segments of another stream the
   model's own gradients on their way into the reduce-scatter (since pytorch/pytorch#129721 on the default stream).
 """
 
