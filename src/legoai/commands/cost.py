@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, lowered
+from legoai.commands.shared import add_resolution, announce, lowered
 from legoai.dsl.sources import replace_file
 
 if TYPE_CHECKING:
@@ -95,15 +95,17 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
     Raises:
         WrongUsage: it cannot be costed.
     """
+    assert linted.plan is not None
+    assert linted.context is not None
+    assert linted.context.manifest is not None
+    if linted.plan.model.family == "python":
+        announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
     progress = Progress()
     progress("reading torch")
     # The simulated process groups have no hooks, of which torch's C++ side would warn.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.estimate import CannotEstimateError, estimate
 
-    assert linted.plan is not None
-    assert linted.context is not None
-    assert linted.context.manifest is not None
     try:
         return estimate(
             program,
