@@ -46,7 +46,8 @@ class Machine:
     def host(self) -> Host:
         """How fast operations are put on streams here, and what communication takes from computation.
 
-        On a cpu the operations *are* the host's work: each one's time is its own, and nothing is queued before it.
+        On a cpu the host computes itself. The time of a kernel that was measured there holds that of its dispatch; the
+        two lie beside each other here, so that the longer counts, and not both.
         """
         return Host(
             dispatch_seconds=self.constant("dispatch_seconds") or 0.0,

@@ -14,7 +14,7 @@ from legoai.cost.timeline import Interval
 from legoai.cost.trace import Collective, Copy
 
 MOST: Final = 30_000
-"""Bars of one rank; where there are more, neighbours of one module are drawn as one."""
+"""Bars of a page; where there are more, neighbours of one module are drawn as one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,23 @@ from typing import Any
 
 from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
-from legoai.cost.report.bars import Track, rank_tracks
+from legoai.cost.report.bars import MOST, Track, rank_tracks
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.chrome import Lines
 from legoai.cost.report.curve import Point, memory_curve
 from legoai.cost.report.pictures import pipeline_picture
 
 _SHOWN = 15
+_FEWEST = 4_000
+"""Bars of one rank, however many ranks there are."""
 _HERE = Path(__file__).parent
 _LOOKS = ("forward", "backward", "recompute", "optimizer", "communication", "copy", "other", "setup")
 
 
 def page(estimate: Estimate, causes: Causes) -> str:
     """The page's HTML. It loads nothing, and follows the reader's light or dark scheme."""
-    shown = {item.rank: rank_tracks(item, Lines(causes)) for item in estimate.ranks}
+    most = max(_FEWEST, MOST // len(estimate.ranks))
+    shown = {item.rank: rank_tracks(item, Lines(causes), most=most) for item in estimate.ranks}
     curves = {item.rank: memory_curve(item) for item in estimate.ranks}
     parts = [
         *_head(estimate),
