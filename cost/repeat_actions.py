@@ -73,6 +73,8 @@ class _Pattern:
     places: list[Place | None]
     made: int
     results: tuple[_Tensor | None, ...]
+    touched: dict[int, Place] = field(default_factory=dict)
+    """How the storages that its kernels touch are told, where somebody asks what they touch."""
     on_buffers: tuple[bool, ...] = ()
     """Of a backward, for each input: whether its gradient is that of the buffer in which it was received."""
     gives_up: int = -1
@@ -138,17 +140,27 @@ class Repeats:
         if self.micro_batches < _FEWEST:
             return
         stage, kind, micro_batch = action
-        tape = Tape.of(self.recorder.records[start:])
+        touches = self.recorder.touches or {}
+        count = len(self.recorder.records)
+        tape = Tape.of(self.recorder.records[start:], [touches.get(index) for index in range(start, count)])
         made = tape.made(0, len(tape))
         self.made[action] = list(made)
         self.maker.update({number: (action, place) for number, place in made.items()})
         tensors = tuple(self._described(item, made) for item in results)
-        pattern = _Pattern(tape, self._places(tape, action, made), len(made), tensors, on_buffers)
+        places = [None if number == NONE else self._place(number, micro_batch, made) for number in tape.numbers]
+        pattern = _Pattern(tape, places, len(made), tensors, on_buffers=on_buffers)
         self.latest[stage, kind] = micro_batch
         if micro_batch == self.orders[stage, "F" if kind == "L" else kind][0]:
             return
         known = self.patterns.get((stage, kind))
         if known is None:
+            pattern.touched = {
+                number: self._place(number, micro_batch, made)
+                for touch in tape.touches
+                if touch is not None
+                for number in (*touch.inputs, *touch.outputs)
+                if number != NONE
+            }
             outputs = self._outputs(action)
             for index, (record, number) in enumerate(zip(tape.records, tape.numbers, strict=True)):
                 if isinstance(record, Free) and number in outputs:
@@ -182,25 +194,16 @@ class Repeats:
             raise UnequalError("an action returns what another one gathers")
         return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, made[key], place)
 
-    def _places(self, tape: Tape, action: Action, made: dict[int, int]) -> list[Place | None]:
-        _, _, micro_batch = action
-        places: list[Place | None] = []
-        for number in tape.numbers:
-            if number == NONE:
-                places.append(None)
-            elif number in made:
-                places.append(("own", None, made[number]))
-            elif number not in self.maker:
-                places.append(("fixed", None, number))
-            else:
-                (other_stage, other_kind, other), place = self.maker[number]
-                if other == micro_batch:
-                    places.append(("other", (other_stage, other_kind), place))
-                elif other == self.latest.get((other_stage, other_kind)):
-                    places.append(("latest", (other_stage, other_kind), place))
-                else:
-                    places.append(("fixed", None, number))
-        return places
+    def _place(self, number: int, micro_batch: int, made: dict[int, int]) -> Place:
+        if number in made:
+            return "own", None, made[number]
+        if number in self.maker:
+            (stage, kind, other), place = self.maker[number]
+            if other == micro_batch:
+                return "other", (stage, kind), place
+            if other == self.latest.get((stage, kind)):
+                return "latest", (stage, kind), place
+        return "fixed", None, number
 
     def _equal(self, known: _Pattern, other: _Pattern) -> bool:
         """Whether two are equal but for the end of tensors with which the schedule goes on."""
@@ -232,9 +235,16 @@ class Repeats:
         recorder = self.recorder
         numbers: list[int] = [NONE] * pattern.made
         self.made[action] = numbers
+
+        def name(number: int) -> int:
+            return self._number(action, pattern.touched[number], number, numbers, False)
+
         for index, (record, number, place) in enumerate(
             zip(pattern.tape.records, pattern.tape.numbers, pattern.places, strict=True)
         ):
+            touch = pattern.tape.touches[index]
+            if touch is not None and recorder.touches is not None:
+                recorder.touches[len(recorder.records)] = touch.renamed(name)
             if index == pattern.gives_up:
                 give_up()
             if place is None:
