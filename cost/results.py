@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from legoai.cost.device import SIM
 from legoai.cost.operators import Operator
@@ -52,8 +52,8 @@ class Results:
 
     def __init__(self) -> None:
         self.answers: dict[object, _Answer | None] = {}
-        self.mode: FakeTensorMode | None = None
-        self.device: torch.device | None = None
+        self.like: FakeTensor | None = None
+        """One of the tensors of this simulation, whose mode and device all have."""
 
     def of(self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a call returns, from the fake tensor mode or as that did before."""
@@ -90,7 +90,7 @@ class Results:
     def _result(self, item: FakeTensor, inputs: Sequence[FakeTensor]) -> _Result | None:
         if item.fake_device.type != SIM or item.constant is not None or item.layout is not torch.strided:
             return None
-        self.mode, self.device = item.fake_mode, item.fake_device
+        self.like = self.like if self.like is not None else _without_storage(item)
         storage = item.untyped_storage()
         shape, stride, offset = tuple(item.shape), item.stride(), int(item.storage_offset())
         for place, other in enumerate(inputs):
@@ -112,7 +112,7 @@ class Results:
             return None
         if result.shape is None:
             return inputs[result.argument]
-        assert self.mode is not None
+        assert self.like is not None
         with torch._C._DisableTorchDispatch():
             if result.argument < 0:
                 elem = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
@@ -120,7 +120,23 @@ class Results:
                 elem = torch.empty((0,), dtype=result.dtype, device="meta")
                 storage = inputs[result.argument].untyped_storage()
                 elem.set_(storage, result.offset, result.shape, result.stride)
-            return FakeTensor(self.mode, elem, self.device)
+            return _fake(elem, self.like)
+
+
+def _without_storage(tensor: FakeTensor) -> FakeTensor:
+    """Return an empty tensor of the same mode and device, which keeps no storage alive."""
+    with torch._C._DisableTorchDispatch():
+        return FakeTensor(tensor.fake_mode, torch.empty(0, device="meta"), tensor.fake_device)
+
+
+def _fake(elem: torch.Tensor, like: FakeTensor) -> FakeTensor:
+    """Return a fake tensor as its constructor would make it, which looks at every argument of a dozen again."""
+    made: FakeTensor = torch.Tensor._make_subclass(
+        FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=like.fake_device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    made.__dict__.update(like.__dict__)
+    return made
 
 
 def _bytes(shape: Sequence[int], stride: Sequence[int], item: int) -> int:
