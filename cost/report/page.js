@@ -116,10 +116,12 @@ function drawMemory(c, g, colors) {
     c.fill();
   });
   const peak = memory.total.indexOf(Math.max(...memory.total)), px = x(at[peak], g);
-  c.fillStyle = colors.ink;
-  c.fillRect(px, y(memory.total[peak]) - 4, 1, 4);
-  const label = "peak " + size(memory.total[peak]), wide = c.measureText(label).width;
-  c.fillText(label, Math.min(Math.max(px + 4, left + 2), g.width - PAD - wide), y(memory.total[peak]) - 7);
+  if (px >= left && px <= left + g.plot) {
+    c.fillStyle = colors.ink;
+    c.fillRect(px, y(memory.total[peak]) - 4, 1, 4);
+    const label = "peak " + size(memory.total[peak]), wide = c.measureText(label).width;
+    c.fillText(label, Math.min(px + 4, g.width - PAD - wide), y(memory.total[peak]) - 7);
+  }
   c.restore();
   c.fillStyle = colors.soft;
   for (const mark of ticks(0, most / 2 ** 30, 4)) {

@@ -22,6 +22,8 @@ _LEFT: Final = 96
 _WIDE: Final = 1100
 _MOST_BARS: Final = 4_000
 _MOST_HOSTS: Final = 64
+_STAGES: Final = ("m0", "m3", "m8", "m10", "m6", "forward", "recompute", "copy")
+"""Colours of the places on `pp`, dark enough for white numbers."""
 _MICRO_BATCH: Final = re.compile(r"(\d+)([A-Z_]+)(\d*)")
 _LOOKS: Final = {"F": "forward", "B": "backward", "I": "backward", "W": "optimizer"}
 _WORDS: Final = {"F": "forward", "B": "backward", "I": "gradients of inputs alone", "W": "gradients of weights alone"}
@@ -114,17 +116,17 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
         for rank in range(host * devices_per_host, min(world, (host + 1) * devices_per_host)):
             stage = rank // (world // stages)
             x = left + 6 + rank % devices_per_host * 30
-            parts.append(_rect(x, y + 22, 27, 26, f"m{stage % 12}", _coordinates(mesh, rank)))
-            parts.append(_text(x + 13.5, y + 39, str(rank), "light"))
+            parts.append(_rect(x, y + 22, 27, 26, _STAGES[stage % len(_STAGES)], _coordinates(mesh, rank)))
+            if rank < 10_000:
+                parts.append(_text(x + 13.5, y + 39, str(rank), "light"))
     height = top + -(-shown // across) * 62 + 10
     if hosts > shown:
         parts.append(_text(6, height + 8, f"and {hosts - shown:,} more hosts", "soft"))
         height += 22
     if stages > 1:
-        places = " · ".join(f"pp {place}" for place in range(min(stages, 12)))
         parts.append(_text(6, height + 8, "A colour for each place on pp:", "soft"))
-        for place in range(min(stages, 12)):
-            parts.append(_rect(210 + place * 62, height - 3, 13, 13, f"m{place % 12}", places))
+        for place in range(min(stages, len(_STAGES))):
+            parts.append(_rect(210 + place * 62, height - 3, 13, 13, _STAGES[place]))
             parts.append(_text(228 + place * 62, height + 8, f"pp {place}", "soft"))
         height += 24
     return _svg(parts, _WIDE, height, f"Mesh of {name}", alone=True)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl import suppress
 from legoai.dsl.format import format_text
 from legoai.dsl.lint import lint
 from legoai.dsl.parse import parse
+from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.dsl.suppress import suppressions
 
 HEAD = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 1, seq_len = 64)\n'
@@ -89,3 +91,11 @@ def test_a_shadowed_rule_can_be_accepted_where_it_stands():
     shadowed = SHADOWED.replace("full\n", "full  # legoai: ignore[LP902]\n")
     assert codes(SHADOWED) == ["LP902"]
     assert codes(shadowed) == []
+
+
+def test_what_only_a_simulation_finds_may_be_accepted_before_one():
+    text = "require step_time <= 1s  # legoai: ignore[LP711]\n"
+    assert codes(text) == []
+    found = lint(HEAD + text, "t.plan", directory=Path())
+    unused = suppress.split([], found.files.values())[2]
+    assert [item.code for item in UnusedSuppression.find(unused, simulated=True)] == ["LP903"]
