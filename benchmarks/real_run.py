@@ -21,7 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 
 from legoai.runtime.data import SequenceBatch
 from legoai.runtime.device import Device
@@ -66,6 +70,8 @@ class Storages(TorchDispatchMode):
                 self.note(item)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented  # what it computes with is seen when it computes
         out = func(*args, **(kwargs or {}))
         for item in _tensors(out):
             self.note(item)

@@ -51,23 +51,27 @@ def main() -> int:
         if not arguments.memory:
             for world in sorted({PLANS[name].world for name in names}):
                 _calibrate(folder, world, arguments.seconds)
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name in names:
             rows.append(_row(name, folder, steps=0 if arguments.memory else arguments.steps))
             print(_line(rows[-1]), flush=True)
-    document = {
+            document = _document(rows, load=load, seconds=time.perf_counter() - started)
+            if arguments.write:
+                _write(document, "this_machine_memory" if arguments.memory else "this_machine")
+    return _verdict(document)
+
+
+def _document(rows: list[dict[str, Any]], *, load: float, seconds: float) -> dict[str, Any]:
+    return {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "machine": processor_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "load_average_before": round(load, 2),
-        "seconds": round(time.perf_counter() - started),
+        "seconds": round(seconds),
         "plans": rows,
         **_summary(rows),
     }
-    if arguments.write:
-        _write(document, "this_machine_memory" if arguments.memory else "this_machine")
-    return _verdict(document)
 
 
 def _arguments() -> argparse.Namespace:
