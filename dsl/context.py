@@ -34,11 +34,7 @@ class Context:
 
     def place(self, declared: Declared, field: str = "keyword") -> Span:
         """Where the value of ``field`` stands; else the statement's keyword; else the plan's first line."""
-        for name in (field, "keyword", ""):
-            span = declared.origin(name).span
-            if span is not None:
-                return span
-        return self.resolution.start
+        return declared.place(field) or self.resolution.start
 
     @cached_property
     def device(self) -> Device | None:

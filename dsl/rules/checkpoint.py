@@ -10,7 +10,6 @@ from legoai.dsl.context import Context
 from legoai.dsl.diagnostics import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.facts import following, grouped, has_operator, holders, name_of
-from legoai.dsl.rules.pipeline import splits_backward
 from legoai.specs.directives.checkpoint import Budget, Every, Full, KeepAll, Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -359,46 +358,3 @@ class WholeModelRecomputed(Check):
             label="all activations are there again when the backward pass begins",
             help=[f"recompute block by block: `{inner} = full`"],
         )
-
-
-class SelectiveUnderSplitBackward(Check):
-    """Checkpointing by operator under a schedule that splits the backward pass.
-
-    The outputs that `selective` and `budget` keep serve one backward. Computing the gradients of inputs and weights
-    apart goes through a block twice, and PyTorch refuses the second time.
-
-    ## Example
-    ```
-    mesh (pp = 4, dp_shard = 8)
-    pipeline on pp (schedule = ZBVZeroBubble)
-    checkpoint { layers.* = selective([attention, matmul]) }
-    ```
-
-    ## Use instead
-    ```
-    mesh (pp = 4, dp_shard = 8)
-    pipeline on pp (schedule = ZBVZeroBubble)
-    checkpoint { layers.* = full }
-    ```
-    """
-
-    code = "LP656"
-    slug = "selective-under-split-backward"
-
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, checkpoint = context.plan.pipeline, context.plan.checkpoint
-        if pipeline is None or checkpoint is None or not splits_backward(context, pipeline):
-            return
-        for rule in checkpoint.rules:
-            if not isinstance(rule.treatment, Selective | Budget):
-                continue
-            assert rule.origin.span is not None
-            yield self.at(
-                rule.origin.span,
-                f"`{rule.treatment.name}` cannot be combined with a schedule that goes backward through a block twice",
-                label="keeps outputs for one backward",
-                others=[
-                    Label(context.place(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
-                ],
-                help=["use `full` or `every(…)`, or a schedule such as `1F1B` or `Interleaved1F1B`"],
-            )

@@ -34,11 +34,7 @@ class Lowering:
 
     def place(self, declared: Declared, field: str = "keyword") -> Span:
         """Where ``field``'s value stands; where nothing says it, the statement's keyword or the plan's beginning."""
-        for name in (field, "keyword", ""):
-            span = declared.origin(name).span
-            if span is not None:
-                return span
-        return Span(self.source_name, 0, 0, 1, 1, 1, 1)
+        return declared.place(field) or Span(self.source_name, 0, 0, 1, 1, 1, 1)
 
     def note(self, declared: Declared, field: str = "keyword") -> Note:
         """The line of ``field``'s value, or else of its statement; no line where the plan has no such statement."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 from legoai.specs.record import Record
-from legoai.specs.span import DEFAULT, Origin
+from legoai.specs.span import DEFAULT, Origin, Span
 
 if TYPE_CHECKING:
     from legoai.specs.directives.kinds import Calls, Kind
@@ -116,6 +116,11 @@ class Declared:
     def origin(self, field: str) -> Origin:
         """Where the value of ``field`` came from."""
         return self.origins.get(field, DEFAULT)
+
+    def place(self, field: str) -> Span | None:
+        """Where the value of ``field`` stands, or else what holds it; None where that is in no text."""
+        spans = (self.origin(name).span for name in (field, "keyword", ""))
+        return next((span for span in spans if span is not None), None)
 
 
 class Treatment(Declared):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 Scalar = bool | int | float | str
 """A value that a plan can give to one field of a config."""
@@ -32,6 +32,11 @@ class ConfigError(ValueError):
         self.legal = legal
 
 
+MOST_LAYERS: Final = 1000
+"""Of a built-in model, as in the deepest Transformer that was published (DeepNet, Wang et al. 2022). Building and
+following one of so many layers takes some ten seconds; more would keep a person waiting for what is a slip."""
+
+
 def _doc(text: str) -> dict[str, str]:
     return {"doc": text}
 
@@ -41,6 +46,8 @@ def _require_positive(config: object, *names: str) -> None:
         value = getattr(config, name)
         if value <= 0:
             raise ConfigError(name, f"{name} must be positive, got {value}")
+        if name == "n_layers" and value > MOST_LAYERS:
+            raise ConfigError(name, f"n_layers = {value} is more than {MOST_LAYERS}, the most that is looked at")
 
 
 def _require_divides(config: object, divisor: str, dividend: str, *, because: str) -> None:

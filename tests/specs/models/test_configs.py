@@ -74,3 +74,10 @@ def test_a_source_reads_as_a_plan_writes_it():
     python = ModelSource(kind="python", target="m:build", arguments={"b": True, "a": 'x"y', "c": 0.5})
     assert str(python) == r'python("m:build", a = "x\"y", b = true, c = 0.5)'
     assert hash(builtin) == hash(dataclasses.replace(builtin, arguments=dict(builtin.arguments)))
+
+
+def test_a_slip_in_the_number_of_layers_is_told_before_anything_is_built():
+    assert resolve_config("llama3", "8b", {"n_layers": 1000}).n_layers == 1000
+    for family, preset in (("llama3", "8b"), ("gpt2", "xl"), ("mixtral", "8x7b")):
+        with pytest.raises(ConfigError, match="n_layers = 320000 is more than 1000"):
+            resolve_config(family, preset, {"n_layers": 320_000})

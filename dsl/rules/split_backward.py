@@ -1,0 +1,159 @@
+"""`pipeline`: rules about schedules that compute the gradients of weights apart from those of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.facts import decided, fsdp_units, replacement
+from legoai.dsl.rules.stages import order_of
+from legoai.specs.directives.checkpoint import Budget, Selective
+from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile, Pipeline
+
+
+def splits_backward(context: Context, pipeline: Pipeline) -> bool:
+    """Whether the schedule computes the gradient of a stage's weights apart from that of its input."""
+    if isinstance(pipeline.schedule, OrderFile):
+        order = order_of(context, pipeline)
+        return order is not None and order.splits_backward
+    return pipeline.schedule in SPLIT_BACKWARD
+
+
+class ReshardUnderSplitBackward(Check):
+    """Units that free their parameters after forward, under a schedule that splits the backward pass.
+
+    `InterleavedZeroBubble`, `ZBVZeroBubble` and `DualPipeV` compute the gradients of weights later than those
+    of inputs. With FSDP2 units that reshard after forward, PyTorch 2.13 then trains with wrong gradients and
+    reports no error. A unit other than `root` reshards after forward where its rule does not say otherwise.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    pipeline on pp (schedule = ZBVZeroBubble)
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
+    pipeline on pp (schedule = ZBVZeroBubble)
+    ```
+    """
+
+    code = "LP516"
+    slug = "reshard-under-split-backward"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, fsdp = context.plan.pipeline, context.plan.fsdp
+        if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(context, pipeline):
+            return
+        reported: set[int] = set()
+        for path, rule in fsdp_units(context).items():
+            if rule is None or id(rule) in reported:
+                continue
+            reshard = rule.treatment.reshard
+            if reshard in ("after_backward", "never") or (reshard is None and path == ""):
+                continue
+            reported.add(id(rule))
+            assert rule.origin.span is not None
+            schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
+            yield self.at(
+                rule.origin.span if reshard is None else context.place(rule.treatment, "reshard"),
+                f"`{rule.path}` reshards after forward, which gives wrong gradients under `{schedule}`",
+                label="reshards after forward by default" if reshard is None else "reshards after forward",
+                others=[Label(context.place(pipeline, "schedule"), "computes weight gradients apart")],
+                help=["write `unit(reshard = after_backward)`, or use `1F1B` or `Interleaved1F1B`"],
+                fix=replacement(rule.treatment, "reshard", "after_backward"),
+            )
+
+
+class CompileUnderSplitBackward(Check):
+    """Compiled modules under a schedule that splits the backward pass.
+
+    A compiled backward is one graph: computing the gradients of inputs and weights apart runs it twice, which costs
+    more than such a schedule saves. What inductor has compiled gives its memory away the first time, and fails the
+    second.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = InterleavedZeroBubble)
+    compile { layers.* = inductor }
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = Interleaved1F1B)
+    compile { layers.* = inductor }
+    ```
+    """
+
+    code = "LP517"
+    slug = "compile-under-split-backward"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        from legoai.specs.directives.compile import AotEager, Inductor
+
+        pipeline, compiled = context.plan.pipeline, context.plan.compile
+        if pipeline is None or compiled is None or not splits_backward(context, pipeline):
+            return
+        decided(compiled)
+        rule = next((item for item in compiled.rules if isinstance(item.treatment, Inductor | AotEager)), None)
+        if rule is None:
+            return
+        assert rule.origin.span is not None
+        schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
+        yield self.at(
+            rule.origin.span,
+            f"`{schedule}` cannot take compiled modules: it computes the gradients of inputs and weights apart",
+            label="compiled",
+            others=[Label(context.place(pipeline, "schedule"), "splits the backward pass")],
+            help=["use `1F1B`, `Interleaved1F1B` or `LoopedBFS`, or compile nothing"],
+        )
+
+
+class SelectiveUnderSplitBackward(Check):
+    """Checkpointing by operator under a schedule that splits the backward pass.
+
+    The outputs that `selective` and `budget` keep serve one backward. Computing the gradients of inputs and weights
+    apart goes through a block twice, and PyTorch refuses the second time.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = ZBVZeroBubble)
+    checkpoint { layers.* = selective([attention, matmul]) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (schedule = ZBVZeroBubble)
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP656"
+    slug = "selective-under-split-backward"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        pipeline, checkpoint = context.plan.pipeline, context.plan.checkpoint
+        if pipeline is None or checkpoint is None or not splits_backward(context, pipeline):
+            return
+        for rule in checkpoint.rules:
+            if not isinstance(rule.treatment, Selective | Budget):
+                continue
+            assert rule.origin.span is not None
+            yield self.at(
+                rule.origin.span,
+                f"`{rule.treatment.name}` cannot be combined with a schedule that goes backward through a block twice",
+                label="keeps outputs for one backward",
+                others=[
+                    Label(context.place(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
+                ],
+                help=["use `full` or `every(…)`, or a schedule such as `1F1B` or `Interleaved1F1B`"],
+            )

@@ -1,0 +1,215 @@
+"""`fsdp`: rules about which modules are units."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import TYPE_CHECKING
+
+from legoai.dsl.context import Context
+from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.blocks import by_rule, general, span_of
+from legoai.dsl.rules.facts import fsdp_units, holders
+from legoai.dsl.rules.fsdp import shard_ranks
+from legoai.specs.directives.fsdp import Unit
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import Manifest
+
+_HELD_CONTAINERS = ("ModuleList", "ModuleDict")
+
+
+class UnitOnContainer(Check):
+    """A unit on a list or dictionary of modules, which is never called.
+
+    A unit is gathered when its module is called. `fully_shard` refuses a `ModuleList` and a `ModuleDict`.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers = unit, root = unit }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    ```
+    """
+
+    code = "LP324"
+    slug = "unit-on-container"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        fsdp, manifest = context.plan.fsdp, context.manifest
+        if fsdp is None or manifest is None:
+            return
+        for rule, paths in by_rule(context, fsdp):
+            for path in paths if isinstance(rule.treatment, Unit) else ():
+                info = manifest.modules[path]
+                if info.class_name in _HELD_CONTAINERS:
+                    yield self.at(
+                        span_of(rule),
+                        f"`{general(manifest, path)}` is a `{info.class_name}`, which is never called",
+                        label="not a module that is called",
+                        help=[f"make each of its modules a unit: `{path}.* = unit`"],
+                    )
+                    break
+
+
+class EmptyUnit(Check):
+    """A unit that holds no parameters: its module has none, or deeper units hold them all.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard {
+      layers.*.attention           = unit
+      layers.*.attention.{wq, wk}  = unit
+      layers.*.attention.{wv, wo}  = unit
+      root                         = unit
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard {
+      layers.*.attention = unit
+      root               = unit
+    }
+    ```
+    """
+
+    code = "LP323"
+    slug = "empty-unit"
+    severity = "warning"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        fsdp, manifest = context.plan.fsdp, context.manifest
+        if fsdp is None or manifest is None:
+            return
+        units = fsdp_units(context)
+        for rule, paths in by_rule(context, fsdp):
+            if not isinstance(rule.treatment, Unit):
+                continue
+            empty = [
+                path
+                for path in paths
+                if manifest.modules[path].class_name not in _HELD_CONTAINERS and not _holds(manifest, path, units)
+            ]
+            if empty:
+                deeper = _holds(manifest, empty[0], ())
+                yield self.at(
+                    span_of(rule),
+                    f"the unit `{general(manifest, empty[0])}` is empty: "
+                    + ("deeper units hold all its parameters" if deeper else "the module has no parameters"),
+                    label="holds nothing",
+                    help=["delete it" if len(empty) == len(paths) else "make the path more specific"],
+                )
+
+
+def _holds(manifest: Manifest, path: str, units: Container[str]) -> bool:
+    """Whether the module has parameters that no unit inside of it holds."""
+    info = manifest.modules[path]
+    if info.parameters:
+        return True
+    inside = (info.child_path(name) for name in info.children)
+    return any(child not in units and _holds(manifest, child, units) for child in inside)
+
+
+class TiedAcrossUnits(Check):
+    """A parameter that two modules share, in two units.
+
+    A unit's parameters are gathered and freed together, so a shared parameter must lie in one unit.
+    `fully_shard` refuses it otherwise.
+
+    ## Example
+    ```
+    model gpt2("xl")
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard {
+      layers.*       = unit
+      tok_embeddings = unit
+      root           = unit
+    }
+    ```
+
+    ## Use instead
+    ```
+    model gpt2("xl")
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard {
+      layers.* = unit
+      root     = unit
+    }
+    ```
+    """
+
+    code = "LP325"
+    slug = "tied-across-units"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        fsdp, manifest = context.plan.fsdp, context.manifest
+        if fsdp is None or manifest is None:
+            return
+        units = fsdp_units(context)
+        for group in manifest.tied_parameters:
+            unit_of = {path: next(holder for holder in holders(path) if holder in units) for path in group}
+            if len(set(unit_of.values())) == 1:
+                continue
+            first, other = group[0], next(path for path in group if unit_of[path] != unit_of[group[0]])
+            rules = [units[unit_of[path]] for path in (first, other)]
+            spans = [span_of(rule) for rule in rules if rule is not None]
+            yield self.at(
+                spans[0] if spans else context.place(fsdp),
+                f"`{first}` and `{other}` are one parameter, and lie in the units `{unit_of[first] or 'root'}` and "
+                f"`{unit_of[other] or 'root'}`",
+                label="a unit of its own",
+                others=[Label(span, "another unit") for span in spans[1:2]],
+                help=["leave both modules in the unit above them", "or give the model a parameter for each"],
+            )
+
+
+class BlocksWithoutUnits(Check):
+    """Blocks of the model that are in no unit of their own, so that they are all gathered at once.
+
+    What no deeper unit holds belongs to `root`. It is gathered before the first layer computes and kept until
+    the end: nothing is overlapped, and the memory is that of the whole model.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { root = unit }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit, root = unit }
+    ```
+    """
+
+    code = "LP804"
+    slug = "blocks-without-units"
+    severity = "advice"
+
+    def check(self, context: Context) -> Iterator[Diagnostic]:
+        fsdp, manifest = context.plan.fsdp, context.manifest
+        if fsdp is None or manifest is None or shard_ranks(context, fsdp) == 1:
+            return
+        units = fsdp_units(context)
+        for blocks in manifest.block_lists:
+            prefix = f"{blocks.path}." if blocks.path else ""
+            held = {path[len(prefix) :].partition(".")[0] for path in units if path.startswith(prefix)}
+            left = [name for name in blocks.names if name not in held]
+            if len(left) < 2:
+                continue
+            all_of_them = len(left) == len(blocks)
+            yield self.at(
+                context.place(fsdp),
+                f"{'all' if all_of_them else len(left)} blocks of `{blocks.path or 'root'}` are gathered at once, "
+                "since no unit holds them",
+                label="no unit for each block",
+                help=[f"add `{prefix}* = unit`"],
+            )
