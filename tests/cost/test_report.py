@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,9 @@ def everything(text: str) -> dict:
     found = estimate(lower(plan, context.manifest, source_name="told.plan"), plan, context.manifest)
     causes = Causes(context)
     curve = memory_curve(found.ranks[0])
+    tight = replace(found.ranks[0].use, capacity=2**30, fits=False)
     return {
+        "short of memory": list(broken(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
         "document": json.loads(json.dumps(document(found, causes))),
         "trace": json.loads(chrome_trace(found, causes)),
         "page": page(found, causes),
@@ -178,6 +181,14 @@ def test_a_broken_budget_names_its_line_by_how_much_and_what_contributes_most(to
     assert "less than the 90.0% of the budget" in found[lines["mfu"]].message
     assert found[lines["recompute"]].others[0].span.line == line_of("checkpoint")
     assert found[lines["exposed_comm"]].others[0].text.endswith("exposed")
+
+
+def test_a_device_without_enough_memory_is_a_finding_at_the_cluster(told: dict):
+    found = told["short of memory"]
+    assert (found.code, found.label.span.line) == ("LP712", line_of("cluster"))
+    assert re.fullmatch(
+        r"rank 0 needs [\d.]+ MiB and [\d.]+ GiB outside of torch, and `h100_sxm` has 1.00 GiB", found.message
+    )
 
 
 # Chrome trace
