@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
+from legoai.cost.device import SimulationError
 from legoai.cost.trace import CollectiveKind, TensorType
 
 Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
@@ -21,7 +22,7 @@ _NOTHING: Final = frozenset(
     {
         "aten._reshape_alias", "aten._unsafe_view", "aten.alias", "aten.detach", "aten.detach_", "aten.empty",
         "aten.empty_like", "aten.empty_strided", "aten.is_same_size", "aten.lift_fresh", "aten.new_empty",
-        "aten.new_empty_strided", "aten.record_stream", "aten.requires_grad_", "aten.resize_", "aten.set_",
+        "aten.new_empty_strided", "aten.requires_grad_", "aten.resize_", "aten.set_",
         "aten.stride", "aten.sym_numel", "aten.sym_size", "aten.sym_storage_offset", "aten.sym_stride", "prim.device",
     }
 )  # fmt: skip
@@ -119,6 +120,7 @@ def operator(func: OpOverload) -> Operator:
 
     Raises:
         UnknownCollective: it communicates, and is none of those above.
+        SimulationError: what it does to memory is not captured.
     """
     name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"
     written = tuple(
@@ -135,6 +137,11 @@ def operator(func: OpOverload) -> Operator:
         return Operator(name=name, treatment="nothing")
     if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"):
         raise UnknownCollective(name)
+    if name == "aten.record_stream":
+        raise SimulationError(
+            "`record_stream` keeps memory until the device has passed a point of another stream, which is not "
+            "captured; let the stream that made the tensor wait for an event, as FSDP does"
+        )
     if name == "aten._local_scalar_dense":
         return Operator(name=name, treatment="read")
     if name in _NOTHING or func.is_view:

@@ -13,7 +13,7 @@ import simulated
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from legoai.cost import compiled_graph
+from legoai.cost import compiled_graph, inductor  # noqa: F401 (imported once, before the processes that need it)
 from legoai.cost.capture import capture
 from legoai.cost.compiled import compilation
 from legoai.cost.device import SimulationError
@@ -197,6 +197,7 @@ def _count_graphs() -> int:
     return len(traced_graphs)
 
 
+@pytest.mark.slow
 def test_aot_eager_runs_every_operator_as_it_is():
     eager, compiled = kernels(traced(backend=None)), kernels(traced(backend="aot_eager"))
     assert Counter(item.op for item in eager if item.flops) == Counter(item.op for item in compiled if item.flops)

@@ -12,7 +12,7 @@ import simulated
 import torch
 from torch import nn
 
-from legoai.cost import kernels
+from legoai.cost import inductor, kernels  # noqa: F401 (imported once, before the processes that need it)
 from legoai.cost.capture import capture
 from legoai.cost.compiled import compilation
 from legoai.cost.dispatch import Dispatch
@@ -79,6 +79,7 @@ def test_a_product_in_float8_takes_the_float8_rate():
     assert kernels.estimate(product, h100)[0] < 0.7 * kernels.estimate(half, h100)[0]
 
 
+@pytest.mark.slow
 def test_a_compiler_fuses_the_casts_into_one_pass_over_each_tensor_after_its_maximum():
     eager, compiled = (simulated.in_a_fork(forward, compiled) for compiled in (False, True))
 

@@ -13,7 +13,9 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from legoai.cost.capture import capture
+from legoai.cost.device import SimulationError
 from legoai.cost.memory import memory, steps
+from legoai.cost.operators import operator
 from legoai.cost.timeline import Cost, Host, simulate
 from legoai.cost.trace import Copy, HostKernel, HostWaitEvent, Kernel, Trace, load, save
 from legoai.runtime.offload import offload_activations, offload_optimizer_state
@@ -144,3 +146,8 @@ def test_the_host_computes_before_it_goes_on_and_beside_the_device():
 def test_work_of_the_host_survives_as_text():
     trace = traced("parameters")
     assert load(save(trace)) == trace
+
+
+def test_memory_that_waits_for_another_stream_is_refused():
+    with pytest.raises(SimulationError, match="record_stream"):
+        operator(torch.ops.aten.record_stream.default)
