@@ -37,10 +37,10 @@ the plan has errors, and 2 if the plan cannot be verified here.
 
 _EXAMPLES = """\
 examples:
-  legoai verify plan.tiny                 in fp64, where rounding hides nothing
-  legoai verify plan.tiny --ranks 2       with fewer processes
-  legoai verify plan.tiny --dtype plan    in the plan's own dtypes, with looser tolerances
-  legoai verify plan.tiny --program x.py  and keep the program that was run
+  legoai verify plan.tiny                  in fp64, where rounding hides nothing
+  legoai verify plan.tiny --ranks 2        with fewer processes
+  legoai verify plan.tiny --dtype plan     in the plan's own dtypes, with looser tolerances
+  legoai verify plan.tiny --program x.py   and keep the program that was run
 """
 
 
