@@ -132,6 +132,8 @@ class _Node:
 _ON_DEVICE: Final = (Kernel, Collective, Copy)
 _MEMORY: Final = frozenset({Allocate, Categorise, Free, Resize})
 """Records that take no time."""
+_FEW: Final = 4
+"""Nodes that are waited for one by one; more are joined."""
 _NEVER: Final = float("inf")
 _INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
 
@@ -246,6 +248,10 @@ class _Simulation:
         if isinstance(record, Collective):
             queue = self._communicator(record)
         node = _Node(self._next(), record, self.cost(record), queue)
+        if queue != stream and len(self.waits[stream]) > _FEW:
+            # A stream on which only communication is called keeps what it waits for, which would grow without end.
+            pending = [item for item in self.waits[stream] if not item.done]
+            self.waits[stream] = [self._join(pending)] if pending else []
         before = self._pending(stream)
         if queue != stream and queue in self.last:
             before.append(self.last[queue])
