@@ -47,6 +47,10 @@ def build(depth: int = 2, dim: int = 16) -> nn.Module:
     return Decoder(depth, dim)
 
 
+def build_sequence(depth: int = 2, dim: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Embedding(256, dim), *[Layer(dim) for _ in range(depth)], nn.Linear(dim, 256, bias=False))
+
+
 class Zoo:
     """Factories that are reached through a class, or bear a name that the program uses."""
 

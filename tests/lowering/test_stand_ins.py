@@ -46,6 +46,10 @@ HUGGING_FACE_TOLERANCE = 1e-6
 """Llama's norms and rotations are computed in fp32, whatever the model's dtype is."""
 BODIES = {
     "factory": (FACTORY, "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE),
+    "a sequence and nothing else": (
+        FACTORY.replace("factories:build", "factories:build_sequence"),
+        'mesh (pp = 2)\npipeline on pp (schedule = 1F1B, split = ["3"])\n' + PLAIN_DOUBLE,
+    ),
     "factory in shards": (
         FACTORY,
         """mesh (pp = 2, dp_shard = 2)
@@ -58,7 +62,9 @@ pipeline on pp (schedule = Interleaved1F1B)
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    "name", [name if name != "factory in shards" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
+)
 def test_a_factory_is_split_as_it_is(name: str, gloo, data):  # noqa: F811
     head, body = BODIES[name]
     [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
