@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -131,12 +131,27 @@ def _initialise_parameters(
     }
     torch.manual_seed(seed_of(seed, path))
     if by_model is not None:
+        for value in whole.values():
+            value.detach().fill_(math.nan)
         by_model(path, dict(whole), {})
+        _check_filled(path, whole, own)
     else:
         _reset(module, path, whole)
     for name, parameter in own.items():
         _copy_shard(whole[name].detach(), parameter)
     initialised.update(own.values())
+
+
+def _check_filled(path: str, whole: Mapping[str, torch.Tensor], own: Iterable[str]) -> None:
+    """Check that a model has drawn the parameters of one of its modules, and left none as it was found."""
+    left = [name for name in own if bool(whole[name].detach().isnan().any())]
+    if left:
+        raise RunError(
+            RunErrorCode.NO_INITIALISER,
+            f"the model does not draw {', '.join(f'{path}.{name}' if path else name for name in left)}",
+            help="its method initialise_module, or for a model of transformers _init_weights, must fill it: a value "
+            "that only the constructor gives is lost on the meta device",
+        )
 
 
 def _reset(module: nn.Module, path: str, whole: dict[str, nn.Parameter]) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from legoai.runtime.device import Device
-from legoai.runtime.errors import RunError
+from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize, plain_path
 
 CPU = Device(type="cpu")
@@ -165,3 +165,27 @@ def test_a_module_that_cannot_initialise_itself_is_named(module, method):
     with pytest.raises(RunError, match=rf"module 0 \({module.__name__}\)") as caught:
         materialize(model, device=CPU, seed=0)
     assert method in caught.value.help
+
+
+class Forgetful(nn.Module):
+    """Draws its weight, and has a temperature of which its constructor alone knows the value."""
+
+    def __init__(self, draws: tuple[str, ...]) -> None:
+        super().__init__()
+        self.weight, self.temperature = nn.Parameter(torch.ones(3)), nn.Parameter(torch.tensor(2.5))
+        self.draws = draws
+
+    def initialise_module(self, path: str, parameters: dict[str, torch.Tensor], buffers: dict) -> None:
+        for name in self.draws:
+            if name in parameters:
+                parameters[name].fill_(1.5)
+
+
+def test_a_parameter_that_a_model_does_not_draw_is_named():
+    with torch.device("meta"):
+        whole, forgetful = Forgetful(("weight", "temperature")), Forgetful(("weight",))
+    materialize(whole, device=Device(type="cpu"), seed=0)
+    assert whole.temperature.item() == 1.5
+    with pytest.raises(RunError, match="does not draw temperature") as caught:
+        materialize(forgetful, device=Device(type="cpu"), seed=0)
+    assert caught.value.code == RunErrorCode.NO_INITIALISER
