@@ -6,52 +6,22 @@ import signal
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import pytest
+from command_line import (
+    BAD,
+    GOOD,
+    ROOT,
+    called,
+    here,  # noqa: F401
+    started,
+)
 
 from legoai import __version__
 from legoai.cli import main
 from legoai.commands import COMMANDS, parser_of
 from legoai.dsl import sources
-
-ROOT = Path(__file__).resolve().parents[2]
-
-GOOD = """plan small
-
-model   llama3("tiny")
-cluster cpu(devices = 4)
-batch   (global = 16, micro = 4, seq_len = 64)
-mesh    (dp_shard = 4)
-
-fsdp on dp_shard { layers.* = unit }
-"""
-BAD = GOOD + "checkpoint { layrs.* = full }\n"
-WARNED = GOOD.replace("fsdp on", "let hosts = 4\n\nfsdp on")
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test runs in an empty folder with a good plan, a bad one and one with a warning."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LEGOAI_DEBUG", raising=False)
-    for name, text in (("good", GOOD), ("bad", BAD), ("warned", WARNED)):
-        Path(f"{name}.plan").write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a command line."""
-    status = main(list(argv))
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
-
-
-def started(*argv: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=60, **more
-    )  # type: ignore[call-overload,no-any-return]
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
@@ -272,200 +242,6 @@ def test_settings_and_variants_choose_the_plan(capsys: pytest.CaptureFixture[str
     assert "--> --set m:1:9" in out
 
 
-def test_fix_applies_safe_fixes_and_unsafe_ones_only_when_asked(capsys: pytest.CaptureFixture[str]):
-    text = BAD.replace("mesh    (dp_shard = 4)", "mesh    (tp = 1, dp_shard = 4)")
-    path = Path("bad.plan")
-    path.write_text(text, encoding="utf-8")
-    path.chmod(0o640)
-    status, out, err = called(capsys, "lint", "bad.plan", "--fix", "--format", "concise")
-    assert status == 1
-    assert "bad.plan: fixed\n" in err
-    assert path.read_text(encoding="utf-8") == BAD.replace("(dp_shard = 4)", "(dp_shard = 4, tp = 1)")
-    assert [line.split("[")[1][:5] for line in out.splitlines()] == ["LP210"]
-    status, out, _ = called(capsys, "lint", "bad.plan", "--fix", "--unsafe-fixes")
-    assert (status, out) == (0, "")
-    assert "layers.* = full" in path.read_text(encoding="utf-8")
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert sorted(path.name for path in Path().iterdir()) == ["bad.plan", "good.plan", "warned.plan"]
-
-
-def test_fix_leaves_alone_what_is_not_reported(capsys: pytest.CaptureFixture[str]):
-    text = GOOD.replace("mesh    (dp_shard = 4)", "mesh    (tp = 1, dp_shard = 4)")
-    Path("good.plan").write_text(text, encoding="utf-8")
-    assert called(capsys, "lint", "good.plan", "--fix", "--ignore", "LP3")[0] == 0
-    assert Path("good.plan").read_text(encoding="utf-8") == text
-
-
-def test_fix_follows_a_link_and_keeps_it(capsys: pytest.CaptureFixture[str]):
-    Path("link.plan").symlink_to("bad.plan")
-    assert called(capsys, "lint", "link.plan", "--fix", "--unsafe-fixes")[0] == 0
-    assert Path("link.plan").is_symlink()
-    assert Path("bad.plan").read_text(encoding="utf-8") == BAD.replace("layrs", "layers")
-
-
-def test_fmt_rewrites_only_what_changes(capsys: pytest.CaptureFixture[str]):
-    Path("ugly.plan").write_text("plan   x", encoding="utf-8")
-    before = Path("good.plan").stat().st_mtime_ns
-    called(capsys, "fmt", "good.plan")
-    good = Path("good.plan").read_text(encoding="utf-8")
-    assert called(capsys, "fmt", "ugly.plan") == (0, "", "1 plan, 1 changed\n")
-    assert Path("ugly.plan").read_text(encoding="utf-8") == "plan x\n"
-    assert called(capsys, "fmt", "good.plan", "ugly.plan") == (0, "", "2 plans, 0 changed\n")
-    assert good != GOOD or Path("good.plan").stat().st_mtime_ns == before
-
-
-def test_fmt_check_fails_and_changes_nothing(capsys: pytest.CaptureFixture[str]):
-    Path("ugly.plan").write_text("plan   x\n", encoding="utf-8")
-    assert called(capsys, "fmt", "--check", "ugly.plan")[:2] == (1, "would change ugly.plan\n")
-    assert Path("ugly.plan").read_text(encoding="utf-8") == "plan   x\n"
-    Path("ugly.plan").write_text("plan x\n", encoding="utf-8")
-    assert called(capsys, "fmt", "--check", "ugly.plan")[:2] == (0, "")
-
-
-def test_fmt_diff_is_a_patch(capsys: pytest.CaptureFixture[str]):
-    Path("ugly.plan").write_text("plan   x", encoding="utf-8")
-    status, out, _ = called(capsys, "fmt", "--diff", "ugly.plan")
-    assert status == 0
-    assert out == (
-        "--- ugly.plan\n+++ ugly.plan (formatted)\n@@ -1 +1 @@\n-plan   x\n\\ No newline at end of file\n+plan x\n"
-    )
-    assert called(capsys, "fmt", "--diff", "--check", "ugly.plan")[:2] == (1, out)
-    assert Path("ugly.plan").read_text(encoding="utf-8") == "plan   x"
-
-
-def test_fmt_leaves_alone_what_it_cannot_read(capsys: pytest.CaptureFixture[str]):
-    Path("broken.plan").write_text("plan   x\nmesh (tp = \n", encoding="utf-8")
-    status, out, _ = called(capsys, "fmt", "broken.plan", "good.plan")
-    assert status == 1
-    assert "error[LP10" in out
-    assert Path("broken.plan").read_text(encoding="utf-8") == "plan   x\nmesh (tp = \n"
-
-
-def test_fmt_expand_prints_the_plan_with_its_defaults(capsys: pytest.CaptureFixture[str]):
-    before = Path("good.plan").read_text(encoding="utf-8")
-    status, out, _ = called(capsys, "fmt", "--expand", "good.plan")
-    assert status == 0
-    assert "precision (master = fp32, param = bf16, reduce = fp32)" in out
-    assert Path("good.plan").read_text(encoding="utf-8") == before
-    status, out, err = called(capsys, "fmt", "--expand", "warned.plan", "--expand")
-    assert status == 0
-    Path("bad.plan").write_text("plan x\nmesh (tp = y)\n", encoding="utf-8")
-    status, out, err = called(capsys, "fmt", "--expand", "bad.plan")
-    assert (status, out) == (1, "")
-    assert "error[LP209]" in err
-
-
-def test_explain_prints_the_page_of_a_code_and_of_a_slug(capsys: pytest.CaptureFixture[str]):
-    status, out, _ = called(capsys, "explain", "lp210")
-    assert status == 0
-    assert out.startswith("LP210 no-such-path (error)\n")
-    assert called(capsys, "explain", "no-such-path")[1] == out
-
-
-@pytest.mark.parametrize("keyword", ["fsdp", "batch", "optimizer", "let", "require"])
-def test_explain_prints_the_reference_of_a_statement(keyword: str, capsys: pytest.CaptureFixture[str]):
-    status, out, _ = called(capsys, "explain", keyword)
-    assert status == 0
-    assert out.startswith(f"`{keyword} ")
-    assert max(map(len, out.splitlines())) <= 100
-
-
-def test_explain_lists_defaults_of_the_language_and_of_a_plan(capsys: pytest.CaptureFixture[str]):
-    _, everything, _ = called(capsys, "explain", "defaults")
-    assert "backend       = eager\n" in everything
-    status, own, _ = called(capsys, "explain", "defaults", "--plan", "good.plan")
-    assert status == 0
-    assert 0 < len(own.splitlines()) < len(everything.splitlines())
-
-
-def test_explain_names_the_line_that_says_it(capsys: pytest.CaptureFixture[str]):
-    status, out, _ = called(capsys, "explain", "layers.0.attention.wq", "--plan", "plan.good")
-    assert status == 0
-    assert "in the unit layers.0" in out
-    assert "good.plan:8" in out
-    assert "did you mean `attention`?" in called(capsys, "explain", "layers.0.atention", "--plan", "good.plan")[2]
-
-
-def test_explain_of_a_plan_with_errors_explains_what_it_can(capsys: pytest.CaptureFixture[str]):
-    status, out, err = called(capsys, "explain", "norm", "--plan", "bad.plan")
-    assert status == 0
-    assert out
-    assert "bad.plan has errors" in err
-    Path("bad.plan").write_text("plan x\n", encoding="utf-8")
-    status, out, _ = called(capsys, "explain", "norm", "--plan", "bad.plan")
-    assert status == 1
-    assert "error[LP202]" in out
-
-
-def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[str]):
-    status, out, err = called(capsys, "lower", "good.plan")
-    assert (status, err) == (0, "")
-    compile(out, "good.py", "exec")
-    assert "fully_shard" in out
-    status, nothing, err = called(capsys, "lower", "good.plan", "-o", "deep/good.py")
-    assert (status, nothing, err) == (0, "", "wrote deep/good.py\n")
-    assert Path("deep/good.py").read_text(encoding="utf-8") == out
-
-
-def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[str]):
-    status, out, err = called(capsys, "lower", "bad.plan", "-o", "bad.py")
-    assert status == 1
-    assert out.startswith("error[LP210]")
-    assert err == "legoai: bad.plan is not lowered: 1 error\n"
-    assert not Path("bad.py").exists()
-    assert called(capsys, "lower", "warned.plan")[0] == 0
-
-
-def test_what_is_not_lowered_is_a_finding(capsys: pytest.CaptureFixture[str]):
-    Path("good.plan").write_text(GOOD.replace("(dp_shard = 4)", "(dp_shard = auto in [2, 4])"), encoding="utf-8")
-    status, out, _ = called(capsys, "lower", "good.plan")
-    assert status == 1
-    assert "error[LP011] undecided-hole" in out
-
-
-def test_an_error_in_a_variant_does_not_stop_the_plan_itself(capsys: pytest.CaptureFixture[str]):
-    Path("good.plan").write_text(GOOD + "variant odd {\n  mesh (dp_shard = 3)\n}\n", encoding="utf-8")
-    assert called(capsys, "lint", "good.plan")[0] == 1
-    assert called(capsys, "lower", "good.plan")[0] == 0
-    assert called(capsys, "lower", "good.plan", "--variant", "odd")[0] == 1
-
-
-def test_run_writes_the_program_into_its_folder_and_launches_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    calls = []
-
-    def launch(program: Path, *, nproc: int, arguments: list[str]) -> int:
-        calls.append((program, nproc, arguments))
-        return 7
-
-    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", launch)
-    Path("good.plan").write_text(
-        GOOD + "variant two {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n", encoding="utf-8"
-    )
-    status, out, err = called(capsys, "run", "good.plan", "--", "--steps", "3", "--out", "elsewhere")
-    assert (status, out) == (7, "")
-    assert err == "legoai: wrote runs/small/small.py; starting it in 4 processes\n"
-    assert called(capsys, "run", "good.plan", "--nproc", "1", "--variant", "two")[0] == 7
-    assert calls == [
-        (Path("runs/small/small.py"), 4, ["--out", "runs/small", "--steps", "3", "--out", "elsewhere"]),
-        (Path("runs/small-two/small.py"), 1, ["--out", "runs/small-two"]),
-    ]
-    lowered = called(capsys, "lower", "good.plan")[1]
-    assert Path("runs/small/small.py").read_text(encoding="utf-8") == lowered
-    assert called(capsys, "run", "bad.plan")[0] == 1
-    assert len(calls) == 2
-
-
-def test_run_does_not_start_one_host_of_many(capsys: pytest.CaptureFixture[str]):
-    text = GOOD.replace("cpu(devices = 4)", "cpu(hosts = 2, devices = 2, fabric = ethernet_100)")
-    Path("good.plan").write_text(text, encoding="utf-8")
-    status, out, err = called(capsys, "run", "good.plan")
-    assert (status, out) == (2, "")
-    assert "the plan is for 2 hosts" in err
-    assert not Path("runs").exists()
-
-
 def test_the_nearest_configuration_that_speaks_of_legoai_is_used(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -585,7 +361,7 @@ def test_a_reader_that_leaves_is_no_failure():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_any_terminal_encoding_is_enough(here: Path):
+def test_any_terminal_encoding_is_enough(here: Path):  # noqa: F811
     Path("bad.plan").write_text(BAD + "# 日本 ü\nattention flaschü\n", encoding="utf-8")
     done = started("lint", "bad.plan", env=os.environ | {"PYTHONIOENCODING": "ascii"}, cwd=here)
     assert done.returncode == 1
@@ -594,7 +370,7 @@ def test_any_terminal_encoding_is_enough(here: Path):
     assert done.stderr.startswith("1 plan: ")
 
 
-def test_linting_imports_nothing_heavy(here: Path):
+def test_linting_imports_nothing_heavy(here: Path):  # noqa: F811
     code = (
         "import sys\nfrom legoai.cli import main\nassert main(['lint', 'good.plan']) == 0\n"
         "print(sorted({'torch', 'numpy', 'pydantic', 'networkx', 'transformers', 'subprocess', 'difflib'}"

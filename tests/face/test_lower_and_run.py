@@ -1,0 +1,80 @@
+"""`legoai lower` and `legoai run` make a program and start it."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from command_line import (
+    GOOD,
+    called,
+    here,  # noqa: F401
+)
+
+
+def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lower", "good.plan")
+    assert (status, err) == (0, "")
+    compile(out, "good.py", "exec")
+    assert "fully_shard" in out
+    status, nothing, err = called(capsys, "lower", "good.plan", "-o", "deep/good.py")
+    assert (status, nothing, err) == (0, "", "wrote deep/good.py\n")
+    assert Path("deep/good.py").read_text(encoding="utf-8") == out
+
+
+def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "lower", "bad.plan", "-o", "bad.py")
+    assert status == 1
+    assert out.startswith("error[LP210]")
+    assert err == "legoai: bad.plan is not lowered: 1 error\n"
+    assert not Path("bad.py").exists()
+    assert called(capsys, "lower", "warned.plan")[0] == 0
+
+
+def test_what_is_not_lowered_is_a_finding(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").write_text(GOOD.replace("(dp_shard = 4)", "(dp_shard = auto in [2, 4])"), encoding="utf-8")
+    status, out, _ = called(capsys, "lower", "good.plan")
+    assert status == 1
+    assert "error[LP011] undecided-hole" in out
+
+
+def test_an_error_in_a_variant_does_not_stop_the_plan_itself(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").write_text(GOOD + "variant odd {\n  mesh (dp_shard = 3)\n}\n", encoding="utf-8")
+    assert called(capsys, "lint", "good.plan")[0] == 1
+    assert called(capsys, "lower", "good.plan")[0] == 0
+    assert called(capsys, "lower", "good.plan", "--variant", "odd")[0] == 1
+
+
+def test_run_writes_the_program_into_its_folder_and_launches_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+
+    def launch(program: Path, *, nproc: int, arguments: list[str]) -> int:
+        calls.append((program, nproc, arguments))
+        return 7
+
+    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", launch)
+    Path("good.plan").write_text(
+        GOOD + "variant two {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n", encoding="utf-8"
+    )
+    status, out, err = called(capsys, "run", "good.plan", "--", "--steps", "3", "--out", "elsewhere")
+    assert (status, out) == (7, "")
+    assert err == "legoai: wrote runs/small/small.py; starting it in 4 processes\n"
+    assert called(capsys, "run", "good.plan", "--nproc", "1", "--variant", "two")[0] == 7
+    assert calls == [
+        (Path("runs/small/small.py"), 4, ["--out", "runs/small", "--steps", "3", "--out", "elsewhere"]),
+        (Path("runs/small-two/small.py"), 1, ["--out", "runs/small-two"]),
+    ]
+    lowered = called(capsys, "lower", "good.plan")[1]
+    assert Path("runs/small/small.py").read_text(encoding="utf-8") == lowered
+    assert called(capsys, "run", "bad.plan")[0] == 1
+    assert len(calls) == 2
+
+
+def test_run_does_not_start_one_host_of_many(capsys: pytest.CaptureFixture[str]):
+    text = GOOD.replace("cpu(devices = 4)", "cpu(hosts = 2, devices = 2, fabric = ethernet_100)")
+    Path("good.plan").write_text(text, encoding="utf-8")
+    status, out, err = called(capsys, "run", "good.plan")
+    assert (status, out) == (2, "")
+    assert "the plan is for 2 hosts" in err
+    assert not Path("runs").exists()
