@@ -167,7 +167,7 @@ def _axis(total: float, scale: float, bottom: float) -> Iterator[str]:
     while place * step <= total:
         x = _LEFT + place * step * scale
         yield f'<line class="rule" x1="{x:.1f}" y1="20" x2="{x:.1f}" y2="{bottom:.0f}"/>'
-        yield _text(x + 3, 14, words.seconds(place * step), "soft")
+        yield _text(min(x + 3, _WIDE - 52), 14, words.seconds(place * step), "soft")
         place += 1
 
 
