@@ -1,7 +1,6 @@
 """Several results as one page: `python -m benchmarks.validation.report RESULTS.json… > validation.md`.
 
-Beside our errors stand those that other tools reached on the same data, unmodified or as their authors state them; where
-the figures are from is said in the folder's README.
+Beside our errors stand those that other tools reached on the same data, run unmodified or as their authors state them.
 """
 
 from __future__ import annotations

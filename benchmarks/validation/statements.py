@@ -20,6 +20,12 @@ TENSOR_PARALLEL_LLAMA = """shard on tp {
   output                          = colwise(input = shard(1), loss_parallel = true)
 }"""
 
+TENSOR_PARALLEL_LLAMA_LOCAL = TENSOR_PARALLEL_LLAMA.replace(
+    "rowwise(input = replicate, output = shard(1))", "colwise(output = shard(1))"
+)
+"""The same with the embedding cut along the features: of one that is cut along the vocabulary, as Megatron and nanotron
+have it, DTensor computes the gradient for the whole vocabulary on every rank, where they compute their own part."""
+
 TENSOR_PARALLEL_GPT = """shard on tp {
   tok_embeddings                  = rowwise(input = replicate)
   layers.*.attention.{wq, wk, wv} = colwise
@@ -91,6 +97,12 @@ class Draft:
             beside_reserved=beside_reserved or {},
             rank=rank,
         )
+
+
+def kept_units(reshard: str, *, tied: bool) -> str:
+    """Units for parameters that stay whole, small as buckets of gradients are; a tied embedding is in the model's."""
+    apart = "" if tied else f"  {{tok_embeddings, output}} = unit(reshard = {reshard})\n"
+    return f"  layers.* = unit(reshard = {reshard})\n{apart}  root = unit(reshard = {reshard})"
 
 
 def mesh(**sizes: int) -> str:

@@ -18,9 +18,10 @@ from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources.common import batch_of, cluster_of, gpt_of, llama_of, padded_vocabulary
 from benchmarks.validation.statements import (
     TENSOR_PARALLEL_GPT,
-    TENSOR_PARALLEL_LLAMA,
+    TENSOR_PARALLEL_LLAMA_LOCAL,
     Draft,
     Stated,
+    kept_units,
     mesh,
     name_of,
 )
@@ -89,9 +90,9 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
         mesh(pp=pp, dp_shard=dp, cp=cp, tp=tp),
     )
     if tp > 1:
-        draft.say(TENSOR_PARALLEL_LLAMA)
+        draft.say(TENSOR_PARALLEL_LLAMA_LOCAL)
     idle = "" if dp > 1 or cp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
-    units = f"  layers.* = unit(reshard = {reshard})\n  root = unit(reshard = {reshard})"
+    units = kept_units(reshard, tied=False)
     draft.say(f"fsdp on {', '.join(shards)} {{{idle}\n{units}\n}}", "comm (reduce = last_micro_batch)")
     if pp > 1:
         draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")

@@ -25,8 +25,10 @@ from benchmarks.validation.sources.common import batch_of, cluster_of, llama_of
 from benchmarks.validation.statements import (
     KEEP_ALL_BUT_GATHERED_INPUTS,
     TENSOR_PARALLEL_LLAMA,
+    TENSOR_PARALLEL_LLAMA_LOCAL,
     Draft,
     Stated,
+    kept_units,
     mesh,
     name_of,
 )
@@ -51,8 +53,10 @@ def convert(row: Row, device: str | None = None) -> Stated:
         mesh(pp=pp, **{"dp_shard" if sharded else "dp_replicate": dp}, tp=tp),
     )
     if tp > 1:
-        draft.say(TENSOR_PARALLEL_LLAMA)
-    draft.say(*_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1))
+        draft.say(TENSOR_PARALLEL_LLAMA if tied and pp == 1 else TENSOR_PARALLEL_LLAMA_LOCAL)
+    draft.say(
+        *_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1, tied=tied and pp == 1)
+    )
     if pp > 1:
         # With fewer micro batches than ranks, 1F1B runs all forwards first, as GPipe does.
         schedule = "1F1B" if micro_batches >= pp else "GPipe"
@@ -70,7 +74,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     return draft.done(beside={"reducer's buckets": 2.0 * parameters_of_first(row)}, rank=0)
 
 
-def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool) -> list[str]:
+def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool, tied: bool) -> list[str]:
     reshard = "after_backward" if pipeline else "never"
     said = [f"comm (reduce = last_micro_batch){'' if accumulates else '  # legoai: ignore[LP663]'}"]
     idle = "" if dp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
@@ -78,8 +82,7 @@ def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool)
         axis = "dp_shard" if sharded else "dp_replicate"
         if axis == "dp_replicate":
             return [f"replicate on dp_replicate{idle}", *said]
-        units = f"  layers.* = unit(reshard = {reshard})\n  root = unit(reshard = {reshard})"
-        return [f"fsdp on dp_shard {{{idle}\n{units}\n}}", *said]
+        return [f"fsdp on dp_shard {{{idle}\n{kept_units(reshard, tied=tied)}\n}}", *said]
     return ["replicate on dp_replicate", *said]
 
 
