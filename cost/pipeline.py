@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,9 +130,15 @@ def _captured(
     if workers < 2 or not _may_fork():
         return [_capture(program, number, world, kind, measure) for number in numbers]
     forked = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=forked, initializer=_measured.append, initargs=(measure,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=forked, initializer=_begin, initargs=(measure,)) as pool:
         found = [pool.submit(_capture_there, program, number, world, kind) for number in numbers]
-        return [item.result() for item in found]
+        try:
+            return [item.result() for item in found]
+        except BrokenProcessPool:
+            raise SimulationError("a process that captured a rank was killed; is there too little memory?") from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _may_fork() -> bool:
@@ -140,6 +148,12 @@ def _may_fork() -> bool:
 
 _measured: list[Callable[[Trace], Any]] = []
 """What a forked process measures; it is forked with it, so that it need not be sent."""
+
+
+def _begin(measure: Callable[[Trace], Any]) -> None:
+    """Begin a forked process; an interrupt ends it without a word, as its parent tells of it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _measured.append(measure)
 
 
 def _capture_there(program: str, number: int, world: int, kind: Kind) -> tuple[Trace, Any]:
