@@ -18,6 +18,7 @@ from legoai.lowering.emit.precision import DTYPES
 from legoai.lowering.emit.shard import tensor_parallel
 from legoai.lowering.emit.stages import has_stand_ins
 from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, OrderFile, Pipeline
+from legoai.specs.models.reads import Tokens
 
 _PIECE = 100
 """Characters of an order in one string of the program."""
@@ -41,6 +42,14 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             "`pp` = 1: there are no ranks over which stages could be laid out",
             label="no effect in this plan",
             help=["leave the statement out, or give `pp` more ranks"],
+        )
+        return
+    if not isinstance(lowering.manifest.reads, Tokens):
+        lowering.refuse(
+            lowering.place(pipeline),
+            "stages send what a sequence of tokens becomes, and the model reads something else",
+            label="not lowered for this model",
+            help=["use `fsdp` or `shard on tp`"],
         )
         return
     order = _order(lowering, pipeline) if isinstance(pipeline.schedule, OrderFile) else None

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from plans import lowered, resolved
+from plans import lowered, refusals, resolved
 from test_numerics import PLAIN_DOUBLE, TOLERANCE, TRAINING, assert_close, data, train  # noqa: F401
 
 from legoai.lowering.program import LoweringError, Program, lower
@@ -82,6 +82,13 @@ def test_the_program_says_what_a_model_of_images_reads():
     assert "from legoai.specs.models.reads import Images\n" in text
     assert "reads=Images(channels=3, height=32, width=32, classes=10)" in text
     assert "seq_len" not in text
+
+
+def test_a_pipeline_of_a_model_of_images_is_refused():
+    plan = 'plan images\nmodel vit("tiny")\ncluster cpu(devices = 2)\nbatch (global = 8, micro = 4)\nmesh (pp = 2)'
+    [finding] = refusals(f"{plan}\npipeline on pp")
+    assert (finding.code, finding.label.span.line) == ("LP010", 6)
+    assert "the model reads something else" in finding.message
 
 
 TOKENS: dict[str, object] = {"kind": "tokens"}

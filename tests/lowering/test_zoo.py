@@ -1,0 +1,44 @@
+"""The checked-in plans of models that are not ours are clean, and lowered in full, mixed and half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+
+ZOO = Path(__file__).parents[2] / "plans" / "zoo"
+PLANS = sorted(path.stem for path in ZOO.glob("*.plan"))
+VARIANTS = (None, "full", "half", "checkpointed", "full_checkpointed", "half_checkpointed")
+READS = {"clip_l14_336": "ImagesWithTexts", "convnextv2_huge": "Images", "vit_h14": "Images", "t5_large": "TwoTexts"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def test_there_are_plans_of_seven_models():
+    assert len(PLANS) == 7
+    assert set(READS) < set(PLANS)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "convnextv2_huge" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
+)
+def test_a_plan_is_clean_and_lowered_in_every_variant(name: str):
+    path = ZOO / f"{name}.plan"
+    for variant in VARIANTS:
+        linted = lint(path.read_text(), path.name, directory=ZOO, variant=variant)
+        # A comment that accepts a finding of one variant suppresses nothing in the others.
+        assert [item.message for item in linted.diagnostics if item.code != "LP903"] == []
+        assert linted.plan is not None and linted.context is not None and linted.context.manifest is not None
+        text = lower(linted.plan, linted.context.manifest, source_name=str(path)).text
+        assert ("checkpoint_wrapper(" in text) is (variant is not None and "checkpointed" in variant)
+        assert ("autocast_dtype=torch.bfloat16" in text) is (variant in (None, "checkpointed"))
+        assert ("master_dtype=torch.bfloat16" in text) is (variant is not None and variant.startswith("half"))
+        assert (f"reads={READS.get(name)}(" in text) is (name in READS)
