@@ -90,7 +90,13 @@ def saved_bytes(block: torch.nn.Module, x: torch.Tensor, table: torch.Tensor) ->
     return sorted(held.values())
 
 
-def simulated_block(backend: str) -> tuple[list[int], int, int]:
+def block_of(policy: str | None) -> torch.nn.Module:
+    """A block, or one whose products alone are kept."""
+    block = programs.Block()
+    return block if policy is None else programs.checkpoint_wrapper(block, context_fn=keep_outputs(policy))
+
+
+def simulated_block(backend: str, policy: str | None = None) -> tuple[list[int], int, int]:
     """What a compiled block saves on a simulated cpu, and its kernels in forward and backward that are fused groups."""
     recorder = Capture()
     with (
@@ -99,7 +105,7 @@ def simulated_block(backend: str) -> tuple[list[int], int, int]:
         fake,
         torch.device("sim"),
     ):
-        block = programs.Block()
+        block = block_of(policy)
         block.compile(backend=backend, fullgraph=True)
         x = torch.empty(SHAPE, requires_grad=True)
         table = torch.empty(2, 64, 4, dtype=torch.float64)
@@ -112,7 +118,7 @@ def simulated_block(backend: str) -> tuple[list[int], int, int]:
     return sizes, phases["forward"], phases["backward"]
 
 
-def real_block(backend: str) -> tuple[list[int], list[int]]:
+def real_block(backend: str, policy: str | None = None) -> tuple[list[int], list[int]]:
     """The same of a block that PyTorch really compiles for the cpu: what is saved, and the groups of each graph."""
     from torch._inductor import config
     from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
@@ -123,7 +129,7 @@ def real_block(backend: str) -> tuple[list[int], list[int]]:
         groups.append(sum(isinstance(node, FusedSchedulerNode | SchedulerNode) for node in nodes))
         return nodes
 
-    block = programs.Block()
+    block = block_of(policy)
     block.compile(backend=backend, fullgraph=True)
     x = torch.randn(SHAPE, requires_grad=True)
     table = programs.rotary(64, programs.DIM // programs.HEADS)
@@ -137,6 +143,17 @@ def test_what_is_saved_is_what_the_partitioner_of_a_real_compilation_saves():
     ours, _, _ = simulated.in_a_fork(simulated_block, "inductor")
     real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition")
     assert ours == real
+
+
+@pytest.mark.slow
+def test_what_a_chosen_checkpoint_saves_is_what_it_saves_in_a_real_compilation():
+    ours, _, _ = simulated.in_a_fork(simulated_block, "inductor", "matmul")
+    real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition", "matmul")
+    plain, _, _ = simulated.in_a_fork(simulated_block, "inductor")
+    # A cpu's generator is saved whole for the attention that is recomputed; a GPU's is two numbers on the host.
+    real.remove(torch.get_rng_state().nbytes)
+    assert ours == real
+    assert sum(ours) < sum(plain)
 
 
 @pytest.mark.slow
