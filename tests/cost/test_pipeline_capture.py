@@ -144,13 +144,16 @@ def test_activations_of_gpipe_grow_with_every_micro_batch_and_those_of_1f1b_do_n
             trace = taken(text_of(tmp_path, schedule, micro_batches=count))[0]
             report = memory(trace)
             found[schedule, count] = sum(
-                live.bytes for live in report.live if live.category == "activation" and live.module
+                live.bytes
+                for live in report.live
+                if live.category == "activation" and live.module.startswith("layers.")
             )
     grown = found["GPipe", 8] - found["GPipe", 6]
     assert grown > 0
     assert found["GPipe", 10] - found["GPipe", 8] == grown
     assert found["1F1B", 6] == found["1F1B", 8] == found["1F1B", 10]
-    assert found["1F1B", 8] == pytest.approx(found["GPipe", 8] - 3 * grown, rel=0.05)  # 2 micro batches, not 8
+    # Both peaks are in the second backward, when gradients are there: GPipe keeps 7 micro batches then, 1F1B 2.
+    assert found["1F1B", 8] == found["GPipe", 8] - 5 * (grown // 2)
 
 
 def test_every_wait_is_for_what_was_begun_and_batches_are_closed(traces):
