@@ -145,4 +145,4 @@ def _dim(mesh: DeviceMesh, axis: str) -> int:
 
 def _storage(tensor: torch.Tensor) -> int:
     assert isinstance(tensor, DTensor)
-    return tensor._local_tensor.untyped_storage().data_ptr()
+    return tensor._local_tensor.untyped_storage()._cdata
