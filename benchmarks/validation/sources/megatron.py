@@ -61,7 +61,7 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     if pp > 1:
         draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
     draft.say("checkpoint { layers.* = full }", "attention flash", "loss eager")
-    draft.say("precision (param = bf16, reduce = bf16)  # legoai: ignore[LP822] as published", OPTIMIZER)
+    draft.say("precision (param = bf16, reduce = bf16)", OPTIMIZER)
     draft.assumed.append("bf16 for fp16, which has the same rates")
     draft.differs.append("attention step by step, with scores in memory in half precision (`math` would take fp32)")
     draft.differs.append("dropout, in one kernel with the bias and the addition")

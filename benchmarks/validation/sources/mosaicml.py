@@ -52,7 +52,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
         draft.say(FLOAT8)
         draft.differs.append("Transformer Engine's delayed scaling, and its kernels")
     elif "PURE" in precision:
-        draft.say("precision (param = bf16, reduce = bf16)  # legoai: ignore[LP822] as published")
+        draft.say("precision (param = bf16, reduce = bf16)")
     else:
         draft.say("precision (param = bf16, reduce = fp32)")
     draft.say("optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = false)", "clip (norm = 1.0)")
