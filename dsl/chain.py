@@ -8,9 +8,9 @@ computes needs tokens or weights that lie elsewhere. The manifest's flow tells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.rules.split_points import SplitPoints
 from legoai.specs.record import Record
@@ -200,15 +200,39 @@ class Chain:
         return tuple(source for source, step in zip(node.inputs, inputs, strict=True) if step in reached)
 
     def _width(self, index: int) -> int | None:
-        """The features of what a node gives: a linear layer or an embedding says it, others keep what they take."""
+        """The features of what a node gives; None where they cannot be told."""
         node = self.nodes[index]
-        info = self.manifest.modules[node.path] if node.op == "call" else None
-        if info is not None and info.kind in ("linear", "embedding"):
+        if node.op == "call":
+            return self._width_of(node.path, lambda: self._first_known(node.inputs[:1], self._width))
+        return self._first_known(node.inputs, self._width) if node.op in _SAME_WIDTH else None
+
+    def _width_of(self, path: str, given: Callable[[], int | None]) -> int | None:
+        """The features that a module gives, where it is given some: layers say it, others follow from their flow."""
+        info = self.manifest.modules[path]
+        if info.kind in ("linear", "embedding"):
             width = info.attributes.get("out_features" if info.kind == "linear" else "embedding_dim")
             return None if width is None else int(width)
-        if node.op not in ("call", "add", "mul", "cast", "activation", "normalize") or not node.inputs:
-            return None
-        return self._width(node.inputs[0])
+        if info.kind == "norm" or not info.flow:
+            return given()
+
+        def of_step(index: int) -> int | None:
+            step = info.flow[index]
+            if step.op == "input":
+                return given() if index == first else None
+            if step.op == "call":
+                return self._width_of(info.child_path(step.name), lambda: self._first_known(step.inputs[:1], of_step))
+            return self._first_known(step.inputs, of_step) if step.op in _SAME_WIDTH else None
+
+        first = next((index for index, step in enumerate(info.flow) if step.op == "input"), None)
+        return self._first_known(info.outputs[:1], of_step)
+
+    @staticmethod
+    def _first_known(nodes: Sequence[int], width: Callable[[int], int | None]) -> int | None:
+        return next((found for node in nodes if (found := width(node)) is not None), None)
+
+
+_SAME_WIDTH: Final = ("add", "mul", "cast", "activation", "normalize")
+"""Operations that give as many features as they take."""
 
 
 def _reached(info: ModuleInfo) -> set[int]:

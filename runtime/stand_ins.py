@@ -70,12 +70,13 @@ class Crossing:
             if self.left is None:
                 raise
             raise self._misfit(f"after its last module: {error}") from error
-        if self.number < self.count - 1:
-            output = self.left
+        arrived, left = self.arrived, self.left
         self.arrived = self.left = None
-        if not isinstance(output, torch.Tensor):
-            raise self._misfit("and gives no tensor to the next stage")
-        return output
+        if self.number == self.count - 1:
+            return output
+        if not isinstance(left, torch.Tensor) or (arrived is not None and left.shape != arrived.shape):
+            raise self._misfit("and gives the next stage no tensor of the shape that it got itself")
+        return left
 
     def check(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the stage's first module: it must take what arrived, not a piece of it."""

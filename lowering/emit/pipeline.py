@@ -169,6 +169,8 @@ def _refused(lowering: Lowering, pipeline: Pipeline, stages: tuple[tuple[str, ..
                     "false` of a Hugging Face config"
                 ],
             )
+    if has_stand_ins(lowering):
+        _refuse_holders(lowering, known)
     shard = tensor_parallel(lowering)
     rule = lowering.assignment(shard).get("") if shard is not None else None
     if rule is not None:
@@ -179,6 +181,20 @@ def _refused(lowering: Lowering, pipeline: Pipeline, stages: tuple[tuple[str, ..
             help=["name the module that takes the input or gives the output"],
         )
     return len(lowering.diagnostics) > before
+
+
+def _refuse_holders(lowering: Lowering, known: SplitPoints) -> None:
+    """Refuse to recompute or compile what holds stand-ins, which give another tensor in every call."""
+    for directive in (lowering.plan.checkpoint, lowering.plan.compile):
+        for path, rule in () if directive is None else lowering.assignment(directive).items():
+            holds = known.holder(path) is None and any(start.startswith(f"{path}.") for start in known.starts)
+            if (path == "" or holds) and rule.treatment.name != "none":
+                lowering.refuse(
+                    rule_span(rule),
+                    f"`{path or 'root'}` holds modules of other stages, so that no stage can treat it as a whole",
+                    label="every stage has a part of it",
+                    help=["name the blocks instead"],
+                )
 
 
 def _stages_of_ranks(pipeline: Pipeline, ranks: int, count: int, order: Order | None) -> list[tuple[int, ...]]:

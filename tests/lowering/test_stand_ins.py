@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from plans import lowered
+from plans import lowered, refusals
 from test_pipeline import (
     DOUBLE,
     PLAIN_DOUBLE,
@@ -118,3 +118,16 @@ def test_the_program_says_what_stands_where():
     assert f"{loop}            model.blocks[index] = checkpoint_wrapper(model.blocks[index])  # tiny.plan:" in text
     assert "    if is_held(model.blocks[4]):\n" in text
     assert ", is_held, " in text
+
+
+def test_what_holds_stand_ins_is_neither_recomputed_nor_compiled(tmp_path):
+    head = config(tmp_path, GPT2)
+    pipeline = "mesh (pp = 2)\npipeline on pp (schedule = GPipe)\n"
+    for rule in (
+        "checkpoint { transformer = full }",
+        "compile { transformer = aot_eager }",
+        "compile { root = inductor }",
+    ):
+        messages = [item.message for item in refusals(f"{head}{pipeline}{rule}")]
+        assert any("holds modules of other stages" in item for item in messages), rule
+    assert refusals(f"{head}{pipeline}checkpoint {{ transformer.h.* = full }}") == []

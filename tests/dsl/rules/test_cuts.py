@@ -108,6 +108,20 @@ class Backwards(Model):
         return self.out(x)
 
 
+class Wide(Block):
+    def forward(self, x, *more):
+        return torch.cat([x, self.lin(x)], -1)
+
+
+class Widens(Model):
+    """Every block gives twice as many features as it takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Wide(8 * 2**index) for index in range(4))
+        self.out = nn.Linear(128, 16)
+
+
 class Inside(Model):
     """A part of a block is called without the block."""
 
@@ -165,6 +179,12 @@ def test_what_a_cut_would_train_wrongly_is_refused(name: str, message: str, chai
     chain = chain_of(name)
     with pytest.raises(CannotFollow, match=message):
         list(chain.cuts(chain.stages("even", 2)))
+
+
+def test_features_that_cannot_be_told_are_refused(chain_of):
+    chain = chain_of("Widens")
+    with pytest.raises(CannotFollow, match=r"how many features `blocks\.1` hands on cannot be told"):
+        Chain.width(list(chain.cuts(chain.stages("even", 2))))
 
 
 def test_a_call_into_a_block_cannot_be_followed(chain_of):
