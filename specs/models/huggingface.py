@@ -175,8 +175,8 @@ class _SecondText(nn.Module):
     @property
     def reads(self) -> TwoTexts:
         """Two texts, of which the second begins as the config says."""
-        start = self.config.decoder_start_token_id
-        return TwoTexts(start=int(self.config.pad_token_id or 0) if start is None else int(start))
+        named = (getattr(self.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+        return TwoTexts(start=next((token for token in named if token is not None), 0))
 
     def forward(self, tokens: torch.Tensor, decoder_tokens: torch.Tensor) -> torch.Tensor:
         """Predict the second text's next tokens: int64 [B, S] and [B, T] to [B, T, vocabulary]."""
