@@ -53,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[dict[str, Any]] = []
     for index, row in enumerate(chosen, 1):
         results.append(_of_row(row, options, known, code))
-        if index == len(chosen) or index % 5 == 0:
-            _write(output, _document(options, path, rows, results))
+        _write(output, _document(options, path, rows, results))
         said = results[-1]["outcome"]
         print(f"{index}/{len(chosen)} {row.id} {said}", file=sys.stderr, flush=True)
     print(table(_document(options, path, rows, results)))
