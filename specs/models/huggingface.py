@@ -204,7 +204,7 @@ class _Matches(nn.Module):
         return super().forward(input_ids=tokens, pixel_values=images).logits_per_text
 
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
+        super()._init_weights(module)  # type: ignore[misc]
         scale: Any = module._parameters.get("logit_scale")
         if scale is not None:  # of which the constructor alone knows the value
             nn.init.constant_(scale, self.config.logit_scale_init_value)
