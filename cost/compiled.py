@@ -7,6 +7,8 @@ one graph. What would break the graph, and what a real run would get wrong, is r
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +16,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -223,22 +226,39 @@ def _ambient() -> tuple[Any, ...]:
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:
-    """Return what of a module dynamo would guard: classes, and the numbers, words and functions that they hold."""
+    """Return what of a module dynamo would guard: classes, and the numbers, words and functions that they hold.
+
+    The number of a layer, under the name that Hugging Face's models give it, is left out: it finds the layer's place in
+    a cache, which training has not.
+    """
     found: list[Any] = []
     for path, inner in module.named_modules():
-        plain = tuple(
-            (name, value)
-            for name, value in sorted(vars(inner).items())
-            if isinstance(value, bool | int | float | str | tuple) and _is_plain(value)
-        )
+        held = tuple((name, _identity(value)) for name, value in sorted(vars(inner).items()) if name != "layer_idx")
         hooks = tuple(
             getattr(hook, "__qualname__", type(hook).__name__)
             for hooks in (inner._forward_pre_hooks, inner._forward_hooks)
             for hook in hooks.values()
         )
-        found.append((path, type(inner), plain, hooks))
+        found.append((path, type(inner), held, hooks))
     return tuple(found)
 
 
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str)
+def _identity(value: Any, depth: int = 0) -> Any:
+    """Return what makes two values the same to a module that holds them; of objects that is their class."""
+    if isinstance(value, bool | int | float | str | type | torch.dtype | types.BuiltinFunctionType | OpOverload | None):
+        return value
+    if depth > 8:  # functions may hold each other
+        return type(value)
+    if isinstance(value, tuple):
+        return tuple(_identity(item, depth + 1) for item in value)
+    if isinstance(value, frozenset):
+        return frozenset(_identity(item, depth + 1) for item in value)
+    if isinstance(value, functools.partial):
+        keywords = tuple((name, _identity(item, depth + 1)) for name, item in sorted(value.keywords.items()))
+        return _identity(value.func, depth + 1), _identity(value.args, depth + 1), keywords
+    if isinstance(value, types.FunctionType):
+        # Functions that are made anew for each block, such as policies of checkpoints, are equal in what they hold.
+        return value.__code__, tuple(
+            _identity(item, depth + 1) for item in inspect.getclosurevars(value).nonlocals.items()
+        )
+    return type(value)

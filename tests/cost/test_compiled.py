@@ -201,6 +201,19 @@ def test_equal_blocks_are_compiled_once():
     assert simulated.in_a_fork(_count_graphs) == 1
 
 
+def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
+    from legoai.cost.compiled import _structure
+
+    def block(*kept: str) -> torch.nn.Module:
+        return programs.checkpoint_wrapper(programs.FeedForward(), context_fn=keep_outputs(*kept))
+
+    assert _structure(block("matmul")) == _structure(block("matmul"))
+    assert _structure(block("matmul")) != _structure(block("attention"))
+    wide = block("matmul")
+    wide.scale = 2.0
+    assert _structure(wide) != _structure(block("matmul"))
+
+
 def _count_graphs() -> int:
     traced_graphs = []
     original = compiled_graph.Graph.trace
