@@ -149,6 +149,10 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (dp_shard = 2, ep = 2)\n{_EXPERTS}{_fsdp()}{_FULL}precision (param = bf16, reduce = fp32)\n",
         sparse=True,
     ),
+    "experts with room for fewer rows": _two(
+        f"mesh (dp_shard = 2, ep = 2)\n{_EXPERTS.replace('= experts', '= experts(capacity_factor = 0.75)')}{_fsdp()}",
+        sparse=True,
+    ),
     "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{_SEQUENCE_PARALLEL}", data=1),
     "host memory for parameters and activations": _two(
         f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"
