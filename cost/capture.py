@@ -22,7 +22,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from legoai.cost.autocast import autocast_rules
 from legoai.cost.compiled import compilation
 from legoai.cost.depth import shorten, treats_alike
-from legoai.cost.depth_records import Run, lengthen
+from legoai.cost.depth_lists import Run
+from legoai.cost.depth_records import lengthen
 from legoai.cost.device import (
     SIM,
     Kind,

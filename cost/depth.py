@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from legoai.cost.depth_records import Run
+from legoai.cost.depth_lists import Run
 
 TAKEN: Final = 5
 """Blocks of a run that are taken: the first and the last, whose neighbours are none, and three that are compared."""

@@ -10,43 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from legoai.cost.depth_lists import Lists, Run, Unequal
 from legoai.cost.tape import NONE, Tape, Touch, alike, is_micro_batch
-from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize, TensorType
+from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
 
 _FAR: Final = 2
 """Blocks that are farther apart than this have nothing to do with each other in particular."""
-
-_JOINS: Final = frozenset({"aten.stack", "aten.cat"})
-"""Operators whose one result is as long as their list of inputs."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """Equal blocks of one container, some of which were left out.
-
-    Attributes:
-        prefix: of the paths of the blocks, such as `layers.`.
-        kept: what the blocks that were taken are called in the container.
-        names: what all blocks are called in the whole model.
-        middle: the place among those kept of the block that is repeated; those before and behind it are equal to it.
-    """
-
-    prefix: str
-    kept: tuple[str, ...]
-    names: tuple[str, ...]
-    middle: int
-
-    @property
-    def missing(self) -> int:
-        """How many blocks were left out."""
-        return len(self.names) - len(self.kept)
-
-
-class _Unequal(Exception):  # noqa: N818 (it never leaves this file)
-    """The blocks of a trace are not equal, or are joined in a way that is not understood."""
 
 
 class _Made(NamedTuple):
@@ -81,19 +53,17 @@ def lengthen(tape: Tape, run: Run, *, last: bool = True) -> Tape | None:
         return tape
     try:
         return _Lengthening(tape, run, keep_touches=not last).result()
-    except _Unequal:
+    except Unequal:
         return None
 
 
-class _Lengthening:
+class _Lengthening(Lists):
     def __init__(self, tape: Tape, run: Run, *, keep_touches: bool = False) -> None:
         self.tape = tape
         self.keep_touches = keep_touches
         self.run = run
-        self.middle = run.middle
-        self.missing = run.missing
         self.place = {name: index for index, name in enumerate(run.kept)}
-        self.block_of = functools.cache(self._block_of)
+        self.blocks: dict[str, int] = {}
         self.renamed_path = functools.cache(self._renamed_path)
         self.owners = self._owners()
         self.sweeps = self._sweeps()
@@ -102,17 +72,20 @@ class _Lengthening:
         self.fixed: set[int] = set()
         """Numbers that all blocks name, as of a mask that the first block computes for all."""
         self.relative: set[int] = set()
-        self.stretched = self._stretched()
+        self.stretched = self.find_stretched()
         self.own: list[int] = [NONE] * len(tape)
         self._place_numbers()
         self.copies = self._number_copies()
         self.shared: dict[tuple[int, int], Record] = {}
 
-    def _block_of(self, path: str) -> int:
+    def block_of(self, path: str) -> int:
         """Return which kept block a module is of; `NONE` for none."""
-        if not path.startswith(self.run.prefix):
-            return NONE
-        return self.place.get(path[len(self.run.prefix) :].partition(".")[0], NONE)
+        block = self.blocks.get(path)
+        if block is None:
+            inside = path.startswith(self.run.prefix)
+            name = path[len(self.run.prefix) :].partition(".")[0]
+            block = self.blocks[path] = self.place.get(name, NONE) if inside else NONE
+        return block
 
     def _renamed_path(self, path: str, block: int) -> str:
         """Return the path of a module of a block as that of another block of the whole model."""
@@ -198,10 +171,10 @@ class _Lengthening:
             if label != middle:
                 continue
             if not 0 < at < size - 1:
-                raise _Unequal
+                raise Unequal
             step = runs[at + 1][1] - label
             if abs(step) != 1 or runs[at - 1][1] != label - step:
-                raise _Unequal
+                raise Unequal
             first = last = at
             while first and runs[first - 1][1] == runs[first][1] - step:
                 first -= 1
@@ -212,7 +185,7 @@ class _Lengthening:
             found.append(_Sweep((*starts, end), tuple(block for _, block in runs[first : last + 1])))
         beside = [sum(label == middle + step for _, label in runs) for step in (-1, 0, 1)]
         if not found or len(set(beside)) != 1:
-            raise _Unequal
+            raise Unequal
         return found
 
     def _end(self, start: int, stop: int) -> int:
@@ -244,7 +217,7 @@ class _Lengthening:
             before, start, stop = sweep.bounds[place - 1 : place + 2]
             self._compare(before, start, stop, sweep.blocks[place - 1])
         if self.fixed & self.relative:
-            raise _Unequal
+            raise Unequal
         result = Tape([], [], [])
         at = 0
         for sweep in self.sweeps:
@@ -268,25 +241,25 @@ class _Lengthening:
             if isinstance(record, Allocate | Collective):
                 made.add(number)
             elif number != NONE and number % 3 != 2 and number not in made:
-                raise _Unequal
+                raise Unequal
         ours = {number for number, place in self.made.items() if place.block == self.middle}
         kept = _living(self.tape)
         if len(_living(result)) != len(kept) + self.missing * len(kept & ours):
-            raise _Unequal
+            raise Unequal
 
     def _compare(self, before: int, start: int, stop: int, other: int) -> None:
         """Check that the part of the middle block is equal to that of the one before it."""
         tape = self.tape
         if stop - start != start - before:
-            raise _Unequal
+            raise Unequal
         for place in range(stop - start):
             one, two = before + place, start + place
             if not alike(self._moved(tape.records[one], other), self._moved(tape.records[two], self.middle)):
-                raise _Unequal
+                raise Unequal
             self._compare_numbers(tape.numbers[one], tape.numbers[two], other)
             first, second = tape.touches[one], tape.touches[two]
             if (first is None) != (second is None):
-                raise _Unequal
+                raise Unequal
             if first is not None and second is not None:
                 pairs = zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=True)
                 for mine, theirs in pairs:
@@ -297,13 +270,13 @@ class _Lengthening:
         if mine == theirs:
             if first is not None:
                 if abs(first.block - self.middle) <= 1:
-                    raise _Unequal
+                    raise Unequal
                 self.fixed.add(mine)
             return
         if first is None or second is None:
-            raise _Unequal
+            raise Unequal
         if first._replace(block=first.block - other) != second._replace(block=second.block - self.middle):
-            raise _Unequal
+            raise Unequal
         self.relative |= {mine, theirs}
 
     def _moved(self, record: Record, own: int) -> Record:
@@ -329,12 +302,12 @@ class _Lengthening:
         if block <= self.middle or kept > self.middle:
             found = self.numbers.get(made._replace(block=kept))
             if found is None:
-                raise _Unequal
+                raise Unequal
             return found
         base, size, orders = self.copies[made.sweep]
         place = orders.get(made.order)
         if place is None:
-            raise _Unequal
+            raise Unequal
         number, kind = place
         return (base + (block - self.middle - 1) * size + number) * 3 + kind
 
@@ -368,12 +341,12 @@ class _Lengthening:
             record = self._renamed(tape.records[index], own)
             number = tape.numbers[index]
             if touch is not None and isinstance(record, Kernel):
-                record, touch = self._widened(record, touch, name)
+                record, touch = self.widened(record, touch, name)
             if isinstance(record, Allocate) and number in self.stretched:
                 short, long = self.stretched[number]
                 record = dataclasses.replace(record, bytes=record.bytes * long // short)
             elif number in self.stretched and isinstance(record, Collective | Resize):
-                raise _Unequal
+                raise Unequal
             result.records.append(record)
             result.numbers.append(NONE if number == NONE else name(number))
             result.touches.append(touch)
@@ -445,7 +418,7 @@ class _Lengthening:
                 continue
             base, size, orders = self.copies[made.sweep]
             if made.order not in orders:
-                raise _Unequal
+                raise Unequal
             place, kind = orders[made.order]
             distance = made.block - self.middle
             bases.append((base + (distance - self.middle - 1) * size + place) * 3 + kind)
@@ -460,152 +433,11 @@ class _Lengthening:
             return number
         return self._number(made, block + made.block - self.middle)
 
-    def _widened(self, kernel: Kernel, touch: Touch, name: Callable[[int], int]) -> tuple[Kernel, Touch]:
-        """Return a kernel whose lists have the tensors of all blocks."""
-        stretched = [number for number in touch.inputs if number in self.stretched]
-        spans = self._spans(kernel, touch)
-        if not stretched and not spans:
-            return kernel, touch.renamed(name)
-        if not touch.whole or kernel.flops:
-            raise _Unequal
-        sides = []
-        for types, numbers, *traffic in (
-            (kernel.inputs, touch.inputs, touch.read, touch.written),
-            (kernel.outputs, touch.outputs, touch.new),
-        ):
-            entries = self._entries(types, numbers, traffic)
-            sides.append(self._longer(entries, name) if spans else [(e, name(e.number)) for e in entries])
-        inputs, outputs = sides
-        if spans and len(outputs) == 1 == len(kernel.outputs):
-            outputs = self._joined(kernel, inputs, outputs)
-        elif spans and outputs and len(outputs) != len(inputs):
-            raise _Unequal
-        if stretched:
-            inputs, outputs = self._stretched_sides(inputs, outputs)
-        reads, writes = sum(e.traffic[0] for e, _ in inputs), sum(e.traffic[1] for e, _ in inputs)
-        return (
-            dataclasses.replace(
-                kernel,
-                inputs=tuple(entry.type for entry, _ in inputs),
-                outputs=tuple(entry.type for entry, _ in outputs),
-                bytes_read=reads,
-                bytes_written=writes + sum(entry.traffic[0] for entry, _ in outputs),
-            ),
-            Touch(
-                tuple(number for _, number in inputs),
-                tuple(number for _, number in outputs),
-                tuple(entry.traffic[0] for entry, _ in inputs),
-                tuple(entry.traffic[1] for entry, _ in inputs),
-                tuple(entry.traffic[0] for entry, _ in outputs),
-                touch.whole,
-            ),
-        )
-
-    def _spans(self, kernel: Kernel, touch: Touch) -> bool:
-        """Whether a kernel outside of the blocks takes tensors of all of them."""
-        if self.block_of(kernel.module) != NONE or len(touch.inputs) < len(self.run.kept):
-            return False
-        blocks = {self.owners.get(number, NONE) for number in touch.inputs}
-        return {self.middle - 1, self.middle, self.middle + 1} <= blocks
-
-    def _entries(
-        self, types: Sequence[TensorType], numbers: Sequence[int], traffic: Sequence[Sequence[int]]
-    ) -> list[_Entry]:
-        return [
-            _Entry(kind, number, self.owners.get(number, NONE), shares)
-            for kind, number, shares in zip(types, numbers, zip(*traffic, strict=True), strict=True)
-        ]
-
-    def _longer(self, entries: list[_Entry], name: Callable[[int], int]) -> list[tuple[_Entry, int]]:
-        """Put the entries of the missing blocks behind those of the middle one, wherever the list has these."""
-        runs: list[tuple[int, int]] = []
-        for index, entry in enumerate(entries):
-            if not runs or runs[-1][0] != entry.block:
-                runs.append((entry.block, index))
-        starts = [start for _, start in runs] + [len(entries)]
-        result: list[tuple[_Entry, int]] = []
-        for at, (block, start) in enumerate(runs):
-            own = entries[start : starts[at + 1]]
-            named = [(entry, name(entry.number)) for entry in own]
-            if block != self.middle:
-                result += named
-                continue
-            if at == 0 or at + 1 == len(runs):
-                raise _Unequal
-            step = runs[at + 1][0] - block
-            before = entries[starts[at - 1] : start]
-            if abs(step) != 1 or runs[at - 1][0] != block - step:
-                raise _Unequal
-            if [(e.type, e.traffic) for e in before] != [(e.type, e.traffic) for e in own]:
-                raise _Unequal
-            news = range(self.middle + 1, self.middle + 1 + self.missing)
-            more = [(entry, self._copy_of(entry.number, new)) for new in news[::step] for entry in own]
-            result += [*named, *more] if step > 0 else [*more, *named]
-        return result
-
-    def _copy_of(self, number: int, block: int) -> int:
+    def copy_of(self, number: int, block: int) -> int:
         made = self.made.get(number)
         if made is None:
-            raise _Unequal
+            raise Unequal
         return self._number(made, block + made.block - self.middle)
-
-    def _joined(
-        self, kernel: Kernel, inputs: list[tuple[_Entry, int]], outputs: list[tuple[_Entry, int]]
-    ) -> list[tuple[_Entry, int]]:
-        """Return the result of a list of inputs that became longer."""
-        entry, number = outputs[0]
-        if self.stretched.get(entry.number) != (len(kernel.inputs), len(inputs)):
-            raise _Unequal
-        return [(entry.stretched(len(kernel.inputs), len(inputs)), number)]
-
-    def _stretched(self) -> dict[int, tuple[int, int]]:
-        """Return the storages of vectors with one element for each of a list, and how long they were and become."""
-        found: dict[int, tuple[int, int]] = {}
-        for record, touch in zip(self.tape.records, self.tape.touches, strict=True):
-            if touch is None or not isinstance(record, Kernel) or len(touch.outputs) != 1:
-                continue
-            shape, result = record.outputs[0].shape, touch.outputs[0]
-            if record.op in _JOINS and shape[:1] == (len(touch.inputs),) and self._spans(record, touch):
-                more = sum(self.owners.get(number, NONE) == self.middle for number in touch.inputs)
-                found[result] = shape[0], shape[0] + more * self.missing
-            for number in touch.inputs:
-                if number in found and shape == (found[number][0],):
-                    found[result] = found[number]
-        return found
-
-    def _stretched_sides(
-        self, inputs: list[tuple[_Entry, int]], outputs: list[tuple[_Entry, int]]
-    ) -> tuple[list[tuple[_Entry, int]], list[tuple[_Entry, int]]]:
-        """Return inputs and results of a kernel that works on vectors that became longer."""
-        for entry, _ in inputs:
-            if entry.number in self.stretched and entry.type.shape != self.stretched[entry.number][:1]:
-                raise _Unequal
-        for entry, _ in outputs:
-            if entry.number not in self.stretched and entry.type.shape:
-                raise _Unequal
-        return self._stretch(inputs), self._stretch(outputs)
-
-    def _stretch(self, entries: list[tuple[_Entry, int]]) -> list[tuple[_Entry, int]]:
-        return [
-            (entry.stretched(*self.stretched[entry.number]) if entry.number in self.stretched else entry, number)
-            for entry, number in entries
-        ]
-
-
-class _Entry(NamedTuple):
-    """One tensor of a list, and what the kernel reads and writes of it."""
-
-    type: TensorType
-    number: int
-    block: int
-    traffic: tuple[int, ...]
-
-    def stretched(self, short: int, long: int) -> _Entry:
-        """Return the same with a first dim that is longer."""
-        shape = (long, *self.type.shape[1:])
-        return self._replace(
-            type=TensorType(shape, self.type.dtype), traffic=tuple(share * long // short for share in self.traffic)
-        )
 
 
 def _living(tape: Tape) -> set[int]:

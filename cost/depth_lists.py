@@ -1,0 +1,219 @@
+"""How do kernels that take the tensors of all blocks as a list get a longer list?
+
+The norm of the gradients, their clipping and the optimizer take every parameter at once. Their lists are lengthened
+where those of the middle block stand, with the traffic of each tensor; and so are the vectors that have one element
+for each of a list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from legoai.cost.tape import NONE, Tape, Touch
+from legoai.cost.trace import Kernel, TensorType
+
+_JOINS: Final = frozenset({"aten.stack", "aten.cat"})
+"""Operators whose one result is as long as their list of inputs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Equal blocks of one container, some of which were left out.
+
+    Attributes:
+        prefix: of the paths of the blocks, such as `layers.`.
+        kept: what the blocks that were taken are called in the container.
+        names: what all blocks are called in the whole model.
+        middle: the place among those kept of the block that is repeated; those before and behind it are equal to it.
+    """
+
+    prefix: str
+    kept: tuple[str, ...]
+    names: tuple[str, ...]
+    middle: int
+
+    @property
+    def missing(self) -> int:
+        """How many blocks were left out."""
+        return len(self.names) - len(self.kept)
+
+
+class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
+    """The blocks of a trace are not equal, or are joined in a way that is not understood."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a list, and what the kernel reads and writes of it."""
+
+    type: TensorType
+    number: int
+    block: int
+    traffic: tuple[int, ...]
+
+    def stretched(self, short: int, long: int) -> Entry:
+        """Return the same with a first dim that is longer."""
+        shape = (long, *self.type.shape[1:])
+        return self._replace(
+            type=TensorType(shape, self.type.dtype), traffic=tuple(share * long // short for share in self.traffic)
+        )
+
+
+class Lists:
+    """Lengthens the lists of a tape's kernels.
+
+    Attributes:
+        tape: of few blocks.
+        run: these blocks.
+        owners: the block of each storage that has one.
+        stretched: storages of vectors with one element for each of a list, and how long they were and become.
+    """
+
+    tape: Tape
+    run: Run
+    owners: dict[int, int]
+    stretched: dict[int, tuple[int, int]]
+
+    @property
+    def middle(self) -> int:
+        """The place of the block that is repeated."""
+        return self.run.middle
+
+    @property
+    def missing(self) -> int:
+        """How many blocks were left out."""
+        return self.run.missing
+
+    def block_of(self, path: str) -> int:
+        """Return which kept block a module is of; `NONE` for none."""
+        raise NotImplementedError
+
+    def copy_of(self, number: int, block: int) -> int:
+        """Return what a number of the middle block is for a block that was left out."""
+        raise NotImplementedError
+
+    def widened(self, kernel: Kernel, touch: Touch, name: Callable[[int], int]) -> tuple[Kernel, Touch]:
+        """Return a kernel whose lists have the tensors of all blocks."""
+        stretched = [number for number in touch.inputs if number in self.stretched]
+        spans = self._spans(kernel, touch)
+        if not stretched and not spans:
+            return kernel, touch.renamed(name)
+        if not touch.whole or kernel.flops:
+            raise Unequal
+        sides = []
+        for types, numbers, *traffic in (
+            (kernel.inputs, touch.inputs, touch.read, touch.written),
+            (kernel.outputs, touch.outputs, touch.new),
+        ):
+            entries = self._entries(types, numbers, traffic)
+            sides.append(self._longer(entries, name) if spans else [(e, name(e.number)) for e in entries])
+        inputs, outputs = sides
+        if spans and len(outputs) == 1 == len(kernel.outputs):
+            outputs = self._joined(kernel, inputs, outputs)
+        elif spans and outputs and len(outputs) != len(inputs):
+            raise Unequal
+        if stretched:
+            inputs, outputs = self._stretched_sides(inputs, outputs)
+        reads, writes = sum(e.traffic[0] for e, _ in inputs), sum(e.traffic[1] for e, _ in inputs)
+        return (
+            dataclasses.replace(
+                kernel,
+                inputs=tuple(entry.type for entry, _ in inputs),
+                outputs=tuple(entry.type for entry, _ in outputs),
+                bytes_read=reads,
+                bytes_written=writes + sum(entry.traffic[0] for entry, _ in outputs),
+            ),
+            Touch(
+                tuple(number for _, number in inputs),
+                tuple(number for _, number in outputs),
+                tuple(entry.traffic[0] for entry, _ in inputs),
+                tuple(entry.traffic[1] for entry, _ in inputs),
+                tuple(entry.traffic[0] for entry, _ in outputs),
+                touch.whole,
+            ),
+        )
+
+    def _spans(self, kernel: Kernel, touch: Touch) -> bool:
+        """Whether a kernel outside of the blocks takes tensors of all of them."""
+        if self.block_of(kernel.module) != NONE or len(touch.inputs) < len(self.run.kept):
+            return False
+        blocks = {self.owners.get(number, NONE) for number in touch.inputs}
+        return {self.middle - 1, self.middle, self.middle + 1} <= blocks
+
+    def _entries(
+        self, types: Sequence[TensorType], numbers: Sequence[int], traffic: Sequence[Sequence[int]]
+    ) -> list[Entry]:
+        return [
+            Entry(kind, number, self.owners.get(number, NONE), shares)
+            for kind, number, shares in zip(types, numbers, zip(*traffic, strict=True), strict=True)
+        ]
+
+    def _longer(self, entries: list[Entry], name: Callable[[int], int]) -> list[tuple[Entry, int]]:
+        """Put the entries of the missing blocks behind those of the middle one, wherever the list has these."""
+        runs: list[tuple[int, int]] = []
+        for index, entry in enumerate(entries):
+            if not runs or runs[-1][0] != entry.block:
+                runs.append((entry.block, index))
+        starts = [start for _, start in runs] + [len(entries)]
+        result: list[tuple[Entry, int]] = []
+        for at, (block, start) in enumerate(runs):
+            own = entries[start : starts[at + 1]]
+            named = [(entry, name(entry.number)) for entry in own]
+            if block != self.middle:
+                result += named
+                continue
+            if at == 0 or at + 1 == len(runs):
+                raise Unequal
+            step = runs[at + 1][0] - block
+            before = entries[starts[at - 1] : start]
+            if abs(step) != 1 or runs[at - 1][0] != block - step:
+                raise Unequal
+            if [(e.type, e.traffic) for e in before] != [(e.type, e.traffic) for e in own]:
+                raise Unequal
+            news = range(self.middle + 1, self.middle + 1 + self.missing)
+            more = [(entry, self.copy_of(entry.number, new)) for new in news[::step] for entry in own]
+            result += [*named, *more] if step > 0 else [*more, *named]
+        return result
+
+    def _joined(
+        self, kernel: Kernel, inputs: list[tuple[Entry, int]], outputs: list[tuple[Entry, int]]
+    ) -> list[tuple[Entry, int]]:
+        """Return the result of a list of inputs that became longer."""
+        entry, number = outputs[0]
+        if self.stretched.get(entry.number) != (len(kernel.inputs), len(inputs)):
+            raise Unequal
+        return [(entry.stretched(len(kernel.inputs), len(inputs)), number)]
+
+    def find_stretched(self) -> dict[int, tuple[int, int]]:
+        """Return the storages of vectors with one element for each of a list, and how long they were and become."""
+        found: dict[int, tuple[int, int]] = {}
+        for record, touch in zip(self.tape.records, self.tape.touches, strict=True):
+            if touch is None or not isinstance(record, Kernel) or len(touch.outputs) != 1:
+                continue
+            shape, result = record.outputs[0].shape, touch.outputs[0]
+            if record.op in _JOINS and shape[:1] == (len(touch.inputs),) and self._spans(record, touch):
+                more = sum(self.owners.get(number, NONE) == self.middle for number in touch.inputs)
+                found[result] = shape[0], shape[0] + more * self.missing
+            for number in touch.inputs:
+                if number in found and shape == (found[number][0],):
+                    found[result] = found[number]
+        return found
+
+    def _stretched_sides(
+        self, inputs: list[tuple[Entry, int]], outputs: list[tuple[Entry, int]]
+    ) -> tuple[list[tuple[Entry, int]], list[tuple[Entry, int]]]:
+        """Return inputs and results of a kernel that works on vectors that became longer."""
+        for entry, _ in inputs:
+            if entry.number in self.stretched and entry.type.shape != self.stretched[entry.number][:1]:
+                raise Unequal
+        for entry, _ in outputs:
+            if entry.number not in self.stretched and entry.type.shape:
+                raise Unequal
+        return self._stretch(inputs), self._stretch(outputs)
+
+    def _stretch(self, entries: list[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
+        return [
+            (entry.stretched(*self.stretched[entry.number]) if entry.number in self.stretched else entry, number)
+            for entry, number in entries
+        ]
