@@ -50,7 +50,9 @@ def table(document: Mapping[str, Any]) -> str:
                 f"{known['worst']:.1%} ({known['worst_id']}) | {known['bias']:+.1%} |"
             )
     for name, value in document["summary"].get("out of memory", {}).items():
-        lines.append(f"| {name} | {value if isinstance(value, int) or value is None else f'{value:.1%}'} | | | | |")
+        if value is None or value == 0:
+            continue
+        lines.append(f"| {name} | {value if isinstance(value, int) else f'{value:.1%}'} | | | | |")
     for reason, count in document["summary"]["refused"].items():
         lines.append(f"| {reason} | {count} | | | | |")
     return "\n".join(lines)

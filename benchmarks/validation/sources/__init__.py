@@ -32,7 +32,11 @@ SOURCES: Final[Mapping[str, Source]] = {
     "nanotron_failed": Source("runs/nanotron_ultrascale_failed_1578.csv", nanotron.convert),
     "vtrain": Source("runs/vtrain_ground_truth.csv", megatron.convert_vtrain),
     "mosaicml": Source("runs/mosaicml_llm_foundry.csv", mosaicml.convert),
-    "simumax": Source("runs/simumax_b200.csv", megatron.convert_simumax),
+    "simumax": Source(
+        "runs/simumax_b200.csv",
+        megatron.convert_simumax,
+        "no step time and no memory of it, but the B200's kernels rest on operators that its authors measured",
+    ),
     "torchtitan_throughput": Source("seeds/torchtitan_throughput.csv", seeds.convert_torchtitan),
     "simplefsdp": Source("seeds/simplefsdp.csv", seeds.convert_simplefsdp),
     "memory_distributed": Source("seeds/memory_distributed.csv", seeds.convert_distributed),
