@@ -47,7 +47,7 @@ def in_a_fork(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     process.start()
     theirs.close()
     try:
-        done, value = ours.recv() if ours.poll(100) else (False, TimeoutError("no answer within 100 s"))
+        done, value = ours.recv() if ours.poll(280) else (False, TimeoutError("no answer within 280 s"))
     finally:
         process.kill()
         process.join()
