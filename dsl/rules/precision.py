@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from legoai.dsl.context import Context
 from legoai.dsl.diagnostics import Diagnostic, Label
@@ -13,9 +13,6 @@ from legoai.dsl.rules.facts import (
     replacement,
     written,
 )
-
-if TYPE_CHECKING:
-    pass
 
 _BITS: Final = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16}
 _FIRST_WITH_BF16: Final = (8, 0)

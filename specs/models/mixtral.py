@@ -58,7 +58,8 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_sizes: torch.Ten
     Returns:
         [rows, out_features]: in bf16 one grouped kernel, otherwise one product per group.
     """
-    if torch.is_autocast_enabled(x.device.type):  # which knows products of two matrices, but not grouped ones
+    # Autocast knows products of two matrices, but not grouped ones; and a device such as meta has none.
+    if torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     if x.dtype == torch.bfloat16:

@@ -29,6 +29,7 @@ WITHOUT_EXAMPLE = {
     "LP425": "needs a config file",
     "LP519": "no built-in model has a parameter without dims",
     "LP518": "needs a model of somebody else's",
+    "LP617": "no device of the catalogue is older than Ampere",
     "LP904": "needs a solver's line whose digest belongs to another text",
 }
 
