@@ -183,19 +183,23 @@ def run(world: int, plan: str, turns: int, steps: int) -> list[tuple[Stamp, Stam
 def main() -> int:
     """Measure every plan; 1 where the trainer costs more than the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("name", nargs="*", metavar="NAME", help=f"of {', '.join(map(repr, PLANS))}; all by default")
+    parser.add_argument("--turns", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of is not None:
         measure(options.rank_of, options.turns, options.steps)
         return 0
+    if unknown := set(options.name) - set(PLANS):
+        parser.error(f"there is no plan {unknown.pop()!r}")
     import torch
 
     print(f"{datetime.now(UTC):%Y-%m-%d}, {processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, one thread for each process")
     missed = 0
-    for name, (world, plan) in PLANS.items():
+    for name in options.name or PLANS:
+        world, plan = PLANS[name]
         pairs = run(world, plan, options.turns, options.steps)
         for index, kind in enumerate(("elapsed", "processor time")):
             ratios = [trainer[index] / hand[index] for trainer, hand in pairs]
@@ -204,11 +208,16 @@ def main() -> int:
             limit = f", limit {LIMIT}" if index == 0 else ""
             print(
                 f"{name}, {kind}: trainer {trainer * 1e3:.2f} ms a step, by hand {hand * 1e3:.2f} ms, ratio {cost:.4f} "
-                f"(turns {min(ratios):.4f} to {max(ratios):.4f}){limit}"
+                f"± {spread(ratios):.4f} (turns {min(ratios):.4f} to {max(ratios):.4f}){limit}"
             )
             missed += index == 0 and cost > LIMIT
         print(f"load now {os.getloadavg()[0]:.1f}", flush=True)
     return 1 if missed else 0
+
+
+def spread(ratios: list[float]) -> float:
+    """The standard error of the median of the turns, which is 1.2533 times that of their mean if they are normal."""
+    return 1.2533 * statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("inf")
 
 
 def processor() -> str:
