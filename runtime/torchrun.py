@@ -114,22 +114,30 @@ def _agent(arguments: list[str]) -> int:
 
 
 def _tell(failure: Any) -> int:
-    from legoai.runtime.report import MARK
-
     rank, first = _first(failure.failures)
-    if MARK not in str(first.message):
+    if not _told(first):
         cause = f"signal {-first.exitcode}" if first.exitcode < 0 else f"status {first.exitcode}"
         print(f"rank {rank} failed first, with {cause}; its own output is above", file=sys.stderr, flush=True)
     return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
 
 
+def _told(failure: Any) -> bool:
+    """Return whether the rank has said in words what was wrong."""
+    from legoai.runtime.report import MARK
+
+    return MARK in str(failure.message)
+
+
 def _first(failures: Mapping[int, Any]) -> tuple[int, Any]:
     """Return the failure that came first, with its rank; one that the agent's own signal ended is not a cause.
 
-    The agent ends the other ranks as soon as it has seen one fail, and dates failures by whole seconds.
+    The agent ends the other ranks as soon as it has seen one fail, and dates failures by whole seconds. Within one, a
+    rank that says what was wrong comes before one that fell over its absence.
     """
     ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
-    return min(failures.items(), key=lambda item: (item[1].exitcode in ended, item[1].timestamp, item[0]))
+    return min(
+        failures.items(), key=lambda item: (item[1].exitcode in ended, not _told(item[1]), item[1].timestamp, item[0])
+    )
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from operator_calls import Calls
 from plans import HEAD, SEQUENCE_PARALLEL, lowered
-from test_checkpoint import Calls
 from test_numerics import (
     DOUBLE,
     PLAIN_DOUBLE,

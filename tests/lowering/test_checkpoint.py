@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from operator_calls import Calls
 from plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
 from test_numerics import (
     DOUBLE,
@@ -19,7 +20,6 @@ from test_numerics import (
     text_of,
     train,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -55,18 +55,6 @@ def test_every_treatment_trains_as_one_process_does_when_fully_sharded(rules: st
 def test_every_treatment_trains_alone_as_without_it(rules: str, gloo, data, alone):  # noqa: F811
     [result] = gloo(1)(train, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {RULES[rules]} }}"), data)
     assert_close(result, alone, TOLERANCE)
-
-
-class Calls(TorchDispatchMode):
-    """Counts operators, under the names of `torch.ops` without their overloads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.counts[operator.name().partition("::")[2].partition(".")[0]] += 1
-        return operator(*args, **(kwargs or {}))
 
 
 def counted(text: str, data: str) -> Counter[str]:  # noqa: F811

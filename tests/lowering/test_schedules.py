@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from plans import HEAD
-from test_pipeline import (
+from staged import (
     PLAIN_DOUBLE,
     SCHEDULES,
     TOLERANCE,

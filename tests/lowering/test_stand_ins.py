@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from plans import lowered, refusals
-from test_pipeline import (
+from staged import (
     DOUBLE,
     PLAIN_DOUBLE,
     TRAINING,

@@ -125,8 +125,14 @@ def test_a_missing_program_is_told(tmp_path):
 
 def test_a_rank_that_the_agent_ended_is_not_the_first_that_failed():
     def failures(**codes: int) -> dict[int, SimpleNamespace]:
-        return {int(rank[1:]): SimpleNamespace(exitcode=code, timestamp=7) for rank, code in codes.items()}
+        return {
+            int(rank[1:]): SimpleNamespace(
+                exitcode=code, timestamp=7, message="legoai.RunError: no" if code == 1 else ""
+            )
+            for rank, code in codes.items()
+        }
 
     assert _first(failures(r0=143, r1=1))[0] == 1
     assert _first(failures(r0=-15, r1=-9, r2=3))[0] == 1
     assert _first(failures(r2=143, r3=-15))[0] == 2
+    assert _first(failures(r0=-6, r1=1))[0] == 1
