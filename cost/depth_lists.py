@@ -8,6 +8,7 @@ for each of a list.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
@@ -60,7 +61,7 @@ class Entry(NamedTuple):
         )
 
 
-class Lists:
+class Lists(ABC):
     """Lengthens the lists of a tape's kernels.
 
     Attributes:
@@ -85,13 +86,13 @@ class Lists:
         """How many blocks were left out."""
         return self.run.missing
 
+    @abstractmethod
     def block_of(self, path: str) -> int:
         """Return which kept block a module is of; `NONE` for none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def copy_of(self, number: int, block: int) -> int:
         """Return what a number of the middle block is for a block that was left out."""
-        raise NotImplementedError
 
     def widened(self, kernel: Kernel, touch: Touch, name: Callable[[int], int]) -> tuple[Kernel, Touch]:
         """Return a kernel whose lists have the tensors of all blocks."""
