@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 
@@ -16,8 +17,8 @@ def touched():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(2**24).fill_(1.0)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-touched()
-print(touched())
+rounds = [touched() for _ in range(40)]
+print(sum(rounds[20:]))
 """
 
 
@@ -29,4 +30,8 @@ def test_memory_that_was_freed_is_not_mapped_anew():
         )
         return int(done.stdout)
 
-    assert faults("activated") < 2**24 * 4 / 4096 / 100
+    # glibc 2.36 takes a hole for an aligned block only if it is larger than the block by the alignment, so that the heap
+    # may grow for some rounds before a hole of every place fits; from then on it asks the system for nothing.
+    pages = 20 * 2**24 * 4 // resource.getpagesize()
+    assert faults("activated") < pages / 100
+    assert faults("left as it is") >= pages
