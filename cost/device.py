@@ -133,13 +133,16 @@ class _Sim:
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self.streams = self.events = 0
+        self.single = False
         self.current: _Stream
 
-    def start(self, recorder: Recorder) -> None:
+    def start(self, recorder: Recorder, *, single: bool = False) -> None:
+        """Begin a simulation; ``single`` gives every stream the same number, as those of a cpu are no queues."""
         if self.recorder is not None:
             raise SimulationError("a simulation runs already in this process")
         self.recorder = recorder
         self.streams = self.events = 0
+        self.single = single
         self.current = Stream()
 
     def stop(self) -> None:
@@ -150,6 +153,8 @@ class _Sim:
             self.recorder.record(record)
 
     def next_stream(self) -> int:
+        if self.single:
+            return 0
         self.streams += 1
         return self.streams - 1
 
