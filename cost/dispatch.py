@@ -52,6 +52,12 @@ def _wraps(kind: type) -> bool:
     return is_traceable_wrapper_subclass_type(kind)
 
 
+@functools.cache
+def _pair(sender: int, receiver: int) -> tuple[int, int]:
+    """Return two ranks, for the same two the same tuple."""
+    return sender, receiver
+
+
 class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operator on plain tensors of this rank."""
 
@@ -230,9 +236,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ranks, axis = capture.group(args[known.group])
         here = dist.get_rank()
         if known.name == "c10d.send":
-            ranks = (here, ranks[args[2]])
+            ranks = _pair(here, ranks[args[2]])
         elif known.name == "c10d.recv_":
-            ranks = (ranks[args[2]], here)
+            ranks = _pair(ranks[args[2]], here)
         issued = known.name.startswith("c10d.")
         self._allocate(results)
         whole = _whole_buffer(known, args, out, inputs)

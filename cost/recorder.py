@@ -10,7 +10,7 @@ import bisect
 import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
+from legoai.cost.composed import Item
 from legoai.cost.device import (
     SIM,
     Recorder,
@@ -32,6 +33,7 @@ from legoai.cost.device import (
 from legoai.cost.operators import UnknownCollective
 from legoai.cost.tape import MICRO_BATCH, Touch
 from legoai.cost.trace import (
+    LOSS,
     Allocate,
     Categorise,
     Category,
@@ -44,6 +46,9 @@ from legoai.cost.trace import (
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.step import Training
+
+_ACCUMULATION: Final = 2**64 - 1
+"""The number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
 
 
 class StorageRef(weakref.ref[torch.UntypedStorage]):
@@ -58,7 +63,7 @@ class Capture(Recorder):
     """Keeps what one rank does."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[Item] = []
         self.touches: dict[int, Touch] | None = None
         """What kernels touch, by the index of their record; None where nobody asks."""
         self.closed = False
@@ -75,6 +80,8 @@ class Capture(Recorder):
         self.starts: list[int] = []
         self.started: list[str] = []
         self.gradient_module = ""
+        self.outer = ""
+        """On whose behalf is computed what no module computes: before the model nobody's, behind it the loss's."""
         self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
         self.mesh: DeviceMesh | None = None
 
@@ -101,6 +108,7 @@ class Capture(Recorder):
         """Note that the next micro batch begins; a pipeline reads all of a pass at once, and marks its actions."""
         self.outside = "forward"
         self.phase = "forward"
+        self.outer = ""
         if self.staged:
             return
         self.starts, self.started = [], []
@@ -123,10 +131,11 @@ class Capture(Recorder):
     def begin_action(self, phase: Phase) -> None:
         """Note that a pipeline's stage begins a forward or a backward."""
         self.outside = phase
-        self.gradient_module = ""
+        self.outer = self.gradient_module = ""
 
     def end_action(self) -> None:
         """Note that it ends: what autograd records from here on belongs to no module."""
+        self.outer = ""
         self._begin("")
 
     def locate(self) -> None:
@@ -135,18 +144,22 @@ class Capture(Recorder):
             if self.phase in ("backward", "recompute") and not self.staged:
                 self.outside = "optimizer"
             self.phase = self.outside
-            self.module = self.running[-1] if self.running else ""
+            outer = self.outer if self.phase == "forward" else ""
+            self.module = self.running[-1] if self.running else outer
             return
         if self.running:
             self.phase = "recompute"
             self.module = self.running[-1]
             return
-        self.phase = "backward"
+        # Gradients are not differentiated: where autograd records in a backward, something is computed again.
+        self.phase = "recompute" if torch.is_grad_enabled() else "backward"
         node = torch._C._current_autograd_node()
         if node is not None:
-            place = bisect.bisect_right(self.starts, node._sequence_nr()) - 1
-            if 0 <= place < len(self.starts) - 1:  # an accumulation of gradients has the highest number
-                self.gradient_module = self.started[place]
+            number = node._sequence_nr()
+            if number != _ACCUMULATION:  # which belongs to the module whose gradient it is
+                place = bisect.bisect_right(self.starts, number) - 1
+                if place >= 0:
+                    self.gradient_module = self.started[place]
         self.module = self.gradient_module
 
     @contextlib.contextmanager
@@ -168,7 +181,9 @@ class Capture(Recorder):
             if path is None or not self.running:
                 return
             assert self.running.pop() == path
-            outer = self.running[-1] if self.running else ""
+            if torch._C._current_graph_task_id() == -1:
+                self.outer = "" if self.running else LOSS
+            outer = self.running[-1] if self.running else self.outer
             self._begin(outer)
             if outer != path or not self.running:
                 self.record(Mark(f"end {path}"))
@@ -287,6 +302,7 @@ class Capture(Recorder):
         known = self.groups.get(group.group_name)
         if known is None:
             ranks = tuple(dist.get_process_group_ranks(group))
+            ranks = next((same for same, _ in self.groups.values() if same == ranks), ranks)
             known = self.groups[group.group_name] = ranks, self._axes(ranks, group)
         return known
 

@@ -34,6 +34,8 @@ from legoai.cost.device import (
     register,
 )
 from legoai.cost.device_kernels import kernels_of
+from legoai.cost.large_worlds import one_rank_alone
+from legoai.cost.replaced import replaced
 from legoai.cost.routing import even_routing
 from legoai.cost.trace import WaitWork
 from legoai.runtime.mesh import split_off_experts
@@ -59,11 +61,17 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         raise SimulationError("this process belongs to a process group; simulate in a process of its own")
     register()
     _forget_meshes()
-    backend.start(recorder)
+    backend.start(recorder, single=kind == "cpu")
     threads = torch.autograd.is_multithreading_enabled()
     with contextlib.ExitStack() as stack:
         stack.callback(backend.stop)
-        for patch in (_patched_fake_mode(), _patched_meshes(), _patched_propagation(recorder), _patched_waits()):
+        for patch in (
+            _patched_fake_mode(),
+            _patched_meshes(),
+            _patched_propagation(recorder),
+            _patched_waits(),
+            one_rank_alone(),
+        ):
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
             stack.enter_context(replaced(torch.autograd.profiler.record_function, name, silent))
@@ -94,17 +102,6 @@ def _forget_meshes() -> None:
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
     split_off_experts.cache_clear()
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of a class or module another value while entered."""
-    before = owner.__dict__[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from legoai.cost.device import SimulationError
 from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.recorder import Capture
 from legoai.cost.repeat_actions import Action, Repeats
-from legoai.cost.simulation import replaced
+from legoai.cost.replaced import replaced
 from legoai.cost.trace import Mark, Phase
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction

@@ -101,7 +101,8 @@ def _key(record: Record) -> object:
     kind = type(record)
     numbered = FIELD.get(kind)
     values = [
-        tuple(value.items()) if isinstance(value, dict) else value
+        # The ranks of a group, of whom there may be thousands, are the same tuple for the same group.
+        tuple(value.items()) if isinstance(value, dict) else id(value) if name == "ranks" else value
         for name in kind.__slots__
         if name != numbered
         for value in (getattr(record, name),)

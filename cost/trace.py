@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -29,6 +29,9 @@ Category = Literal[
     "other",
 ]
 """What a storage holds. `temporary` is the gradient of an activation and all else that a backward makes and drops."""
+
+LOSS: Final = "loss"
+"""The module of what is computed from the model's result, and of its backward, which no module computes."""
 
 CopyDirection = Literal["host_to_device", "device_to_host", "device_to_device"]
 
@@ -263,7 +266,7 @@ class Trace:
     rank: int
     world: int
     stage: int
-    records: tuple[Record, ...]
+    records: Sequence[Record]
 
 
 def save(trace: Trace) -> str:

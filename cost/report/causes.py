@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.breakdown import CollectiveCost, ModuleCost
-from legoai.cost.trace import Phase
+from legoai.cost.trace import LOSS, Phase
 from legoai.dsl.context import Context
 from legoai.dsl.explain import place
 from legoai.specs.directives.base import Directive, Rule
@@ -72,6 +72,8 @@ class Causes:
         plan = self.plan
         if any(word in op for word in ("adam", "sgd", "_foreach_")) and not module:
             return self._statement(plan.optimizer, "optimizer")
+        if module == LOSS and plan.loss.origin("keyword").span is not None:
+            return self._statement(plan.loss, "loss")
         if "attention" in op and plan.attention.origin("keyword").span is not None:
             return self._statement(plan.attention, "attention")
         for axis in ("tp", "ep"):

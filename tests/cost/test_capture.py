@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import simulated
@@ -96,6 +97,36 @@ def test_kernels_of_backward_belong_to_the_module_whose_forward_they_answer(trac
     assert set(by_module.pop("output")) == {"forward", "backward"}
     assert len(by_module) == 2 * 7
     assert all(phases.count("backward") == 2 * phases.count("forward") for phases in by_module.values())
+
+
+@pytest.mark.parametrize("name", ["one device", "fsdp", "fsdp, checkpointed"])
+def test_kernels_of_the_loss_and_of_its_backward_belong_to_it_in_every_micro_batch(name, traced):
+    records = [item for item in steady(traced(name)) if isinstance(item, Kernel) and item.op in LOSS_KERNELS]
+    assert {(item.module, item.phase) for item in records} == {("loss", "forward"), ("loss", "backward")}
+    first, *others = (
+        [(item.op, item.phase) for item in records[at : at + 4]] for at in range(0, len(records), len(LOSS_KERNELS))
+    )
+    assert set(first) == {(op, "backward" if "backward" in op else "forward") for op in LOSS_KERNELS}
+    assert others and all(other == first for other in others)
+    embedding = [item for item in steady(traced(name)) if isinstance(item, Kernel) and item.module == "tok_embeddings"]
+    assert all("embedding" in item.op for item in embedding if item.phase == "forward")
+    assert not {item.op for item in embedding} & LOSS_KERNELS
+
+
+LOSS_KERNELS = {
+    "aten._log_softmax", "aten.nll_loss_forward", "aten.nll_loss_backward", "aten._log_softmax_backward_data",
+}  # fmt: skip
+
+
+def test_a_loss_that_is_computed_in_pieces_is_recomputed():
+    records = [item for item in steady(simulated.in_a_fork(in_pieces)) if isinstance(item, Kernel)]
+    phases = Counter(item.phase for item in records if item.op == "aten._log_softmax")
+    assert phases == {"forward": 4 * 2, "recompute": 4 * 2}  # micro batches, pieces
+    assert {item.module for item in records if item.op in LOSS_KERNELS} == {"loss"}
+
+
+def in_pieces() -> Trace:
+    return capture(replace(simulated.trainer_of("one device"), loss="chunked", loss_pieces=2), world=1)
 
 
 def test_flops_are_those_of_the_formula(traced):
