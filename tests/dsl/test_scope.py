@@ -138,9 +138,9 @@ def test_names_that_need_each_other_are_found(lets: str):
 
 def test_doubling_names_are_computed_once_each():
     lets = "\n".join(f"let a{index + 1} = a{index} + a{index}" for index in range(60))
-    start = time.perf_counter()
+    start = time.process_time()
     assert evaluate("a60", f"let a0 = 1\n{lets}") == (2**60, "number")
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_chain_that_is_too_long_is_a_finding():
