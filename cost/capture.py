@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.autocast import autocast_rules
 from legoai.cost.compiled import compilation
+from legoai.cost.composed import Composed
 from legoai.cost.depth import shorten, treats_alike
 from legoai.cost.depth_lists import Run
 from legoai.cost.depth_records import lengthen
@@ -33,11 +34,13 @@ from legoai.cost.dispatch import Dispatch
 from legoai.cost.host import host_memory
 from legoai.cost.recorder import Capture
 from legoai.cost.repeat_actions import UnequalError
+from legoai.cost.replaced import replaced
 from legoai.cost.replay import repeat_micro_batches
-from legoai.cost.simulation import replaced, simulated_device
+from legoai.cost.simulation import simulated_device
 from legoai.cost.tape import Tape, uncollected
 from legoai.cost.trace import (
     Mark,
+    Record,
     Trace,
 )
 from legoai.cost.unfilled import Unfilled
@@ -89,7 +92,7 @@ def capture(
             if found is not None:
                 return found
     taken, trace = _taken(program, world=world, rank=rank, kind=kind)
-    return dataclasses.replace(trace, records=taken.tape.finished())
+    return dataclasses.replace(trace, records=taken.finished())
 
 
 def _shortened(
@@ -104,8 +107,10 @@ def _shortened(
         if blocks_left_out:
             return None  # the program may need all of its blocks
         raise
-    tape: Tape | None = taken.tape
+    if taken.staged:
+        return dataclasses.replace(trace, records=taken.finished())
     with uncollected():
+        tape: Tape | None = taken.tape()
         if taken.wanted and tape is not None:
             tape = repeat_micro_batches(tape, wanted=taken.wanted)
         for place, run in enumerate(taken.runs, start=1):
@@ -118,14 +123,25 @@ class _Taken:
     """What was taken of a program.
 
     Attributes:
-        tape: of the steps.
+        recorder: of the steps.
+        staged: whether a pipeline's actions were taken, each as a use of a part.
         wanted: micro batches of the second step; 0 where they are not counted.
         runs: blocks that were left out.
     """
 
-    tape: Tape
+    recorder: Capture
+    staged: bool
     wanted: int
     runs: list[Run]
+
+    def tape(self) -> Tape:
+        """Return the records as a tape, on which they can be repeated."""
+        records, touches = self.recorder.records, self.recorder.touches or {}
+        return Tape.of(records, [touches.get(index) for index in range(len(records))])
+
+    def finished(self) -> Sequence[Record]:
+        """Return the records with their final numbers."""
+        return Composed(self.recorder.records) if self.staged else self.tape().finished()
 
 
 def _taken(
@@ -137,7 +153,7 @@ def _taken(
     few: bool = False,
     blocks_left_out: bool = False,
 ) -> tuple[_Taken, Trace]:
-    """Return the tape of two steps, of few micro batches if it is shortened, and the trace without its records."""
+    """Return what was recorded of two steps, of few micro batches if it is shortened, and the trace without its records."""
     recorder = Capture()
     runs: list[Run] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
@@ -170,9 +186,7 @@ def _taken(
             _take_steps(recorder, trainer, training, device)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
-    touches = recorder.touches or {}
-    tape = Tape.of(recorder.records, [touches.get(index) for index in range(len(recorder.records))])
-    return _Taken(tape, wanted, runs), Trace(rank=rank, world=world, stage=stage, records=())
+    return _Taken(recorder, recorder.staged, wanted, runs), Trace(rank=rank, world=world, stage=stage, records=())
 
 
 def _without_blocks(trainer: Trainer, runs: list[Run]) -> Trainer:

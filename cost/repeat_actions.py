@@ -15,7 +15,8 @@ whatever its micro batch, or by none. When a tensor is given up with which the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import bisect
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -24,19 +25,22 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
+from legoai.cost.composed import KIND_OF, Part, Use, used
 from legoai.cost.device import SIM, backend
 from legoai.cost.recorder import Capture
-from legoai.cost.tape import KINDS, MAKES, NONE, Tape, alike, encoded, renamed
+from legoai.cost.tape import NONE, alike
 from legoai.cost.trace import Free, Record
 
 Action: TypeAlias = tuple[int, str, int]
 """Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
 
 Place: TypeAlias = tuple[Literal["own", "other", "latest", "fixed"], object, int]
-"""How a number is told: by whose making, by which action, and as which of the numbers that it made."""
+"""How a number is told: by whose making, by which action, and by its slot there, or by itself if it is fixed."""
 
 _FEWEST: Final = 5
 """Micro batches of a pass below which nothing is left out."""
+
+_STORAGE, _WORK, _EVENT = range(3)
 
 
 class UnequalError(BaseException):
@@ -55,7 +59,7 @@ class _Tensor:
         stride: of it.
         dtype: of it.
         spec: of the DTensor whose local tensor it is; None for a plain tensor.
-        place: of its storage among what the action made.
+        place: of its storage among those that the action made.
         work: of the collective whose result it is and for which nobody has waited yet; None for none.
     """
 
@@ -69,18 +73,24 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Pattern:
-    """What an action was seen to do."""
+    """What an action was seen to do.
 
-    tape: Tape
-    places: list[Place | None]
-    made: int
+    Attributes:
+        use: its records.
+        outside: how each number is told that it names and does not make.
+        results: tensors with which the schedule goes on.
+        on_buffers: of a backward, for each input: whether its gradient is that of the buffer in which it was received.
+        gives_up: the record at which the outputs of the stage are given up; -1 where they are not.
+        parts: what is recorded where the action is not run: all but the end of tensors with which the schedule goes on,
+            in two parts where the outputs are given up between them.
+    """
+
+    use: Use
+    outside: tuple[Place, ...]
     results: tuple[_Tensor | None, ...]
-    touched: dict[int, Place] = field(default_factory=dict)
-    """How the storages that its kernels touch are told, where somebody asks what they touch."""
     on_buffers: tuple[bool, ...] = ()
-    """Of a backward, for each input: whether its gradient is that of the buffer in which it was received."""
     gives_up: int = -1
-    """The record at which the outputs of the stage are given up; -1 where they are not."""
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(slots=True)
@@ -99,9 +109,12 @@ class Repeats:
     step: int = 0
     passes: int = 0
     patterns: dict[tuple[int, str], _Pattern] = field(default_factory=dict)
-    made: dict[Action, list[int]] = field(default_factory=dict)
-    """The numbers that each action of this pass made, as a tape encodes them."""
-    maker: dict[int, tuple[Action, int]] = field(default_factory=dict)
+    made: dict[Action, Use] = field(default_factory=dict)
+    """What each action of this pass made."""
+    maker: dict[tuple[int, int], tuple[Action, int]] = field(default_factory=dict)
+    """The action that made a number of a kind, and its slot there, of those that were run."""
+    written: list[tuple[int, Action]] = field(default_factory=list)
+    """The first storage of each action that was not run, ascending."""
     latest: dict[tuple[int, str], int] = field(default_factory=dict)
     """The micro batch of the latest action of each kind."""
     tied: set[int] = field(default_factory=set)
@@ -113,6 +126,7 @@ class Repeats:
         self.step = self.recorder.step
         self.made.clear()
         self.maker.clear()
+        self.written.clear()
         self.latest.clear()
 
     def follow(self, actions: Iterable[Action]) -> None:
@@ -142,85 +156,95 @@ class Repeats:
         if self.micro_batches < _FEWEST:
             return
         stage, kind, micro_batch = action
-        touches = self.recorder.touches or {}
-        count = len(self.recorder.records)
-        tape = Tape.of(self.recorder.records[start:], [touches.get(index) for index in range(start, count)])
-        made = tape.made(0, len(tape))
-        self.made[action] = list(made)
-        self.maker.update({number: (action, place) for number, place in made.items()})
-        tensors = tuple(self._described(item, made) for item in results)
-        places = [None if number == NONE else self._place(number, micro_batch, made) for number in tape.numbers]
-        pattern = _Pattern(tape, places, len(made), tensors, on_buffers=on_buffers)
+        records = self.recorder.records
+        use = used(records[start:])
+        self.made[action] = use
+        outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(use))
+        for of, numbers in enumerate(use.own):
+            self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
+        pattern = _Pattern(use, outside, tuple(self._described(item, use) for item in results), on_buffers)
         self.latest[stage, kind] = micro_batch
+        records[start:] = [use]
         if micro_batch == self.orders[stage, "F" if kind == "L" else kind][0]:
             return
         known = self.patterns.get((stage, kind))
         if known is None:
-            pattern.touched = {
-                number: self._place(number, micro_batch, made)
-                for touch in tape.touches
-                if touch is not None
-                for number in (*touch.inputs, *touch.outputs)
-                if number != NONE
-            }
-            outputs = self._outputs(action)
-            for index, (record, number) in enumerate(zip(tape.records, tape.numbers, strict=True)):
-                if isinstance(record, Free) and number in outputs:
-                    pattern.gives_up = index
-                    break
+            pattern.gives_up = self._first_end(use, self._outputs(action))
             self.patterns[stage, kind] = pattern
         elif not self._equal(known, pattern):
             raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
 
+    def _first_end(self, use: Use, storages: set[int]) -> int:
+        """Return the record at which the first of some storages ends; -1 for none."""
+        for index, (record, slot) in enumerate(zip(use.part.records, use.part.slots, strict=True)):
+            if isinstance(record, Free) and use.number(slot) in storages:
+                return index
+        return -1
+
     def _outputs(self, action: Action) -> set[int]:
         """The storages of what the stage's forward of the micro batch returned."""
         stage, _, micro_batch = action
-        pattern, made = self.patterns.get((stage, "F")), self.made.get((stage, "F", micro_batch), [])
-        return {made[item.place] for item in pattern.results if item is not None} if pattern is not None else set()
+        pattern, made = self.patterns.get((stage, "F")), self.made.get((stage, "F", micro_batch))
+        if pattern is None or made is None:
+            return set()
+        return {made.own[_STORAGE][item.place] for item in pattern.results if item is not None}
 
-    def _described(self, value: Any, made: dict[int, int]) -> _Tensor | None:
+    def _described(self, value: Any, use: Use) -> _Tensor | None:
         if value is None:
             return None
         spec = value._spec if isinstance(value, DTensor) else None
         local = value._local_tensor if isinstance(value, DTensor) else value
         local = local.elem if isinstance(local, AsyncCollectiveTensor) else local
         number = self.recorder.number_of(local)
-        key = None if number is None else encoded("storage", number)
-        if key is None or key not in made:
+        if number is None or number not in use.own[_STORAGE]:
             raise UnequalError("an action returns what it did not make")
-        assert number is not None
-        self.tied.add(key)
+        self.tied.add(number)
         work = self.recorder.pending.get(number)
-        place = None if work is None else made.get(encoded("work", work))
-        if work is not None and place is None:
+        if work is not None and work not in use.own[_WORK]:
             raise UnequalError("an action returns what another one gathers")
-        return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, made[key], place)
+        place = None if work is None else use.own[_WORK].index(work)
+        return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, use.own[_STORAGE].index(number), place)
 
-    def _place(self, number: int, micro_batch: int, made: dict[int, int]) -> Place:
-        if number in made:
-            return "own", None, made[number]
-        if number in self.maker:
-            (stage, kind, other), place = self.maker[number]
+    def _place(self, kind: int, number: int, micro_batch: int) -> Place:
+        """Tell a number that an action names and does not make."""
+        found = self.maker.get((kind, number)) or self._writer(kind, number)
+        if found is not None:
+            (stage, name, other), slot = found
             if other == micro_batch:
-                return "other", (stage, kind), place
-            if other == self.latest.get((stage, kind)):
-                return "latest", (stage, kind), place
+                return "other", (stage, name), slot
+            if other == self.latest.get((stage, name)):
+                return "latest", (stage, name), slot
         return "fixed", None, number
+
+    def _writer(self, kind: int, number: int) -> tuple[Action, int] | None:
+        """Return the action that was not run and that makes a number, and its slot there."""
+        if kind == _STORAGE:
+            place = bisect.bisect_right(self.written, number, key=lambda item: item[0]) - 1
+            candidates = self.written[max(0, place) : place + 1]
+        else:
+            candidates = self.written
+        for _, action in candidates:
+            numbers = self.made[action].own[kind]
+            if number in numbers:
+                return action, numbers.index(number) * 3 + kind
+        return None
 
     def _equal(self, known: _Pattern, other: _Pattern) -> bool:
         """Whether two are equal but for the end of tensors with which the schedule goes on."""
         mine, theirs = self._told(known), self._told(other)
         return (
-            (known.made, known.results, known.on_buffers) == (other.made, other.results, other.on_buffers)
+            (known.results, known.on_buffers) == (other.results, other.on_buffers)
+            and [len(numbers) for numbers in known.use.own] == [len(numbers) for numbers in other.use.own]
             and len(mine) == len(theirs)
-            and all(one[1] == two[1] and (alike(one[0], two[0])) for one, two in zip(mine, theirs, strict=True))
+            and all(one[1] == two[1] and alike(one[0], two[0]) for one, two in zip(mine, theirs, strict=True))
         )
 
-    def _told(self, pattern: _Pattern) -> list[tuple[Record, Place | None]]:
+    def _told(self, pattern: _Pattern) -> list[tuple[Record, object]]:
+        use = pattern.use
         return [
-            (record, place)
-            for record, number, place in zip(pattern.tape.records, pattern.tape.numbers, pattern.places, strict=True)
-            if not (isinstance(record, Free) and number in self.tied)
+            (record, slot if slot >= NONE else pattern.outside[-2 - slot])
+            for record, slot in zip(use.part.records, use.part.slots, strict=True)
+            if not (isinstance(record, Free) and use.number(slot) in self.tied)
         ]
 
     def write(self, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
@@ -234,63 +258,58 @@ class Repeats:
         pattern = self.patterns.get((stage, kind))
         if pattern is None:
             raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
-        recorder = self.recorder
-        numbers: list[int] = [NONE] * pattern.made
-        self.made[action] = numbers
-
-        def name(number: int) -> int:
-            return self._number(action, pattern.touched[number], number, numbers, False)
-
-        for index, (record, number, place) in enumerate(
-            zip(pattern.tape.records, pattern.tape.numbers, pattern.places, strict=True)
-        ):
-            touch = pattern.tape.touches[index]
-            if touch is not None and recorder.touches is not None:
-                recorder.touches[len(recorder.records)] = touch.renamed(name)
-            if index == pattern.gives_up:
-                give_up()
-            if place is None:
-                recorder.record(record)
-                continue
-            if isinstance(record, Free) and number in self.tied:
-                continue
-            new = self._number(action, place, number, numbers, isinstance(record, MAKES))
-            recorder.record(renamed(record, new // len(KINDS)))
-        self.maker.update({number: (action, place) for place, number in enumerate(numbers)})
+        pattern.parts = pattern.parts or self._parts(pattern)
+        own = self._reserved(pattern.use)
+        outside = tuple(self._number(action, place) for place in pattern.outside)
+        uses = [Use(part, own, outside) for part in pattern.parts]
+        self.recorder.records.append(uses[0])
+        if pattern.gives_up >= 0:
+            give_up()
+            self.recorder.records.append(uses[1])
+        self.made[action] = uses[0]
+        if own[_STORAGE]:
+            self.written.append((own[_STORAGE][0], action))
         self.latest[stage, kind] = action[2]
-        return [None if item is None else self._tensor(item, numbers) for item in pattern.results]
+        return [None if item is None else self._tensor(item, own) for item in pattern.results]
+
+    def _parts(self, pattern: _Pattern) -> tuple[Part, ...]:
+        use = pattern.use
+        kept: tuple[list[tuple[Record, int]], ...] = ([], [])
+        for index, (record, slot) in enumerate(zip(use.part.records, use.part.slots, strict=True)):
+            if not (isinstance(record, Free) and use.number(slot) in self.tied):
+                kept[0 <= pattern.gives_up <= index].append((record, slot))
+        return tuple(
+            Part(tuple(record for record, _ in pairs), tuple(slot for _, slot in pairs))
+            for pairs in kept[: 1 + (pattern.gives_up >= 0)]
+        )
 
     def gives_up(self, stage: int, kind: str) -> bool:
         """Whether an action of this kind lets go of the stage's outputs while it runs."""
         pattern = self.patterns.get((stage, kind))
         return pattern is not None and pattern.gives_up >= 0
 
-    def _number(self, action: Action, place: Place, number: int, numbers: list[int], makes: bool) -> int:
-        of, other, index = place
+    def _number(self, action: Action, place: Place) -> int:
+        of, other, slot = place
         if of == "fixed":
-            return number
-        if of == "own":
-            if makes and numbers[index] == NONE:
-                numbers[index] = self._fresh(number % len(KINDS))
-            return numbers[index]
+            return slot
         assert isinstance(other, tuple)
         micro_batch = action[2] if of == "other" else self.latest.get(other)
         made = None if micro_batch is None else self.made.get((*other, micro_batch))
         if made is None:
             raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
-        return made[index]
+        return made.number(slot)
 
-    def _fresh(self, kind: int) -> int:
+    def _reserved(self, use: Use) -> tuple[range, range, range]:
+        """Set numbers aside for what an action makes that is not run."""
         recorder = self.recorder
-        if KINDS[kind] == "storage":
-            recorder.storage_count += 1
-            return encoded("storage", recorder.storage_count - 1)
-        if KINDS[kind] == "work":
-            recorder.work_count += 1
-            return encoded("work", recorder.work_count - 1)
-        return encoded("event", backend.next_event())
+        storages, works, events = (len(numbers) for numbers in use.own)
+        storage, work = recorder.storage_count, recorder.work_count
+        recorder.storage_count += storages
+        recorder.work_count += works
+        event = min([backend.next_event() for _ in range(events)], default=0)
+        return range(storage, storage + storages), range(work, work + works), range(event, event + events)
 
-    def _tensor(self, item: _Tensor, numbers: list[int]) -> torch.Tensor:
+    def _tensor(self, item: _Tensor, own: tuple[range, range, range]) -> torch.Tensor:
         """A tensor of which nothing was computed, on the storage that the records name."""
         recorder = self.recorder
         before, recorder.paused = recorder.paused, True
@@ -298,10 +317,19 @@ class Repeats:
             tensor = torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=SIM)
         finally:
             recorder.paused = before
-        number = numbers[item.place]
-        recorder.adopt(tensor, number // len(KINDS))
+        number = own[_STORAGE][item.place]
+        recorder.adopt(tensor, number)
         self.tied.add(number)
         if item.work is not None:
-            recorder.pending[number // len(KINDS)] = numbers[item.work] // len(KINDS)
+            recorder.pending[number] = own[_WORK][item.work]
             tensor = AsyncCollectiveTensor(tensor)
         return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _outside(use: Use) -> Iterator[tuple[int, int]]:
+    """Yield the kind and the number of each of those that a use names and does not make, in their order."""
+    seen = 0
+    for record, slot in zip(use.part.records, use.part.slots, strict=True):
+        if slot == -2 - seen:
+            yield KIND_OF[type(record)], use.outside[seen]
+            seen += 1
