@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.calibrate_movement import MOVEMENTS, error_of, movements
 from legoai.cost.calibrate_network import collectives
-from legoai.cost.calibrate_timing import Budget, Timer
+from legoai.cost.calibrate_timing import Budget, Timer, out_of_cache
 from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import Attention, Product
@@ -224,8 +224,9 @@ def matrix_products(
     for batch, m, n, k in _shapes(timer.device):
         if not timer.goes_on(budget):
             break
-        time = timer.seconds(_product(timer.device, rate, (batch, m, n, k)), max(0.02, seconds / 60))
         moved = item * batch * (m * k + k * n + m * n)
+        run = out_of_cache(_products(timer.device, rate, (batch, m, n, k)), moved, least=len(_LAYOUTS))
+        time = timer.seconds(run, max(0.02, seconds / 60))
         found.append((Product(batch=batch, m=m, n=n, k=k, rate=rate, bytes=moved), time))
     peak = max(product.flops / time for product, time in found)
     curve = {
@@ -245,17 +246,29 @@ def matrix_products(
     return _product_model(curve, found), error_of([time for _, time in held], answers)
 
 
-def _product(device: str, rate: str, shape: tuple[int, int, int, int]) -> Callable[[], object]:
-    """A run of one product; on a cpu by turns in the three layouts that a linear layer's three products have."""
+_LAYOUTS: Final = ((False, True), (False, False), (True, False))
+"""Which operands of a linear layer's products lie by columns: of the output, the input's gradient, the weights'."""
+
+
+def _products(device: str, rate: str, shape: tuple[int, int, int, int]) -> Callable[[], Callable[[], object]]:
+    """What makes operands and a run of one product; on a cpu by turns in the layouts of a linear layer's products."""
     batch, m, n, k = shape
     a, b = _tensor((batch, m, k), rate, device), _tensor((batch, k, n), rate, device)
     if batch > 1:
-        return lambda: torch.bmm(a, b)
+        return lambda: partial(torch.bmm, a.clone(), b.clone())
     if device != "cpu":
-        return lambda: torch.mm(a[0], b[0])
-    plain, other = (a[0], a[0].t().contiguous().t()), (b[0], b[0].t().contiguous().t())
-    layouts = itertools.cycle(((plain[0], other[1]), (plain[0], other[0]), (plain[1], other[0])))
-    return lambda: torch.mm(*next(layouts))
+        return lambda: partial(torch.mm, a[0].clone(), b[0].clone())
+    layouts = itertools.cycle(_LAYOUTS)
+
+    def make() -> Callable[[], object]:
+        return partial(torch.mm, *map(_laid_out, (a[0], b[0]), next(layouts)))
+
+    return make
+
+
+def _laid_out(matrix: torch.Tensor, by_columns: bool) -> torch.Tensor:
+    """A copy of a matrix, by rows or by columns."""
+    return matrix.t().contiguous().t() if by_columns else matrix.clone()
 
 
 def _product_model(curve: dict[str, Any], rows: Sequence[tuple[Product, float]]) -> dict[str, Any]:

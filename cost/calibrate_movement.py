@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from legoai.cost.calibrate_timing import Budget, Timer
+from legoai.cost.calibrate_timing import Budget, Timer, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import ITEM_BYTES
 
@@ -34,14 +35,15 @@ def movements(
     largest = 2**24 if timer.device == "cpu" else 2**28
     curves: dict[str, Any] = {}
     held: dict[str, Any] = {}
-    kinds = _movement_kinds(timer.device)
+    kinds = _movement_kinds(timer.device, largest)
     for index, (kind, make) in enumerate(kinds.items()):
         progress(f"movement, {kind}")
         share = budget.left() / (len(kinds) - index)
         sizes = [2**power for power in range(8, int(math.log2(largest)) + 1)]
         points = []
         for size in sizes:
-            run, moved = make(size)
+            _, moved = make(size)
+            run = out_of_cache(functools.partial(_only_run, make, size), moved)
             points.append((moved, timer.seconds(run, share / len(sizes))))
         trial = {**three_segments(points[::2]), "points": points[::2]}
         answers = [_movement_seconds(trial, moved) for moved, _ in points[1::2]]
@@ -58,16 +60,21 @@ def movements(
     return curves["elementwise"]["rate"], curves, held
 
 
+def _only_run(make: Callable[[int], tuple[Callable[[], object], int]], size: int) -> Callable[[], object]:
+    return make(size)[0]
+
+
 def _movement_seconds(curve: dict[str, Any], moved: float) -> float:
     return MovementCurve.read({**curve, "floor": 0.0}).seconds(moved)
 
 
-def _movement_kinds(device: str) -> dict[str, Callable[[int], tuple[Callable[[], object], int]]]:
+def _movement_kinds(device: str, largest: int) -> dict[str, Callable[[int], tuple[Callable[[], object], int]]]:
     """For each kind, what makes a run over a number of elements, and the bytes that it moves."""
     item = ITEM_BYTES["float32"]
+    noise = torch.randn(largest, device=device)
 
     def vector(size: int) -> torch.Tensor:
-        return torch.randn(size, device=device)
+        return noise[:size].clone()
 
     def elementwise(size: int) -> tuple[Callable[[], object], int]:
         a, b = vector(size), vector(size)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import torch
 
 from legoai.cost.calibrate_movement import three_segments
 from legoai.cost.calibrate_run import NoDeviceError, calibrate_machine, profile_beside
-from legoai.cost.calibrate_timing import measure
+from legoai.cost.calibrate_timing import CACHE_BYTES, measure, out_of_cache
 from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import Movement, Product
@@ -104,3 +106,13 @@ def test_the_shipped_cpu_moves_bytes_at_the_speed_that_it_was_measured() -> None
     seconds, model = seconds_of(Movement(kind="copy", bytes=2**24), cpu)
     assert model == "measured table"
     assert 1e8 < 2**24 / seconds < 1e11
+
+
+@pytest.mark.parametrize(
+    ("moved", "least", "sets"),
+    [(CACHE_BYTES / 4, 1, 4), (CACHE_BYTES * 2, 1, 1), (CACHE_BYTES * 2, 3, 3), (1, 1, 512), (1, 600, 600)],
+)
+def test_operands_fill_the_caches_and_are_taken_by_turns(moved: float, least: int, sets: int) -> None:
+    numbers = itertools.count()
+    run = out_of_cache(lambda: functools.partial(int, next(numbers)), moved, least=least)
+    assert [run() for _ in range(2 * sets)] == [*range(sets), *range(sets)]
