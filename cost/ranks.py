@@ -419,20 +419,22 @@ class _Rank:
             self.active += 1
         self._schedule(node)
 
-    def _slowdown(self, resource: Resource) -> float:
-        communicating = "intra_host" in self.running or "inter_host" in self.running
-        return self.all.host.compute_slowdown if resource == "compute" and communicating else 1.0
+    def _slowdown(self, node: _Node) -> float:
+        if node.cost.resource != "compute":
+            return 1.0
+        return self.all.host.slowdown(node.cost, [self.running[name].cost for name in _NETWORK if name in self.running])
 
     def _schedule(self, node: _Node) -> None:
         node.version += 1
-        ends = self.all.now + node.remaining * self._slowdown(node.cost.resource)
+        ends = self.all.now + node.remaining * self._slowdown(node)
         self.all.push(max(ends, node.earliest), node, node.version)
 
     def _change(self, change: Callable[[], object]) -> None:
         """Change what is on the network, and with it the speed of what is computed."""
-        computing, before = self.running.get("compute"), self._slowdown("compute")
+        computing = self.running.get("compute")
+        before = 1.0 if computing is None else self._slowdown(computing)
         change()
-        if computing is not None and self._slowdown("compute") != before:
+        if computing is not None and self._slowdown(computing) != before:
             computing.remaining = max(0.0, computing.remaining - (self.all.now - computing.since) / before)
             computing.since = self.all.now
             self._schedule(computing)

@@ -53,11 +53,16 @@ class Cost:
         seconds: its time on the device.
         resource: what it occupies.
         model: the model that gave the time.
+        beside: of a kernel, its time while a collective has some of the multiprocessors over its time alone; None where
+            that is not known for its class, so that :attr:`Host.compute_slowdown` is taken.
+        memory: the share of the memory's bandwidth that it takes while it runs alone, of what kernels reach.
     """
 
     seconds: float
     resource: Resource
     model: str
+    beside: float | None = None
+    memory: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,8 @@ class Host:
 
     Attributes:
         dispatch_seconds: host time of one operation; 0 where the host is never the bottleneck, as in a replayed graph.
-        compute_slowdown: the time of a kernel beside a collective over its time alone, at least 1.
+        compute_slowdown: the time of a kernel beside a collective over its time alone, at least 1, where nothing is
+            known of the kernel's class.
     """
 
     dispatch_seconds: float = 0.0
@@ -75,6 +81,18 @@ class Host:
     def dispatch(self, record: Timed) -> float:
         """Seconds to put an operation on its stream; 0 in a CUDA graph, whose kernels the host starts all at once."""
         return 0.0 if type(record) is Kernel and "replayed" in record.attributes else self.dispatch_seconds
+
+    def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:
+        """The time of a kernel beside collectives over its time alone.
+
+        They take multiprocessors from it, and bandwidth of the memory, of which it has what they leave; what is
+        scarcer counts.
+        """
+        if not collectives:
+            return 1.0
+        processors = self.compute_slowdown if kernel.beside is None else kernel.beside
+        left = max(_LEAST_LEFT, 1 - sum(item.memory for item in collectives))
+        return max(1.0, processors, kernel.memory / left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +153,9 @@ _MEMORY: Final = frozenset({Allocate, Categorise, Free, Resize})
 _FEW: Final = 4
 """Nodes that are waited for one by one; more are joined."""
 _NEVER: Final = float("inf")
+_NETWORK: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
+_LEAST_LEFT: Final = 0.1
+"""Share of the memory's bandwidth that is left to a kernel, however much collectives are said to take."""
 _INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
 
 
@@ -319,8 +340,7 @@ class _Simulation:
         node = self.running.get("compute")
         if node is None:
             return
-        communicating = "intra_host" in self.running or "inter_host" in self.running
-        factor = self.host.compute_slowdown if communicating else 1.0
+        factor = self.host.slowdown(node.cost, [self.running[name].cost for name in _NETWORK if name in self.running])
         if factor != node.factor:
             node.end = self.now + max(0.0, node.end - self.now) / node.factor * factor
             node.factor = factor
