@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -25,8 +26,9 @@ _MOST_SETS: Final = 512
 def out_of_cache(make: Callable[[], Callable[[], object]], moved: float, *, least: int = 1) -> Callable[[], object]:
     """A run by turns on as many sets of operands as fill the caches twice.
 
-    A training step reads most of what it reads long after it was written, or never read it in this step. Repeated on
-    one set of operands, a kernel finds them in a cache, and seems several times as fast.
+    A training step reads most of what it reads long after it was written, and writes where nothing was for long.
+    Repeated on one set of operands, a kernel finds them in a cache, and its result has the place of the one before: it
+    seems several times as fast. The results are kept as long as the operands rest.
 
     Args:
         make: makes a set of operands and returns a run on it.
@@ -35,10 +37,14 @@ def out_of_cache(make: Callable[[], Callable[[], object]], moved: float, *, leas
     """
     sets = max(least, min(_MOST_SETS, math.ceil(CACHE_BYTES / moved)))
     runs = itertools.cycle([make() for _ in range(sets)])
+    results: deque[object] = deque(maxlen=sets)
 
     def run() -> object:
-        return next(runs)()
+        results.append(next(runs)())
+        return results[-1]
 
+    for _ in range(sets):
+        run()  # the system gives memory for the results when it is first touched
     return run
 
 
@@ -72,9 +78,9 @@ class Timer:
     group: dist.ProcessGroup | None = None
 
     def seconds(self, run: Callable[[], object], budget: float) -> float:
-        """Seconds of ``run`` within about ``budget`` seconds: alone the least, together the median of means."""
+        """Seconds of ``run`` within about ``budget`` seconds: the median of repetitions."""
         if self.group is None:
-            return measure(run, self.device, budget)[0]
+            return measure(run, self.device, budget)
         run()
         begin = time.perf_counter()
         run()
@@ -104,11 +110,11 @@ class Timer:
         return float(largest)
 
 
-def measure(run: Callable[[], object], device: str, budget: float) -> tuple[float, float]:
-    """The least and the 75th percentile of the seconds of ``run``, over repetitions within ``budget`` seconds.
+def measure(run: Callable[[], object], device: str, budget: float) -> float:
+    """The median of the seconds of ``run``, over repetitions within ``budget`` seconds.
 
-    Each repetition runs often enough to last half a millisecond. Other work of the machine only ever adds to a time, so
-    that the least is the machine's own.
+    Each repetition runs often enough to last half a millisecond. The least would be that of a clock which the machine
+    cannot hold for long, and of a moment in which nothing else ran; a training has neither.
     """
     finish = torch.cuda.synchronize if device == "cuda" else _nothing
     run()
@@ -128,8 +134,7 @@ def measure(run: Callable[[], object], device: str, budget: float) -> tuple[floa
         times.append((time.perf_counter() - start) / inner)
         if once * inner > budget and len(times) >= 2:
             break
-    times.sort()
-    return times[0], times[int(0.75 * (len(times) - 1))]
+    return statistics.median(times)
 
 
 def _nothing() -> None:
