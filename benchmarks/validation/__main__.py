@@ -6,8 +6,9 @@ simulated, and its step time and memory are put beside the measurements. Nothing
 written as a plan, and plans that cannot be simulated, are counted with the reason; rows that the file itself marks as
 suspect or as duplicates are dropped.
 
-A limited number of rows is taken evenly over the file. The result is written after each row, so that a run that was
-interrupted goes on with `--resume`; it holds each row's plan, for a person to read what was assumed.
+`--sample` draws rows by a fixed seed, from each kind of configuration in turn; nobody picks them. The result is written
+after each row, so that a run that was interrupted goes on with `--resume`; it holds each row's plan, for a person to
+read what was assumed. `--memory` says nothing of time, which answers several times faster.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from benchmarks.validation.predict import Prediction, as_json, predict
 from benchmarks.validation.rows import Row, UnstatedError, read
+from benchmarks.validation.sample import drawn
 from benchmarks.validation.score import compare
 from benchmarks.validation.sources import SOURCES
 from benchmarks.validation.statements import Stated
@@ -45,26 +47,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnstatedError as error:
         print(f"validation: {error}", file=sys.stderr)
         return 2
+    ranks = _of_every_rank(options.folder / source.by_rank) if source.by_rank and options.file is None else []
     good = [row for row in rows if row.dropped is None]
-    chosen = evenly([row for row in good if options.only in row.id], options.limit)
+    chosen = drawn([row for row in good if options.only in row.id], options.sample)
     output: Path = options.output or Path(f"{options.source}.json")
     known = _known(output) if options.resume else {}
     code = _code_digest()
+    _import_once()
     results: list[dict[str, Any]] = []
     for index, row in enumerate(chosen, 1):
-        results.append(_of_row(row, options, known, code))
+        results.append(_of_row(row, ranks, options, known, code))
         _write(output, _document(options, path, rows, results))
         said = results[-1]["outcome"]
         print(f"{index}/{len(chosen)} {row.id} {said}", file=sys.stderr, flush=True)
     print(table(_document(options, path, rows, results)))
     return 0
-
-
-def evenly(rows: Sequence[Row], limit: int | None) -> list[Row]:
-    """At most ``limit`` rows, at equal distances over the file."""
-    if limit is None or limit >= len(rows):
-        return list(rows)
-    return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -73,29 +70,52 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--source", required=True, choices=sorted(SOURCES))
     parser.add_argument("--file", type=Path, help="another file with the source's columns")
     parser.add_argument("--profile", choices=profile_names(), help="in place of the rows' own devices")
-    parser.add_argument("--limit", type=int, metavar="N", help="take N rows, evenly over the file")
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N rows, from each kind of configuration in turn")
     parser.add_argument("--only", default="", metavar="TEXT", help="rows whose id contains it")
+    parser.add_argument("--memory", action="store_true", help="say nothing of time")
     parser.add_argument("--seconds", type=float, default=300.0, help="after which a row is given up")
-    parser.add_argument("--resume", action="store_true", help="keep what the output has for equal plans and code")
+    parser.add_argument(
+        "--resume", choices=("equal", "older"), nargs="?", const="equal",
+        help="keep what the output has for equal plans, of equal code or also of older",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.json")
     return parser.parse_args(arguments)
 
 
-def _of_row(row: Row, options: argparse.Namespace, known: dict[str, Any], code: str) -> dict[str, Any]:
+def _import_once() -> None:
+    """Import what every row's process needs, which is forked from this one."""
+    import legoai.api
+    import legoai.cost.estimate  # noqa: F401
+
+
+def _of_every_rank(path: Path) -> list[Row]:
+    """Rows of the source's second file; none where it is missing."""
+    try:
+        return read(path)
+    except UnstatedError as error:
+        print(f"validation: {error}", file=sys.stderr)
+        return []
+
+
+def _of_row(
+    row: Row, ranks: Sequence[Row], options: argparse.Namespace, known: dict[str, Any], code: str
+) -> dict[str, Any]:
     try:
         stated = SOURCES[options.source].convert(row, options.profile)
     except UnstatedError as error:
         return {"id": row.id, "outcome": f"not stated: {error}"}
     statements = stated.text[stated.text.index("\nmodel ") :]  # rows that differ in name and source are one plan
-    key = hashlib.sha256((code + statements).encode()).hexdigest()
-    kept = known.get(key)
-    said = Prediction(**kept) if kept else predict(stated, seconds=options.seconds)
-    known[key] = as_json(said)
-    return {"id": row.id, "key": key, "said": as_json(said), **_compared(row, stated, said)}
+    key = hashlib.sha256((statements + "memory" * options.memory).encode()).hexdigest()
+    kept, made_by = known.get(key, (None, code))
+    if made_by != code and options.resume != "older":
+        kept, made_by = None, code
+    said = Prediction(**kept) if kept else predict(stated, seconds=options.seconds, memory_only=options.memory)
+    known[key] = as_json(said), made_by
+    return {"id": row.id, "key": key, "code": made_by, "said": as_json(said), **_compared(row, ranks, stated, said)}
 
 
-def _compared(row: Row, stated: Stated, said: Prediction) -> dict[str, Any]:
-    found = compare(row, stated, said)
+def _compared(row: Row, ranks: Sequence[Row], stated: Stated, said: Prediction) -> dict[str, Any]:
+    found = compare(row, stated, said, ranks)
     words = [f"refused: {said.refused}"] if said.refused else []
     for name, pair, unit in (("step", found.seconds, 1.0), (found.kind, found.memory, 2**30)):
         if pair is not None:
@@ -107,6 +127,9 @@ def _compared(row: Row, stated: Stated, said: Prediction) -> dict[str, Any]:
         "memory": found.memory,
         "kind": found.kind,
         "fits": found.fits,
+        "peer seconds": found.peer_seconds,
+        "peer memory": found.peer_memory,
+        "ranks": found.ranks,
         "plan": stated.text,
         "beside": {**stated.beside, **stated.beside_reserved},
     }
@@ -120,6 +143,7 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "torch": version("torch"), "legoai": legoai.__version__},
+        "asked for": "memory" if options.memory else "time and memory",
         "rows": {"in the file": len(rows), "taken": len(results)},
         "dropped": dict(Counter(row.dropped for row in rows if row.dropped)),
         "summary": summary(results),
@@ -128,13 +152,17 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
 
 
 def _known(output: Path) -> dict[str, Any]:
-    """Answers of an earlier run by their key; none where there is no such file."""
+    """Answers of an earlier run, and the code that gave them, by their key; none where there is no such file."""
     try:
         document = json.loads(output.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    given = {item["key"]: item["said"] for item in document.get("results", []) if "key" in item}
-    return {key: said for key, said in given.items() if not said["refused"].startswith("no answer within")}
+    given = [item for item in document.get("results", []) if "key" in item]
+    return {
+        item["key"]: (item["said"], item["code"])
+        for item in given
+        if not item["said"]["refused"].startswith("no answer within")
+    }
 
 
 def _code_digest() -> str:
@@ -145,7 +173,7 @@ def _code_digest() -> str:
         for path in sorted((root / folder).resolve().rglob("*")):
             if path.suffix in (".py", ".toml", ".gz", ".lark"):
                 digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digest.hexdigest()[:16]
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:

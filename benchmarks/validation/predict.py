@@ -65,15 +65,17 @@ class Prediction:
     took: float = 0.0
 
 
-def predict(stated: Stated, *, seconds: float = 600.0) -> Prediction:
+def predict(stated: Stated, *, seconds: float = 600.0, memory_only: bool = False) -> Prediction:
     """Simulate a plan in a process of its own, which is ended when it takes too long.
 
     Args:
         stated: the plan.
         seconds: after which it is ended.
+        memory_only: say nothing of time. Nothing is priced then, and of a pipeline only the first and the last rank are
+            looked at: one holds most micro batches, the other the logits.
     """
     begun = time.perf_counter()
-    answer = _apart(_simulated, stated.text, seconds=seconds)
+    answer = _apart(_remembered if memory_only else _simulated, stated.text, seconds=seconds)
     if isinstance(answer, str):
         return Prediction(refused=answer, took=time.perf_counter() - begun)
     return Prediction(**{**answer, "took": time.perf_counter() - begun})
@@ -90,17 +92,72 @@ def shortened(text: str, plan: Plan) -> tuple[str, int] | None:
     return _BATCH.sub(f"batch (global = {plan.batch.global_batch * _SHORT // micro_batches}", text), micro_batches
 
 
-def _simulated(text: str) -> dict[str, Any]:
-    """Lint, lower and simulate a plan."""
+def for_memory(text: str, plan: Plan) -> str:
+    """The plan with as few micro batches as hold as much memory.
+
+    A rank of a pipeline of p ranks under 1F1B has at most p micro batches under way, and has had them when it has run
+    as many; with twice as many it has taken all parts of a step. Without a pipeline a step has five different micro
+    batches at most.
+    """
+    micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
+    enough = _SHORT if plan.pipeline is None else max(_SHORT, 2 * plan.mesh.pp)
+    if rest or micro_batches <= enough:
+        return text
+    return _BATCH.sub(f"batch (global = {plan.batch.global_batch * enough // micro_batches}", text)
+
+
+def _linted(text: str) -> tuple[Plan | None, dict[str, Any]]:
+    """The plan, if it has no errors, and what the linter found, as a prediction keeps it."""
     linted = lint(text, "row.plan", directory=Path(tempfile.gettempdir()), variants=False)
     findings = tuple(
         sorted({f"{item.severity} {item.code}" for item in linted.diagnostics if item.severity != "advice"})
     )
     if linted.has_errors or linted.plan is None:
         errors = [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity == "error"]
-        return {"refused": "lint: " + "; ".join(errors), "findings": findings}
-    short = shortened(text, linted.plan)
-    return {**(_cost(text) if short is None else _cost(*short)), "findings": findings}
+        return None, {"refused": "lint: " + "; ".join(errors), "findings": findings}
+    return linted.plan, {"findings": findings}
+
+
+def _simulated(text: str) -> dict[str, Any]:
+    """Lint, lower and simulate a plan."""
+    plan, found = _linted(text)
+    if plan is None:
+        return found
+    short = shortened(text, plan)
+    return {**(_cost(text) if short is None else _cost(*short)), **found}
+
+
+def _remembered(text: str) -> dict[str, Any]:
+    """Lint and lower a plan, and follow the memory of its first rank, and of the last of a pipeline."""
+    plan, found = _linted(text)
+    if plan is None:
+        return found
+    from legoai.api import load, lower
+    from legoai.cost.capture import capture
+    from legoai.cost.machine import machine_of
+    from legoai.cost.memory import memory
+    from legoai.cost.reserved import memory_use
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.plan"
+        path.write_text(for_memory(text, plan), encoding="utf-8")
+        plan, program = load(path), lower(path)
+    world, places = plan.mesh.world_size, plan.mesh.pp
+    machine = machine_of(plan.cluster, world, directory=Path())
+    looked_at = []
+    for place in dict.fromkeys((0, places - 1)):
+        trace = capture(program.text, world=world, rank=place * (world // places))
+        looked_at.append((memory(trace), memory_use(trace, machine)))
+    fullest = max((report for report, _ in looked_at), key=lambda report: report.peak)
+    return {
+        **found,
+        "active": tuple(report.peak for report, _ in looked_at),
+        "reserved": tuple(use.reserved for _, use in looked_at),
+        "outside": max(sum(use.outside.values()) for _, use in looked_at),
+        "capacity": looked_at[0][1].capacity,
+        "categories": dict(fullest.by_category),
+        "phase": fullest.peak_phase,
+    }
 
 
 def _cost(text: str, micro_batches: int | None = None) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.validation.predict import Prediction
 from benchmarks.validation.rows import GIB, Row
 from benchmarks.validation.statements import Stated
 
+MIB = 2**20
 _BEYOND_DEVICE = "LP704"
 """The linter's finding that parameters, gradients and optimizer state alone are more than the device has."""
 
@@ -26,6 +28,9 @@ class Comparison:
         memory: bytes, measured and said; `kind` says of what.
         kind: `active` or `reserved`.
         fits: whether it ran, and whether it was said to fit.
+        peer_seconds: measured, and what the source's own estimator said of the step.
+        peer_memory: likewise of the memory.
+        ranks: memory of every rank that the source publishes, where it does; see `RankMemory`.
     """
 
     id: str
@@ -34,10 +39,64 @@ class Comparison:
     memory: tuple[float, float] | None = None
     kind: str = ""
     fits: tuple[bool, bool] | None = None
+    peer_seconds: tuple[float, float] | None = None
+    peer_memory: tuple[float, float] | None = None
+    ranks: tuple[RankMemory, ...] = ()
 
 
-def compare(row: Row, stated: Stated, said: Prediction) -> Comparison:
-    """Put a row's measurements beside a prediction."""
+class RankMemory(NamedTuple):
+    """Bytes of one rank: `active` and `reserved`, each measured and said."""
+
+    rank: int
+    active: tuple[float, float]
+    reserved: tuple[float, float]
+
+
+_PEER_MAX = re.compile(r"prediction: ([0-9.]+) ms \([^)]*\), alloc ([0-9.]+) GiB")
+_CASE = re.compile(r"case=([^\s;,]+)")
+
+
+def peer(row: Row) -> tuple[float | None, float | None]:
+    """Seconds of a step and bytes that the source's own estimator said of the row, where it published them."""
+    found = _PEER_MAX.search(row.text("notes"))
+    if found is not None:
+        return float(found[1]) / 1e3, float(found[2]) * GIB
+    milliseconds = next((value for name in ("predicted_ms", "est_ms") if (value := row.number(name))), None)
+    gib = next((value for name in ("estimated_gib", "est_gib") if (value := row.number(name))), None)
+    return milliseconds / 1e3 if milliseconds else None, gib * GIB if gib else None
+
+
+def rank_memories(row: Row, rows: Sequence[Row], said: Prediction) -> tuple[RankMemory, ...]:
+    """Every rank's memory beside what was said of its place in the pipeline.
+
+    Args:
+        row: a run, whose notes name its case.
+        rows: of all ranks of all cases; those that repeat the measurement of another case do not count.
+        said: of the run.
+    """
+    case = _CASE.search(row.text("notes"))
+    if case is None or said.refused:
+        return ()
+    own = [item for item in rows if item.text("case") == case[1] == item.text("memory_source_case")]
+    share = row.whole("n_gpus") // len(said.active)
+    found = []
+    for item in own:
+        rank, active, reserved = item.whole("rank"), item.number("max_allocated_mb"), item.number("max_reserved_mb")
+        if active is not None and reserved is not None:
+            place = rank // share
+            found.append(RankMemory(rank, (active * MIB, said.active[place]), (reserved * MIB, said.reserved[place])))
+    return tuple(found)
+
+
+def compare(row: Row, stated: Stated, said: Prediction, ranks: Sequence[Row] = ()) -> Comparison:
+    """Put a row's measurements beside a prediction.
+
+    Args:
+        row: of published measurements.
+        stated: as a plan.
+        said: of it.
+        ranks: rows of the source's file of every rank's memory.
+    """
     measured_seconds, measured_bytes, kind = measured(row)
     ran = {"ok": True, "oom": False, "failed": False}.get(row.text("status").lower())
     beside, beside_reserved = sum(stated.beside.values()), sum(stated.beside_reserved.values())
@@ -53,7 +112,13 @@ def compare(row: Row, stated: Stated, said: Prediction) -> Comparison:
             fits = ran, max(said.reserved) + beside + beside_reserved + said.outside <= said.capacity
     elif ran is not None and _BEYOND_DEVICE in said.refused:
         fits = ran, False
-    return Comparison(id=row.id, group=group_of(row), seconds=seconds, memory=memory, kind=kind, fits=fits)
+    peer_seconds, peer_bytes = peer(row)
+    return Comparison(
+        id=row.id, group=group_of(row), seconds=seconds, memory=memory, kind=kind, fits=fits,
+        peer_seconds=(seconds[0], peer_seconds) if seconds and peer_seconds else None,
+        peer_memory=(memory[0], peer_bytes) if memory and peer_bytes else None,
+        ranks=rank_memories(row, ranks, said),
+    )  # fmt: skip
 
 
 def measured(row: Row) -> tuple[float | None, float | None, str]:

@@ -26,6 +26,20 @@ def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 known = errors(pairs)
                 if known is not None:
                     found[name][f"{group or 'other'} {kind}".strip()] = asdict(known)
+    for name, field in (("its own estimator, step time", "peer seconds"), ("its own estimator, memory", "peer memory")):
+        known = errors([(item["id"], tuple(item[field])) for item in compared if item.get(field)])
+        if known is not None:
+            found[name] = {"the same rows": asdict(known)}
+    for kind, place in (("active", 1), ("reserved", 2)):
+        known = errors(
+            [
+                (f"{item['id']} rank {rank[0]}", tuple(rank[place]))
+                for item in compared
+                for rank in item.get("ranks", ())
+            ]
+        )
+        if known is not None:
+            found["memory"][f"every rank {kind}"] = asdict(known)
     found["refused"] = dict(
         Counter(item["outcome"] for item in results if item["outcome"].startswith(("not stated", "refused")))
     )
@@ -43,8 +57,8 @@ def table(document: Mapping[str, Any]) -> str:
         f"| {document['source']} | rows | mean | median | worst | bias |",
         "|---|---|---|---|---|---|",
     ]
-    for name in ("step time", "memory"):
-        for group, known in document["summary"][name].items():
+    for name in ("step time", "memory", "its own estimator, step time", "its own estimator, memory"):
+        for group, known in document["summary"].get(name, {}).items():
             lines.append(
                 f"| {name}, {group} | {known['rows']} | {known['mean']:.1%} | {known['median']:.1%} | "
                 f"{known['worst']:.1%} ({known['worst_id']}) | {known['bias']:+.1%} |"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.validation.rows import Row
-from benchmarks.validation.sources import megatron, mosaicml, nanotron, seeds, torchtitan
+from benchmarks.validation.sources import megatron, mosaicml, nanotron, seeds, single_gpu, torchtitan
 from benchmarks.validation.statements import Stated
 
 
@@ -19,11 +19,13 @@ class Source:
         file: under the folder of measurements.
         convert: what makes a row a plan; the second argument names a device of the catalogue, or is None for the row's.
         fitted: which of its figures the shipped profiles were fitted to; empty for none.
+        by_rank: another file with the memory of every rank; empty where the source has none.
     """
 
     file: str
     convert: Callable[[Row, str | None], Stated]
     fitted: str = ""
+    by_rank: str = ""
 
 
 SOURCES: Final[Mapping[str, Source]] = {
@@ -36,9 +38,12 @@ SOURCES: Final[Mapping[str, Source]] = {
         "runs/simumax_b200.csv",
         megatron.convert_simumax,
         "no step time and no memory of it, but the B200's kernels rest on operators that its authors measured",
+        by_rank="runs/simumax_b200_memory_by_rank.csv",
     ),
     "torchtitan_throughput": Source("seeds/torchtitan_throughput.csv", seeds.convert_torchtitan),
     "simplefsdp": Source("seeds/simplefsdp.csv", seeds.convert_simplefsdp),
+    "memory_single_gpu": Source("seeds/memory_single_gpu.csv", single_gpu.convert),
+    "runtime_single_gpu": Source("seeds/runtime_single_gpu.csv", single_gpu.convert),
     "memory_distributed": Source("seeds/memory_distributed.csv", seeds.convert_distributed),
     "runtime_distributed": Source("seeds/runtime_distributed.csv", seeds.convert_distributed),
 }
