@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final, TypeVar, get_args
+from typing import Final, TypeVar
 
+from legoai.cost.intervals import RESOURCES, Floats, Intervals, Stretch, exposed_seconds, seconds_busy
 from legoai.cost.kernels.work import is_product, kind_of
-from legoai.cost.timeline import Interval, Resource, busy, exposed
+from legoai.cost.timeline import Interval, Resource
 from legoai.cost.trace import Collective, Copy, Kernel, Phase
 
 COMMUNICATION: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
 DEVICE: Final[tuple[Resource, ...]] = ("compute", *COMMUNICATION, "host_to_device", "device_to_host")
-RESOURCES: Final[tuple[Resource, ...]] = get_args(Resource)
 
 _Key = TypeVar("_Key")
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
@@ -118,35 +118,40 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
         intervals: of the step, on one rank.
         seconds: of the step.
     """
+    held = Intervals.of(intervals)
+    uses: dict[int, tuple[Stretch, int]] = {}
+    for _, stretch in held.stretches:
+        uses[id(stretch)] = stretch, uses.get(id(stretch), (stretch, 0))[1] + 1
     kinds: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[Phase, float] = defaultdict(float)
     models: defaultdict[str, float] = defaultdict(float)
     modules: defaultdict[str, list[tuple[Kernel, float]]] = defaultdict(list)
     compute = slowed = communication = 0.0
-    for item in intervals:
-        took = item.end - item.start
-        models[item.cost.model] += took
-        if item.cost.resource == "compute":
-            compute += took
-            slowed += took - item.cost.seconds
-        if isinstance(item.record, Kernel):
-            kinds[_kind(item.record.op)] += took
-            phases[item.record.phase] += took
-            modules[pattern_of(item.record.module)].append((item.record, took))
-        elif isinstance(item.record, Copy):
+    for stretch, times in uses.values():
+        for item in stretch.intervals:
+            once = item.end - item.start
+            took = once * times
+            models[item.cost.model] += took
             if item.cost.resource == "compute":
-                kinds["copy"] += took
+                compute += took
+                slowed += (once - item.cost.seconds) * times
+            if isinstance(item.record, Kernel):
+                kinds[_kind(item.record.op)] += took
                 phases[item.record.phase] += took
-        elif isinstance(item.record, Collective):
-            communication += took
-    alone = list(exposed(intervals))
+                modules[pattern_of(item.record.module)].append((item.record, took))
+            elif isinstance(item.record, Copy):
+                if item.cost.resource == "compute":
+                    kinds["copy"] += took
+                    phases[item.record.phase] += took
+            elif isinstance(item.record, Collective):
+                communication += took
+    collectives = _collectives(held)
     axes: defaultdict[str, float] = defaultdict(float)
-    for item, bare in alone:
-        assert isinstance(item.record, Collective)
-        axes[item.record.axis or "other"] += bare
-    kernels_and_collectives = _length(busy(intervals, ("compute", *COMMUNICATION)))
-    on_device = _length(busy(intervals, DEVICE))
-    everything = _length(busy(intervals, RESOURCES))
+    for one in collectives:
+        axes[one.axis or "other"] += one.exposed
+    kernels_and_collectives = seconds_busy(held, ("compute", *COMMUNICATION))
+    on_device = seconds_busy(held, DEVICE)
+    everything = seconds_busy(held, RESOURCES)
     return Breakdown(
         seconds=seconds,
         compute=compute,
@@ -162,7 +167,7 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
         exposed_by_axis=_sorted(axes),
         by_model=_sorted(models),
         modules=_modules(modules),
-        collectives=_collectives(alone),
+        collectives=collectives,
     )
 
 
@@ -189,10 +194,6 @@ def _sorted(seconds: Mapping[_Key, float]) -> dict[_Key, float]:
     return dict(sorted(((k, v) for k, v in seconds.items() if v > 0), key=lambda item: -item[1]))
 
 
-def _length(spans: Iterable[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in spans)
-
-
 def _modules(found: Mapping[str, Sequence[tuple[Kernel, float]]]) -> tuple[ModuleCost, ...]:
     costs = []
     for pattern, kernels in found.items():
@@ -212,28 +213,34 @@ def _modules(found: Mapping[str, Sequence[tuple[Kernel, float]]]) -> tuple[Modul
     return tuple(sorted(costs, key=lambda item: (-item.seconds, item.pattern)))
 
 
-def _collectives(alone: Sequence[tuple[Interval, float]]) -> tuple[CollectiveCost, ...]:
-    groups: defaultdict[tuple[str, str, int, str, Phase], list[tuple[Interval, float]]] = defaultdict(list)
-    for item, bare in alone:
-        record = item.record
-        assert isinstance(record, Collective)
-        key = record.kind, record.axis, len(record.ranks), pattern_of(record.module), record.phase
-        groups[key].append((item, bare))
+def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:
+    alone: dict[int, tuple[Stretch, int, Floats]] = {}
+    for (_, stretch), seconds in zip(intervals.stretches, exposed_seconds(intervals), strict=True):
+        _, times, before = alone.get(id(stretch), (stretch, 0, 0.0))
+        alone[id(stretch)] = stretch, times + 1, before + seconds
+    groups: defaultdict[tuple[str, str, int, str, Phase], list[tuple[Interval, int, float]]] = defaultdict(list)
+    for stretch, times, seconds in alone.values():
+        for place, bare in zip(stretch.collectives.tolist(), seconds.tolist(), strict=True):
+            item = stretch.intervals[place]
+            record = item.record
+            assert isinstance(record, Collective)
+            key = record.kind, record.axis, len(record.ranks), pattern_of(record.module), record.phase
+            groups[key].append((item, times, bare))
     costs = []
     for (kind, axis, ranks, pattern, phase), items in groups.items():
-        records = [item.record for item, _ in items if isinstance(item.record, Collective)]
+        records = [(item.record, times) for item, times, _ in items if isinstance(item.record, Collective)]
         costs.append(
             CollectiveCost(
                 kind=kind,
                 axis=axis,
                 ranks=ranks,
                 pattern=pattern,
-                first=records[0].module,
+                first=records[0][0].module,
                 phase=phase,
-                count=len(items),
-                bytes=sum(record.bytes for record in records),
-                seconds=sum(item.end - item.start for item, _ in items),
-                exposed=sum(bare for _, bare in items),
+                count=sum(times for _, times in records),
+                bytes=sum(record.bytes * times for record, times in records),
+                seconds=sum((item.end - item.start) * times for item, times, _ in items),
+                exposed=sum(bare for *_, bare in items),
             )
         )
     return tuple(sorted(costs, key=lambda item: (-item.exposed, -item.seconds, item.pattern)))

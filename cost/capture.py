@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.autocast import autocast_rules
 from legoai.cost.compiled import compilation
-from legoai.cost.composed import Composed
+from legoai.cost.composed import Composed, records_of
 from legoai.cost.depth import shorten, treats_alike
 from legoai.cost.depth_lists import Run
 from legoai.cost.depth_records import lengthen
@@ -136,7 +136,7 @@ class _Taken:
 
     def tape(self) -> Tape:
         """Return the records as a tape, on which they can be repeated."""
-        records, touches = self.recorder.records, self.recorder.touches or {}
+        records, touches = list(records_of(self.recorder.records)), self.recorder.touches or {}
         return Tape.of(records, [touches.get(index) for index in range(len(records))])
 
     def finished(self) -> Sequence[Record]:
@@ -153,7 +153,7 @@ def _taken(
     few: bool = False,
     blocks_left_out: bool = False,
 ) -> tuple[_Taken, Trace]:
-    """Return what was recorded of two steps, of few micro batches if it is shortened, and the trace without its records."""
+    """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records."""
     recorder = Capture()
     runs: list[Run] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():

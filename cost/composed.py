@@ -7,6 +7,7 @@ adds up can look at each part once.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -162,3 +163,36 @@ def items_of(records: Sequence[Record]) -> Sequence[Item]:
 def length_of(item: Item) -> int:
     """Return for how many records an item stands."""
     return len(item.part.records) if isinstance(item, Use) else 1
+
+
+def items_between(records: Sequence[Record], span: range) -> Sequence[Item]:
+    """Return what some of a trace's records are held as.
+
+    Args:
+        records: of the trace.
+        span: their places; it neither begins nor ends within a use of a part.
+    """
+    if not isinstance(records, Composed):
+        return records[span.start : span.stop]
+    ends = list(itertools.accumulate(map(length_of, records.items), initial=0))
+    return records.items[bisect.bisect_left(ends, span.start) : bisect.bisect_left(ends, span.stop)]
+
+
+def records_of(items: Iterable[Item]) -> Iterator[Record]:
+    """Yield the records for which items stand, with their numbers."""
+    for item in items:
+        if isinstance(item, Use):
+            yield from item.records()
+        else:
+            yield item
+
+
+def once_each(records: Sequence[Record]) -> Iterator[Record]:
+    """Yield the records of a trace, but those of a part only once, with numbers that mean nothing."""
+    seen: set[int] = set()
+    for item in items_of(records):
+        if not isinstance(item, Use):
+            yield item
+        elif id(item.part) not in seen:
+            seen.add(id(item.part))
+            yield from item.part.records

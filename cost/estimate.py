@@ -12,7 +12,9 @@ from typing import Final
 
 from legoai.cost.breakdown import Breakdown, breakdown
 from legoai.cost.capture import capture
+from legoai.cost.composed import items_between
 from legoai.cost.device import Kind, SimulationError
+from legoai.cost.intervals import Intervals, since
 from legoai.cost.kernels import NoModelError
 from legoai.cost.machine import Machine, Prices, machine_of
 from legoai.cost.memory import MemoryReport, memory, steps
@@ -59,7 +61,7 @@ class RankEstimate:
     stage: int
     trace: Trace = field(repr=False)
     span: range = field(repr=False)
-    intervals: tuple[Interval, ...] = field(repr=False)
+    intervals: Sequence[Interval] = field(repr=False)
     breakdown: Breakdown = field(repr=False)
     memory: MemoryReport = field(repr=False)
     use: MemoryUse
@@ -251,7 +253,7 @@ def estimate(
         raise CannotEstimateError(str(error)) from error
     say("adding up")
     flops, convention = model_flops(
-        plan, manifest, [item.trace.records[item.span.start : item.span.stop] for item in simulated.ranks]
+        plan, manifest, [items_between(item.trace.records, item.span) for item in simulated.ranks]
     )
     found = Estimate(
         plan=plan.name,
@@ -330,12 +332,8 @@ def rank_estimate(
     active, use = measured if measured is not None else (memory(trace), memory_use(trace, machine))
     span = steps(trace)[-1]
     begin, end = _bounds(timeline)
-    intervals = tuple(
-        Interval(item.record, item.cost, item.queue, item.start - begin, item.end - begin)
-        for item in timeline.intervals
-        if item.start >= begin
-    )
-    end = max(end - begin, max((item.end for item in intervals), default=0.0))
+    intervals = Intervals.of(since(timeline.intervals, begin))
+    end = max(end - begin, intervals.end)
     return RankEstimate(
         rank=trace.rank,
         stage=trace.stage,

@@ -15,8 +15,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from legoai.cost.composed import Item, Part, Use, records_of
+from legoai.cost.intervals import Stretch
 from legoai.cost.marks import ACTION, END_ACTION
 from legoai.cost.ranks import Piece
+from legoai.cost.tape import NONE
 from legoai.cost.timeline import Cost, Host, Timed, simulate
 from legoai.cost.trace import (
     Collective,
@@ -56,46 +59,54 @@ class Pieces:
     kept: list[object] = field(default_factory=list)
     """What the keys of `known` name by identity."""
 
-    def compressed(self, records: Sequence[Record]) -> list[Record | Piece]:
+    def compressed(self, items: Sequence[Item]) -> list[Record | Piece]:
         """Put pieces in the place of actions. The marks around them stay; those inside are left out."""
         result: list[Record | Piece] = []
         place = 0
-        while place < len(records):
-            record = records[place]
-            result.append(record)
+        while place < len(items):
+            item = items[place]
+            result += item.records() if isinstance(item, Use) else (item,)
             place += 1
-            if not (isinstance(record, Mark) and record.name.startswith(ACTION)) or record.name.endswith(_BESIDE):
+            if not (isinstance(item, Mark) and item.name.startswith(ACTION)) or item.name.endswith(_BESIDE):
                 continue
-            end = Mark(END_ACTION + record.name.removeprefix(ACTION))
-            stop = records.index(end, place)
-            inside = records[place:stop]
+            end = Mark(END_ACTION + item.name.removeprefix(ACTION))
+            stop = items.index(end, place)
+            inside = items[place:stop]
             piece = self._piece(inside)
             if piece is None:
-                result += inside
+                result += records_of(inside)
             else:
                 result.append(piece)
             place = stop
         return result
 
-    def _piece(self, records: Sequence[Record]) -> Piece | None:
-        works: list[int] = []
-        events: list[int] = []
+    def _piece(self, items: Sequence[Item]) -> Piece | None:
+        works: dict[int, None] = {}
+        events: dict[int, None] = {}
         key: list[object] = []
-        for record in records:
-            if isinstance(record, Kernel | Copy):
-                key.append(id(record))
-            elif isinstance(record, Collective):
-                works.append(record.work)
-                key.append((record.kind, record.ranks, record.bytes, record.stream))
-            elif isinstance(record, RecordEvent):
-                events.append(record.event)
-                key.append((RecordEvent, record.stream))
-            elif isinstance(record, WaitEvent | WaitWork):
-                key.append((type(record), record.stream))
+        for item in items:
+            if isinstance(item, Use):
+                works.update(dict.fromkeys(item.own[1]))
+                events.update(dict.fromkeys(item.own[2]))
+                waited = [item.number(slot) for slot in _waits(item.part)]
+                if not works.keys() >= set(waited):
+                    return None  # on what an earlier action left running
+                order = list(works) if waited else []
+                key.append((id(item.part), *map(order.index, waited)))
+            elif isinstance(item, Kernel | Copy):
+                key.append(id(item))
+            elif isinstance(item, Collective):
+                works[item.work] = None
+                key.append((item.kind, item.ranks, item.bytes, item.stream))
+            elif isinstance(item, RecordEvent):
+                events[item.event] = None
+                key.append((RecordEvent, item.stream))
+            elif isinstance(item, WaitEvent | WaitWork):
+                key.append((type(item), item.stream))
         told = tuple(key)
         if told not in self.known:
-            self.kept.append(records)
-            self.known[told] = self._timed(records, set(works))
+            self.kept.append(items)
+            self.known[told] = self._timed(list(records_of(items)), set(works))
         piece = self.known[told]
         if piece is None:
             return None
@@ -128,5 +139,14 @@ class Pieces:
             seconds=ahead.end,
             latency=latency,
             host_seconds=seconds,
-            intervals=ahead.intervals,
+            stretch=Stretch(tuple(ahead.intervals)),
         )
+
+
+def _waits(part: Part) -> list[int]:
+    """Return the slots of the collectives for which a part waits and which it does not start."""
+    found: list[int] | None = part.known.get("waits")
+    if found is None:
+        pairs = zip(part.records, part.slots, strict=True)
+        found = part.known["waits"] = [slot for record, slot in pairs if isinstance(record, WaitWork) and slot < NONE]
+    return found

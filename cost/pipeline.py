@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.capture import capture
+from legoai.cost.composed import items_between, records_of
 from legoai.cost.device import Kind, SimulationError, backend
 from legoai.cost.memory import steps
 from legoai.cost.pieces import Pieces
@@ -102,8 +103,8 @@ def simulate_pipeline(
     records = {}
     for number, (trace, _) in zip(numbers, captured, strict=True):
         last = steps(trace)[-1]
-        step = trace.records[last.start : last.stop]
-        records[number] = step if whole else pieces.compressed(step)
+        step = items_between(trace.records, last)
+        records[number] = list(records_of(step)) if whole else pieces.compressed(step)
     try:
         times = simulate_ranks(records, cost, host)
     except StandstillError as error:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from legoai.cost.intervals import Intervals, Stretch
 from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.timeline import Cost, Host, Interval, Resource, Timed, Timeline
 from legoai.cost.trace import (
@@ -53,7 +54,7 @@ class Piece:
         host_seconds: for which the host issues them.
         works: the collectives among them, by number, which later operations may wait for.
         events: those that they record.
-        intervals: when each runs, in seconds from the beginning of the piece.
+        stretch: when each runs, from the beginning of the piece.
     """
 
     stream: int
@@ -62,7 +63,7 @@ class Piece:
     host_seconds: float
     works: tuple[int, ...] = ()
     events: tuple[int, ...] = ()
-    intervals: tuple[Interval, ...] = ()
+    stretch: Stretch = field(default_factory=lambda: Stretch(()))
 
 
 class StandstillError(ValueError):
@@ -221,6 +222,7 @@ class _Rank:
         self.idle_since = 0.0
         self.idle: list[tuple[float, float]] = []
         self.intervals: list[Interval] = []
+        self.stretches: list[tuple[float, Stretch]] = []
         self.marks: list[tuple[str, float]] = []
         self.action = -1
         self.actions: list[tuple[str, float, float]] = []
@@ -247,12 +249,12 @@ class _Rank:
         return f"rank {self.number} after {where} for {', '.join(sorted(names)) or 'its own streams'}"
 
     def result(self) -> RankTimeline:
-        end = max((item.end for item in self.intervals), default=0.0)
+        intervals = Intervals([(0.0, Stretch(tuple(self.intervals))), *self.stretches])
         return RankTimeline(
             timeline=Timeline(
-                intervals=tuple(sorted(self.intervals, key=lambda item: (item.start, item.end))),
+                intervals=intervals,
                 marks=tuple(self.marks),
-                end=max(end, self.host_time),
+                end=max(intervals.end, self.host_time),
                 host_blocked=self.blocked,
             ),
             actions=tuple(ActionTime(*item) for item in self.actions if item[2] >= 0),
@@ -462,7 +464,7 @@ class _Rank:
         node.done = True
         now = self.all.now
         if isinstance(node.record, Piece):
-            self.intervals += _later(node.record.intervals, node.start)
+            self.stretches.append((node.start, node.record.stretch))
         elif node.record is not None:
             self.intervals.append(Interval(node.record, node.cost, node.queue, node.start, now))
         if node.action >= 0:
@@ -484,12 +486,6 @@ class _Rank:
             node.blocks = True
             self.waited_for += 1
         return self.waited_for > 0
-
-
-def _later(intervals: Iterable[Interval], seconds: float) -> list[Interval]:
-    return [
-        Interval(item.record, item.cost, item.queue, item.start + seconds, item.end + seconds) for item in intervals
-    ]
 
 
 def _waited_for_others(node: _Node) -> bool:

@@ -25,7 +25,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from legoai.cost.composed import KIND_OF, Part, Use, used
+from legoai.cost.composed import KIND_OF, Part, Use, records_of, used
 from legoai.cost.device import SIM, backend
 from legoai.cost.recorder import Capture
 from legoai.cost.tape import NONE, alike
@@ -157,7 +157,7 @@ class Repeats:
             return
         stage, kind, micro_batch = action
         records = self.recorder.records
-        use = used(records[start:])
+        use = used(list(records_of(records[start:])))
         self.made[action] = use
         outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(use))
         for of, numbers in enumerate(use.own):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from legoai.cost.allocator import Reserved, reserve
+from legoai.cost.composed import once_each
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine import Machine
 from legoai.cost.memory import memory
@@ -71,14 +72,14 @@ def _workspace(trace: Trace, machine: Machine) -> int:
     one = machine.constant("cublas_workspace_bytes")
     if one is None:
         return 0
-    streams = {item.stream for item in trace.records if isinstance(item, Kernel) and is_product(item.op)}
+    streams = {item.stream for item in once_each(trace.records) if isinstance(item, Kernel) and is_product(item.op)}
     return int(one) * len(streams)
 
 
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is made when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
-    for item in trace.records:
+    for item in once_each(trace.records):
         if isinstance(item, Collective) and len(item.ranks) > 1:
             ranks = tuple(sorted(item.ranks))  # those of a send and of its answer are one communicator
             groups[ranks] = groups.get(ranks, False) or item.kind == "all_to_all"

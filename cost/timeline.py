@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -117,7 +117,7 @@ class Timeline:
         host_blocked: seconds for which the host waited for the device.
     """
 
-    intervals: tuple[Interval, ...]
+    intervals: Sequence[Interval]
     marks: tuple[tuple[str, float], ...]
     end: float
     host_blocked: float
@@ -381,37 +381,3 @@ class _Simulation:
 @functools.cache
 def _stream(number: int) -> str:
     return f"stream {number}"
-
-
-def busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -> list[tuple[float, float]]:
-    """The times during which any of the resources is occupied, without overlap, in order."""
-    spans = sorted((item.start, item.end) for item in intervals if item.cost.resource in resources)
-    merged: list[tuple[float, float]] = []
-    for start, end in spans:
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def exposed(intervals: Sequence[Interval]) -> Iterator[tuple[Interval, float]]:
-    """Each collective, and for how many of its seconds no computation ran beside it.
-
-    Where two collectives run at once and nothing computes, the time belongs to the one that began first.
-    """
-    computing = busy(intervals, ("compute",))
-    covered = 0.0
-    first = 0
-    for item in sorted((i for i in intervals if isinstance(i.record, Collective)), key=lambda i: (i.start, i.end)):
-        start = max(item.start, covered)
-        covered = max(covered, item.end)
-        while first < len(computing) and computing[first][1] <= start:
-            first += 1
-        hidden = 0.0
-        place = first
-        while place < len(computing) and computing[place][0] < item.end:
-            begin, end = computing[place]
-            hidden += max(0.0, min(end, item.end) - max(begin, start))
-            place += 1
-        yield item, max(0.0, item.end - start - hidden)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from legoai.cost.composed import Use
 from legoai.cost.trace import Kernel
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
@@ -31,20 +32,25 @@ def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[object]
     Args:
         plan: the plan.
         manifest: of its model.
-        steps: the records of one step, of one rank for each stage of a pipeline.
+        steps: the records of one step, or the items that stand for them, of one rank for each stage of a pipeline.
     """
     if plan.model.family in DECODERS:
         length = plan.batch.seq_len
         assert length is not None, "a decoder reads sequences"
         tokens = plan.batch.global_batch * length
         return float(tokens * _BACKWARD * forward_flops_per_token(manifest, length)), FORMULA
-    forward = sum(
-        record.flops
-        for records in steps
-        for record in records
-        if isinstance(record, Kernel) and record.phase == "forward"
-    )
+    forward = sum(_forward(item) for items in steps for item in items)
     return float(_BACKWARD * forward * plan.mesh.world_size / len(steps)), CAPTURED
+
+
+def _forward(item: object) -> int:
+    """Operations of a record, or of all records for which an item of a trace stands, in forward."""
+    if isinstance(item, Use):
+        found: int | None = item.part.known.get("forward")
+        if found is None:
+            found = item.part.known["forward"] = sum(map(_forward, item.part.records))
+        return found
+    return item.flops if isinstance(item, Kernel) and item.phase == "forward" else 0
 
 
 def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:

@@ -12,7 +12,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from legoai.cost.autocast import autocast_rules
 from legoai.cost.capture import _Batches, _outside_of_fake
 from legoai.cost.device import SIM, Recorder
-from legoai.cost.memory import memory, steps
+from legoai.cost.memory import changes, memory, steps
 from legoai.cost.simulation import simulated_device
 from legoai.cost.trace import Allocate, Free, Mark, Resize, Trace
 from legoai.runtime import Trainer
@@ -79,14 +79,15 @@ def test_a_step_begins_with_parameters_and_optimizer_state_and_leaves_no_more():
     held = 3 * 4 * PARAMETERS
     table, counts = 2 * 64 * 4 * 8, 21 * 512
     assert held + table + counts <= report.start <= held + table + counts + 21 * 3 * 512
-    assert report.curve[-1][1] == report.start
+    assert list(changes(trace))[-1][1] == report.start
 
 
 def test_categories_and_modules_sum_to_the_peak_and_name_what_they_hold():
-    report = memory(simulated.traced("fsdp"))
+    trace = simulated.traced("fsdp")
+    report = memory(trace)
     assert sum(report.by_category.values()) == sum(report.by_module.values()) == report.peak
     assert sum(item.bytes for item in report.live) == report.peak
-    assert report.peak == max(value for _, value in report.curve) == max(report.by_phase.values())
+    assert report.peak == max(value for _, value in changes(trace)) == max(report.by_phase.values())
     assert report.by_category["optimizer_state"] >= 2 * report.by_category["sharded_parameter"]
     assert "activation" in report.by_category and "unsharded_parameter" in report.by_category
 
@@ -105,9 +106,10 @@ def test_a_hand_made_step():
     records = (
         made(0, 100), Mark("step 1"), made(1, 1024), Resize(1, 0), made(2, 600), Free(2), Mark("end step 1"),
     )  # fmt: skip
-    report = memory(Trace(rank=0, world=1, stage=0, records=records))
+    trace = Trace(rank=0, world=1, stage=0, records=records)
+    report = memory(trace)
     assert (report.start, report.peak, report.peak_record) == (512, 1536, 2)
-    assert report.curve == ((1, 512), (2, 1536), (3, 512), (4, 1536), (5, 512))
+    assert list(changes(trace)) == [(1, 512), (2, 1536), (3, 512), (4, 1536), (5, 512)]
 
 
 @pytest.mark.parametrize(

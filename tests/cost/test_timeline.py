@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from legoai.cost.timeline import Cost, Host, busy, exposed, simulate
+from legoai.cost.intervals import busy, exposed
+from legoai.cost.timeline import Cost, Host, simulate
 from legoai.cost.trace import (
     Collective,
     Copy,
