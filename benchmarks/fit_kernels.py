@@ -7,9 +7,9 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from scipy.optimize import least_squares, minimize
@@ -93,7 +93,7 @@ def measured_products(directory: Path, gpu: str, impl: str, rate: str) -> list[R
     return rows
 
 
-def fit_product_curve(rows: Sequence[Row], target: Device, rate: str, sustained: float | None) -> dict[str, Any]:
+def fit_product_curve(rows: Sequence[Row], target: Device, rate: str) -> dict[str, Any]:
     """Floor, efficiency and the tiles' rates that minimise the absolute logarithmic error."""
     peak = target.peak({"tf32": "tf32"}.get(rate, rate))
     base = {
@@ -118,7 +118,6 @@ def fit_product_curve(rows: Sequence[Row], target: Device, rate: str, sustained:
     fitted = curve(best.x)
     return {
         **base,
-        "sustained": sustained,
         "floor": round(fitted.floor, 9),
         "efficiency": round(fitted.efficiency, 5),
         "tiles": [[rows, columns, round(share, 4)] for rows, columns, share in fitted.tiles],
@@ -150,9 +149,10 @@ def grow(points: np.ndarray, ratios: np.ndarray, names: tuple[str, ...]) -> dict
     }  # fmt: skip
 
 
-def product_model(rows: Sequence[Row], target: Device, rate: str, sustained: float | None) -> dict[str, Any]:
-    curve = fit_product_curve(rows, target, rate, sustained)
-    formula = ProductCurve.read({**curve, "sustained": None})
+def product_model(rows: Sequence[Row], target: Device, rate: str) -> dict[str, Any]:
+    """The models of short runs."""
+    curve = fit_product_curve(rows, target, rate)
+    formula = ProductCurve.read(curve)
     points = np.array([product_features(row.work, formula.processors) for row in rows])
     ratios = np.array([math.log(row.seconds / formula.seconds(row.work)) for row in rows])
     return {"curve": curve, "forest": grow(points, ratios, PRODUCT_FEATURES), "table": product_table(rows, formula)}
@@ -187,6 +187,14 @@ def evaluate(profile: Profile, rows: Sequence[Row], **notes: Any) -> dict[str, A
     return errors([row.seconds for row in rows], [seconds_of(row.work, profile)[0] for row in rows], **notes)
 
 
+def short_runs(profile: Profile) -> Profile:
+    """The profile of a device whose power limit never acts, as in the short runs of tables of products."""
+    products = {
+        rate: replace(model, curve=replace(model.curve, sustained=None)) for rate, model in profile.products.items()
+    }
+    return replace(profile, products=products, answers={})
+
+
 def flash_attention(row: dict[str, str], *, backward: bool, rate: str, impl: str) -> Attention:
     batch, heads, sequence, width = (int(row[name]) for name in ("batch", "n_heads", "seq_len", "head_dim"))
     moved = 2 * batch * heads * sequence * width * (8 if backward else 4)
@@ -216,15 +224,54 @@ def forward_rows(directory: Path, gpu: str) -> list[Row]:
     return rows
 
 
-def both_rows(directory: Path, gpu: str) -> list[tuple[str, Attention, Attention, float]]:
-    """Forward and backward together, of FlashAttention-2: id, the two, and the seconds of both."""
+Pair: TypeAlias = tuple[str, Attention, Attention, float]
+"""Id, forward, backward, and the seconds of both together."""
+
+
+def both_rows(directory: Path, gpu: str, impl: str = "FlashAttention-2", name: str = "flash2") -> list[Pair]:
+    """Forward and backward together, of the figures of FlashAttention-2's paper; ``name`` is the implementation's."""
     rows = []
     for row in read(directory, "kernels_gemm_attention.csv"):
-        if row["gpu"] == gpu and row["direction"] == "fwd+bwd" and row["impl"] == "FlashAttention-2":
-            pair = [flash_attention(row, backward=back, rate="bf16", impl="flash2") for back in (False, True)]
+        if row["gpu"] == gpu and row["direction"] == "fwd+bwd" and row["impl"] == impl and row["tflops"]:
+            pair = [flash_attention(row, backward=back, rate="bf16", impl=name) for back in (False, True)]
             seconds = sum(papers_flops(one) for one in pair) / (float(row["tflops"]) * 1e12)
             rows.append((row["id"], pair[0], pair[1], seconds))
     return rows
+
+
+def of_direction(pairs: Sequence[Pair], direction: str, ratio: float) -> list[Row]:
+    """One direction of pairs, if the forward's rate is ``ratio`` times the backward's."""
+    rows = []
+    for name, ahead, back, seconds in pairs:
+        rate = (ahead.flops / ratio + back.flops) / seconds
+        work, faster = (ahead, ratio) if direction == "forward" else (back, 1.0)
+        rows.append(Row(name, work, work.flops / (rate * faster)))
+    return rows
+
+
+def efficient_rows(directory: Path, gpu: str) -> list[Pair]:
+    """Of xformers' kernel, which is torch's memory-efficient one; where it was not measured, of FlashAttention-1.
+
+    The seconds of the latter are divided by the median ratio of the two rates on an A100, of equal widths and masks.
+    """
+    own = both_rows(directory, gpu, "xformers", "efficient")
+    if own:
+        return own
+    like, efficient = (
+        {(ahead.head_dim, ahead.causal, ahead.queries): seconds for _, ahead, _, seconds in rows}
+        for rows in (
+            both_rows(directory, "A100-80GB-SXM4", "FlashAttention-1", "efficient"),
+            both_rows(directory, "A100-80GB-SXM4", "xformers", "efficient"),
+        )
+    )
+    faster = {
+        mask: float(np.median([like[key] / efficient[key] for key in like if key[:2] == mask and key in efficient]))
+        for mask in {key[:2] for key in like}
+    }
+    return [
+        (name, ahead, back, seconds / faster[ahead.head_dim, ahead.causal])
+        for name, ahead, back, seconds in both_rows(directory, gpu, "FlashAttention-1", "efficient")
+    ]
 
 
 def simumax_attention(directory: Path, gpu: str, impl: str) -> list[Row]:

@@ -17,13 +17,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fit_figures import (
+    A100_SOURCES,
+    AZURE,
+    AZURE_A100,
+    AZURE_H100,
+    B200_SOURCES,
+    CONSTANTS,
+    GB200_FLASH2,
+    H100_96_SOURCES,
+    H100_SOURCES,
+    HOPPER_PRODUCTS,
+    HOST_LINK,
+    META_FLASH2,
+    SMALL_WORKSPACE,
+    STREAM,
+    SUSTAINED,
+    TORCHAO,
+    TRITON_ON_META,
+)
 from fit_kernels import (
+    Pair,
     Row,
     attention_model,
     both_rows,
+    efficient_rows,
     evaluate,
     forward_rows,
     measured_products,
+    of_direction,
     product,
     product_model,
     simumax_attention,
@@ -34,125 +56,14 @@ from fit_network import carry, fit_fabrics, fit_links
 
 from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import AttentionCurve
+from legoai.cost.kernels.work import Attention
 from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device
 
 HERE = Path(__file__).resolve().parent
-MADE = "2026-11-21"
-AZURE = "https://github.com/Azure/AI-benchmarking-guide, Azure_Results"
-XLA = "xla_gemm_perf_table.csv: default matrix product table of XLA:GPU, https://github.com/openxla/xla (August 2026)"
-SIMUMAX = "simumax_op_efficiency.csv: operator efficiencies of https://github.com/MooreThreads/SimuMax @4dcaae5"
-FLASH = "kernels_gemm_attention.csv: figures of https://github.com/Dao-AILab/flash-attention and the FA3 paper"
+MADE = "2026-11-22"
 
-AZURE_A100 = (
-    (1024, 1024, 1024, 119.4), (2048, 2048, 2048, 221.8), (4096, 4096, 4096, 228.0), (8192, 8192, 8192, 253.7),
-    (16384, 16384, 16384, 256.5), (1024, 2145, 1024, 132.8), (6144, 12288, 12288, 250.8), (802816, 192, 768, 157.8),
-)  # fmt: skip
-"""m, n, k and TFLOP/s of cuBLASLt on an A100 SXM 80 GB, fp16, after 10,000 warm-up iterations."""
-
-AZURE_H100 = (
-    (1024, 1024, 1024, 274.1), (2048, 2048, 2048, 1011.3), (4096, 4096, 4096, 1216.9), (8192, 8192, 8192, 1290.1),
-    (16384, 16384, 16384, 1377.3), (32768, 32768, 32768, 1382.2), (1024, 2145, 1024, 410.7),
-    (6144, 12288, 12288, 1351.4), (802816, 192, 768, 663.8),
-)  # fmt: skip
-"""The same of an H100 SXM, fp8."""
-
-STREAM = {
-    # Copy, add and dot of BabelStream, in bytes per second.
-    "a100_sxm80": (1.61e12, 1.70e12, 1.75e12, f"{AZURE}/ND_A100_v4_results.md"),
-    "h100_sxm": (2.90e12, 2.97e12, 3.18e12, f"{AZURE}/ND_H100_v5_results.md (read in a fork)"),
-    "h200": (4.01e12, 4.15e12, 4.48e12, f"{AZURE}/ND_H200_v5_results.md"),
-}
-
-SUSTAINED = {
-    # Share of the datasheet's peak that large products hold when run for long.
-    ("h100_sxm", "fp8"): (1382.2 / 1978.9, f"{AZURE}/ND_H100_v5_results.md: 1382.2 TFLOP/s at 32768 cubed"),
-    ("h100_sxm", "bf16"): (1382.2 / 1978.9, "derived: the share that fp8 holds on the same device"),
-    ("a100_sxm80", "bf16"): (256.5 / 312, f"{AZURE}/ND_A100_v4_results.md: 256.5 TFLOP/s at 16384 cubed, fp16"),
-    ("b200", "fp8"): (2906.9 / 5000, f"{AZURE}/ND_GB200_v6_results.md: GB200's share of its own peak"),
-    ("b200", "bf16"): (0.6466, f"{SIMUMAX}: the best of its training shapes"),
-}
-
-CONSTANTS: dict[str, tuple[float, str]] = {
-    "kernel_gap_seconds": (
-        0.9e-6,
-        "Between two queued kernels, 3.8 less 2.9 microseconds on a V100: "
-        "https://developer.nvidia.com/blog/cuda-graphs/ (not re-read)",
-    ),
-    "dispatch_seconds": (
-        6e-6,
-        "The host's work for an eager operator, the lower ends of six layers added up; 5 to 25 microseconds are given: "
-        "https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html",
-    ),
-    "nccl_connection_bytes": (
-        10_485_760,
-        "Buffers of one connection of one channel: https://github.com/NVIDIA/nccl/issues/1685",
-    ),
-    "cublas_workspace_bytes": (
-        33_554_432,
-        "PyTorch's default on Hopper and newer, 8 of 4096 KiB; 8.1 MiB before: aten/src/ATen/cuda/CublasHandlePool.cpp "
-        "(not re-read)",
-    ),
-    "compute_slowdown": (
-        1.189,
-        "Mean over GPT and LLaMA training on 4 A100s, H100s, MI250s and MI210s, at most 1.4: "
-        "https://arxiv.org/abs/2507.03114, abstract. Of the whole computation there, of what runs beside a collective "
-        "here",
-    ),
-    "context_bytes": (
-        987_842_478,
-        "0.92 GiB with all of torch 2.1's kernels loaded, 0.47 GiB with none, on an A100; the upper end: "
-        "https://github.com/stas00/ml-engineering, training/performance/README.md",
-    ),
-    "nccl_communicator_bytes": (
-        721_420_288,
-        "688 MiB for each communicator of 3 or 4 A100s on NVLink after an all-reduce: "
-        "https://github.com/NVIDIA/nccl/issues/964",
-    ),
-    "nccl_pair_bytes": (
-        570_425_344,
-        "544 MiB for each communicator of 2 A100s on NVLink after an all-reduce: "
-        "https://github.com/NVIDIA/nccl/issues/964",
-    ),
-    "nccl_all_to_all_peer_bytes": (
-        468_571_429,
-        "3.28 GB more after the first all-to-all of 8 H100s, for each of 7 peers: "
-        "https://github.com/NVIDIA/nccl/issues/1685",
-    ),
-}
-
-SMALL_WORKSPACE = 8_519_680
-"""cuBLAS's workspace before Hopper, 2 of 4096 KiB and 8 of 16 KiB."""
-
-HOST_LINK = {
-    # Host to device and back, bytes per second.
-    "a100_sxm80": (26.28e9, 26.28e9, f"{AZURE}/ND_A100_v4_results.md; its 6.27 GB/s to the host is held for a mistake"),
-    "h100_sxm": (51e9, 52e9, f"{AZURE}/ND_H100_v5_results.md (read in a fork)"),
-    "h200": (52e9, 52e9, f"{AZURE}/ND_H200_v5_results.md"),
-}
-
-
-GB200_FLASH2 = 373.9 / 2500
-"""Share of the peak: 373.9 TFLOP/s forward, heads 128 wide, batch 2, sequence 8192."""
-
-_AZURE = {"what": "memory bandwidth, large products, host link", "from": AZURE, "dated": "2024-2025"}
-_XLA = {"what": "matrix products", "from": XLA, "dated": "2026-08", "torch": None}
-H100_SOURCES = [
-    _XLA,
-    {"what": "fp8 products of training shapes, on an H800 of the same processor", "dated": "2025",
-     "from": "kernels_gemm_attention.csv: https://github.com/deepseek-ai/DeepGEMM, history of README.md"},
-    {"what": "attention", "from": FLASH, "dated": "2023-2024"},
-    _AZURE,
-]  # fmt: skip
-A100_SOURCES = [
-    {"what": "matrix products and attention, on the PCIe card", "from": SIMUMAX, "dated": "2025"},
-    {"what": "attention", "from": FLASH, "dated": "2023"},
-    _AZURE,
-]
-B200_SOURCES = [_XLA, {"what": "products and attention of training shapes", "from": SIMUMAX, "dated": "2025"}, _AZURE]
-
-POWER = (500 / 700) ** (1 / 3)
-"""Rate at 500 W over that at 700 W, if power is as the cube of the clock: an assumption, no measurement."""
+EFFICIENT_ON_H100 = "FlashAttention-1 on the H100, by the ratio of the two on an A100 at equal widths and masks"
 
 KINDS = ("elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss")
 
@@ -184,6 +95,9 @@ def frame(target: Device, **parts: Any) -> Document:
     constants = {name: {"value": value, "source": source} for name, (value, source) in CONSTANTS.items()}
     if target.name == "a100_sxm80":
         constants["cublas_workspace_bytes"]["value"] = SMALL_WORKSPACE
+    if target.name.startswith("h"):
+        value, source = HOPPER_PRODUCTS
+        constants["product_slowdown"] = {"value": round(value, 4), "source": source}
     if target.name in HOST_LINK:
         down, up, source = HOST_LINK[target.name]
         constants["host_to_device_bytes_per_second"] = {"value": down, "source": source}
@@ -242,7 +156,11 @@ def same_rate(document: Document, source: str, target: str, reason: str) -> None
 
 
 def _joined(model: Document, reason: str) -> str:
-    return "; ".join(filter(None, [model.get("derived"), reason]))
+    return _both(model.get("derived") or "", reason)
+
+
+def _both(first: str, second: str) -> str:
+    return "; ".join(filter(None, [first, second]))
 
 
 def plain_rates(document: Document, target: Device) -> None:
@@ -263,15 +181,15 @@ def add_links(document: Document, directory: Path, name: str) -> None:
 
 
 def add_products(document: Document, target: Device, rate: str, rows: list[Row]) -> None:
-    """Fit the products of one rate, with their error."""
-    share, source = SUSTAINED.get((target.name, rate), (None, ""))
+    """Fit the products of one rate, with their error in short runs, which is what tables of them measure."""
 
     def build(some: list[Row]) -> Document:
-        return {**document, "products": {rate: product_model(some, target, rate, share)}, "held_out": {}}
+        return {**document, "products": {rate: product_model(some, target, rate)}, "held_out": {}}
 
     fitted = with_error(build, rows, f"products {rate}")
-    fitted["products"][rate]["sustained_source"] = source
-    document["products"][rate] = fitted["products"][rate]
+    share, source = SUSTAINED.get((target.name, rate), (None, ""))
+    model = document["products"][rate] = fitted["products"][rate]
+    model["curve"]["sustained"], model["sustained_source"] = share, source
     document["held_out"].update(fitted["held_out"])
 
 
@@ -285,6 +203,14 @@ def add_attention(document: Document, target: Device, key: str, rows: list[Row],
     fitted = with_error(build, rows, f"attention {key}", **({"note": derived} if derived else {}))
     document["attention"].update(fitted["attention"])
     document["held_out"].update(fitted["held_out"])
+
+
+def add_efficient(document: Document, target: Device, pairs: list[Pair], ratio: float, derived: str) -> None:
+    """Fit torch's memory-efficient attention, of which both directions were measured together."""
+    note = f"of both directions together, the forward {ratio:.2f} times as fast as the backward, as of FlashAttention-2"
+    for direction in ("forward", "backward"):
+        rows = of_direction(pairs, direction, ratio)
+        add_attention(document, target, f"efficient {direction}", rows, _both(derived, note))
 
 
 def derive_attention(document: Document, key: str, like: str, factor: float, reason: str) -> None:
@@ -327,6 +253,7 @@ def h100(directory: Path) -> Document:
     split = "of measured forward and backward together, less the fitted forward"
     add_attention(document, target, "flash2 backward", backward, split)
     slower = limit_ratio(document, "flash2 backward", "flash2 forward")
+    add_efficient(document, target, efficient_rows(directory, "H100-80GB-SXM5"), 1 / slower, EFFICIENT_ON_H100)
     for name in ("flash3", "cudnn"):
         reason = f"{name}'s forward at the {slower:.3f} that FlashAttention-2's backward reaches of its forward"
         derive_attention(document, f"{name} backward", f"{name} forward", slower, reason)
@@ -335,8 +262,10 @@ def h100(directory: Path) -> Document:
     return document
 
 
-def rescaled(document: Document, target: Device, *, compute: float, moved: Document, reason: str) -> Document:
-    """The profile of a device of the same processor with another memory or power."""
+def rescaled(document: Document, target: Device, *, attention: float, moved: Document, reason: str) -> Document:
+    """The profile of a device of the same processor with another memory or power, and ``attention`` times its rate."""
+    held = document["products"]["bf16"]["curve"]["sustained"]
+    power = SUSTAINED.get((target.name, "bf16"), (held, ""))[0] / held
     result = copy.deepcopy(document)
     fresh = frame(target)
     result.update(device=target.name, movement=moved, arithmetic=fresh["arithmetic"], constants=fresh["constants"])
@@ -347,8 +276,9 @@ def rescaled(document: Document, target: Device, *, compute: float, moved: Docum
         curve = model["curve"]
         curve["peak"] = target.peak(rate)
         curve["bandwidth"] = target.figure("memory.bandwidth_bytes_per_second")
-        curve["efficiency"] *= compute
-        curve["sustained"] = curve["sustained"] and curve["sustained"] * compute
+        if power != 1.0:
+            share, source = SUSTAINED.get((target.name, rate), (power * curve["efficiency"], ""))
+            curve["sustained"], model["sustained_source"] = share, source or f"{power:.3f} of a short run, as for bf16"
     for model in result["attention"].values():
         model["derived"] = _joined(model, reason)
         if "like" in model:
@@ -356,7 +286,7 @@ def rescaled(document: Document, target: Device, *, compute: float, moved: Docum
         curve = model["curve"]
         curve["bandwidth"] = target.figure("memory.bandwidth_bytes_per_second")
         curve["peak"] = target.peak("bf16")
-        curve["limits"] = {key: [limit * compute, *rest] for key, (limit, *rest) in curve["limits"].items()}
+        curve["limits"] = {key: [limit * attention, *rest] for key, (limit, *rest) in curve["limits"].items()}
     links = "the H100 SXM's, of the same links"
     result["links"] = carry(document["links"], {}, links)
     result["held_out"] = {
@@ -367,12 +297,28 @@ def rescaled(document: Document, target: Device, *, compute: float, moved: Docum
 
 
 def h100_96(directory: Path) -> Document:
-    """H100 with 96 GB HBM2e at 500 W, of which no kernel was measured."""
+    """H100 with 96 GB HBM2e at 500 W, of which only the rates of large kernels are known."""
     target = device("h100_sxm96")
     share, source = shares("h100_sxm")
     moved = movement(target, share, source, "the shares of the datasheet's bandwidth that the H100 SXM reaches")
-    reason = f"the H100 SXM's with {POWER:.3f} of its rate, the cube root of 500 W over 700 W"
-    return rescaled(h100(directory), target, compute=POWER, moved=moved, reason=reason)
+    whole = h100(directory)
+    known = from_document(whole)
+    works = [_meta_attention(sequence) for sequence in META_FLASH2]
+    rates = [work.flops / seconds_of(work, known)[0] / 1e12 for work in works]
+    slower = statistics.median(measured / rate for measured, rate in zip(META_FLASH2.values(), rates, strict=True))
+    reason = (
+        f"the H100 SXM's in short runs; what holds under 500 W is measured: of products 0.6 of the peak ({TORCHAO}), "
+        f"of attention {slower:.3f} of the H100 SXM's rate ({TRITON_ON_META})"
+    )
+    return {**rescaled(whole, target, attention=slower, moved=moved, reason=reason), "sources": H100_96_SOURCES}
+
+
+def _meta_attention(sequence: int) -> Attention:
+    """What was measured on Meta's H100."""
+    return Attention(
+        batch=128, heads=8, key_heads=8, queries=sequence, keys=sequence, head_dim=128, value_dim=128, causal=False,
+        backward=False, rate="bf16", implementation="flash2", bytes=8 * 128 * 8 * sequence * 128,
+    )  # fmt: skip
 
 
 def h200(directory: Path) -> Document:
@@ -380,7 +326,7 @@ def h200(directory: Path) -> Document:
     target = device("h200")
     share, source = shares("h200")
     reason = "the H100 SXM's, of the same processor"
-    document = rescaled(h100(directory), target, compute=1.0, moved=movement(target, share, source), reason=reason)
+    document = rescaled(h100(directory), target, attention=1.0, moved=movement(target, share, source), reason=reason)
     add_links(document, directory, "h200")
     return document
 
@@ -406,14 +352,10 @@ def a100(directory: Path) -> Document:
     pairs = both_rows(directory, "A100-80GB-SXM4")
     pcie = simumax_attention(directory, "A100-PCIe-80GB", "flash2")
     ratio = pcie_ratio(pcie)
-    for direction, faster in (("forward", ratio), ("backward", 1.0)):
-        rows = []
-        for name, ahead, back, seconds in pairs:
-            rate = (ahead.flops / ratio + back.flops) / seconds
-            work = ahead if direction == "forward" else back
-            rows.append(Row(name, work, work.flops / (rate * faster)))
-        note = f"of both directions together, the forward {ratio:.2f} times as fast as the backward on the A100 PCIe"
-        add_attention(document, target, f"flash2 {direction}", rows, note)
+    note = f"of both directions together, the forward {ratio:.2f} times as fast as the backward on the A100 PCIe"
+    for direction in ("forward", "backward"):
+        add_attention(document, target, f"flash2 {direction}", of_direction(pairs, direction, ratio), note)
+    add_efficient(document, target, efficient_rows(directory, "A100-80GB-SXM4"), ratio, "")
     same_rate(document, "bf16", "fp16", "the rate of bf16, which the tensor cores share")
     plain_rates(document, target)
     return document

@@ -39,10 +39,10 @@ def main() -> int:
 
 
 def agreement(directory: Path) -> None:
-    from fit_kernels import evaluate, forward_rows, simumax_attention, simumax_products, xla_products
+    from fit_kernels import evaluate, forward_rows, short_runs, simumax_attention, simumax_products, xla_products
 
     def row(label: str, name: str, rows: list) -> None:
-        error = evaluate(profile(name), rows)
+        error = evaluate(short_runs(profile(name)), rows)
         print(f"{label:40} {error['rows']:5} rows  median {error['median']:6.1%}  mean {error['mean']:6.1%}")
 
     for key, name in (("sm_90", "h100_sxm"), ("sm_100_B200", "b200")):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from legoai.cost import kernels, network
+from legoai.cost.contention import beside_collectives, memory_of_collective, memory_share
 from legoai.cost.network import Network
 from legoai.cost.network.topology import placement
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
@@ -182,15 +183,28 @@ class Prices:
 
     def _cost(self, record: Timed) -> Cost:
         if isinstance(record, Kernel):
-            seconds, model = kernels.estimate(record, self.machine.profile)
-            return Cost(seconds=seconds + self.gap, resource="compute", model=model)
+            return self._on_processors(record)
         if isinstance(record, Collective):
             seconds, model = network.estimate(record, self.machine.network, self.machine.profile)
             hosts = placement(record.ranks, self.machine.network.devices_per_host).hosts
-            return Cost(seconds=seconds, resource="intra_host" if hosts == 1 else "inter_host", model=model)
+            memory = memory_of_collective(record, seconds, self.machine.profile)
+            resource: Resource = "intra_host" if hosts == 1 else "inter_host"
+            return Cost(seconds=seconds, resource=resource, model=model, memory=memory)
         if isinstance(record, HostKernel):
             return self._on_host(record)
         return self._copy(record)
+
+    def _on_processors(self, record: Kernel) -> Cost:
+        profile = self.machine.profile
+        work = kernels.work_of(record)
+        seconds, model = kernels.seconds_of(work, profile)
+        return Cost(
+            seconds=seconds + self.gap,
+            resource="compute",
+            model=model,
+            beside=beside_collectives(work, profile),
+            memory=memory_share(work.bytes, seconds, profile),
+        )
 
     def _on_host(self, record: HostKernel) -> Cost:
         """The time of an operator on the host: that of the catalogue's `cpu`, as no profile knows the device's own."""
@@ -201,11 +215,10 @@ class Prices:
 
     def _copy(self, copy: Copy) -> Cost:
         if copy.direction == "device_to_device" or self.machine.device.kind == "cpu":
-            kernel = _as_kernel(copy)
-            seconds, model = kernels.estimate(kernel, self.machine.profile)
+            cost = self._on_processors(_as_kernel(copy))
             # What is on a cpu is on its host already: nothing is moved between the two.
-            moved = copy.direction == "device_to_device"
-            return Cost(seconds=seconds if moved else 0.0, resource="compute", model=model)
+            seconds = cost.seconds - self.gap if copy.direction == "device_to_device" else 0.0
+            return replace(cost, seconds=seconds)
         rate, model = self.copies[copy.direction]
         resource: Resource = "host_to_device" if copy.direction == "host_to_device" else "device_to_host"
         return Cost(seconds=self.gap + copy.bytes / rate, resource=resource, model=model)

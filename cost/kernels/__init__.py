@@ -110,13 +110,13 @@ def _product(product: Product, profile: Profile) -> Answer:
         model.curve.seconds(product),
         [math.log2(value) for value in (product.batch, product.m, product.n, product.k)],
         lambda: product_features(product, model.curve.processors),
-        lambda seconds: max(seconds * model.scale, model.curve.limit(product)),
+        lambda seconds: max(seconds * model.scale * model.curve.slowed(product), model.curve.limit(product)),
     )
 
 
 def _attention(attention: Attention, profile: Profile) -> Answer:
     direction = "backward" if attention.backward else "forward"
-    names = [] if attention.implementation == "math" else [attention.implementation, "flash2"]
+    names = [attention.implementation, "flash2"]
     models = [profile.attention.get((name, direction, attention.rate)) for name in names]
     found = next((model for model in models if model is not None), None)
     if found is None:

@@ -16,7 +16,8 @@ class ProductCurve:
     """Efficiency of matrix products of one rate on one device.
 
     ``seconds = floor + quantised operations / (peak · efficiency)``, bounded below by the bytes over the memory's
-    bandwidth and by the rate that the device sustains.
+    bandwidth. That is the time in a short run at the highest clock. In a long one the power limit lowers the clock, and
+    with it the rate of every product that is not bound by memory, by ``sustained / efficiency``.
 
     A product is cut into tiles of the output; a multiprocessor works on one at a time, so that the last wave may leave
     some idle. For each size of tile the operations are multiplied by ``⌈tiles/processors⌉ · processors / tiles`` and
@@ -60,9 +61,18 @@ class ProductCurve:
         return curve
 
     def seconds(self, product: Product) -> float:
-        """Time of ``product``."""
-        compute = product.flops * self.waste(product) / (self.peak * self.efficiency)
-        return self.floor + max(compute, product.bytes / self.bandwidth, self.limit(product) - self.floor)
+        """Time of ``product`` in a short run."""
+        return self._at(product, 1.0)
+
+    def slowed(self, product: Product) -> float:
+        """The time of ``product`` in a long run over that in a short one: what the power limit costs it, at least 1."""
+        if self.sustained is None or self.sustained >= self.efficiency:
+            return 1.0
+        return self._at(product, self.sustained / self.efficiency) / self._at(product, 1.0)
+
+    def _at(self, product: Product, clock: float) -> float:
+        compute = product.flops * self.waste(product) / (self.peak * self.efficiency * clock)
+        return self.floor + max(compute, product.bytes / self.bandwidth)
 
     def limit(self, product: Product) -> float:
         """The time below which a product cannot stay when others precede and follow it; 0 where it is not known."""

@@ -48,7 +48,7 @@ class Attention:
     """Scaled dot-product attention of ``heads`` query heads over ``key_heads`` key and value heads.
 
     ``flops`` counts two products forward and five backward, halved where a causal mask lets half be skipped.
-    ``implementation`` is `flash2`, `flash3`, `cudnn` or `math`.
+    ``implementation`` is `flash2`, `flash3`, `cudnn` or `efficient`.
     """
 
     batch: int
@@ -227,6 +227,10 @@ def _convolution(kernel: Kernel, *, tf32: bool) -> Product:
     return Product(batch=1, m=rows, n=channels, k=k, rate=rate, bytes=kernel.bytes_read + kernel.bytes_written)
 
 
+def _implementation(name: str) -> str:
+    return next((known for known in ("cudnn", "efficient") if known in name), "flash2")
+
+
 def _attention(kernel: Kernel, name: str) -> Attention | None:
     """The attention of a kernel whose inputs begin with query, key and value, or in a backward with the gradient."""
     backward = "backward" in name
@@ -249,6 +253,6 @@ def _attention(kernel: Kernel, name: str) -> Attention | None:
         causal=bool(attributes.get("causal", attributes.get("is_causal", False))),
         backward=backward,
         rate=_rate((query,), tf32=False),
-        implementation=str(attributes.get("implementation", "cudnn" if "cudnn" in name else "flash2")),
+        implementation=str(attributes.get("implementation", _implementation(name))),
         bytes=kernel.bytes_read + kernel.bytes_written,
     )

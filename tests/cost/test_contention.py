@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from legoai.cost.contention import beside_collectives, memory_of_collective, memory_share
+from legoai.cost.kernels.work import Attention, Movement, Product
+from legoai.cost.profiles import profile
+from legoai.cost.timeline import Cost, Host
+from legoai.cost.trace import Collective
+
+PRODUCT = Product(batch=1, m=2560, n=27648, k=5120, rate="bf16", bytes=2**28)
+MOVEMENT = Movement(kind="elementwise", bytes=2**30)
+ATTENTION = Attention(
+    batch=1, heads=16, key_heads=16, queries=4096, keys=4096, head_dim=128, value_dim=128, causal=True, backward=False,
+    rate="bf16", implementation="flash2", bytes=2**26,
+)  # fmt: skip
+
+
+def gather(size: int, ranks: int = 8) -> Collective:
+    return Collective(
+        work=1, stream=1, kind="all_gather", ranks=tuple(range(ranks)), axis="dp_shard", bytes=size, dtype="uint8",
+        module="", phase="forward",
+    )  # fmt: skip
+
+
+def test_blocks_that_find_no_multiprocessor_wait() -> None:
+    # 24 of an A100's 108 multiprocessors, and of an H100's 132, are the collective's.
+    assert beside_collectives(ATTENTION, profile("a100_sxm80")) == pytest.approx(108 / 84)
+    assert beside_collectives(ATTENTION, profile("h100_sxm")) == pytest.approx(132 / 108)
+    assert beside_collectives(PRODUCT, profile("a100_sxm80")) == pytest.approx(108 / 84)
+
+
+def test_hoppers_products_have_the_slowdown_that_was_measured() -> None:
+    # 80% of the peak alone and 47% beside an all-gather.
+    for name in ("h100_sxm", "h100_sxm96", "h200"):
+        assert beside_collectives(PRODUCT, profile(name)) == pytest.approx(0.80 / 0.47, abs=1e-3)
+
+
+def test_what_moves_bytes_has_the_bandwidth_that_a_collective_leaves() -> None:
+    device = profile("h100_sxm")
+    rate = device.movement["copy"][0].rate
+    collective = gather(2**30)
+    # 7/8 of the buffer are received, and as many sent, in a time in which copies would move four times as much.
+    seconds = 4 * 2 * 7 / 8 * 2**30 / rate
+    share = memory_of_collective(collective, seconds, device)
+    assert share == pytest.approx(0.25)
+    kernel = Cost(
+        seconds=1.0, resource="compute", model="", beside=beside_collectives(MOVEMENT, device),
+        memory=memory_share(rate, 1.0, device),
+    )  # fmt: skip
+    beside = Cost(seconds=seconds, resource="intra_host", model="", memory=share)
+    assert Host(compute_slowdown=1.5).slowdown(kernel, [beside]) == pytest.approx(1 / 0.75)
+    assert Host(compute_slowdown=1.5).slowdown(kernel, []) == 1.0
+
+
+def test_a_profile_that_states_no_channels_has_one_slowdown_for_all() -> None:
+    device = profile("cpu")
+    assert beside_collectives(PRODUCT, device) is None
+    assert memory_of_collective(gather(2**20), 1e-3, device) == 0.0
+    kernel = Cost(seconds=1.0, resource="compute", model="")
+    assert Host(compute_slowdown=1.2).slowdown(kernel, [kernel]) == 1.2
+
+
+def test_one_rank_takes_nothing() -> None:
+    assert memory_of_collective(gather(2**20, ranks=1), 1e-3, profile("h100_sxm")) == 0.0
