@@ -7,16 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from legoai.dsl.lint import lint
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.validation import __main__ as command
-from benchmarks.validation import predict
+from benchmarks.validation import models, predict
 from benchmarks.validation.predict import Prediction, shortened
 from benchmarks.validation.rows import Row, UnstatedError, read
-from benchmarks.validation.score import compare, errors, measured, out_of_memory
+from benchmarks.validation.sample import drawn, stratum
+from benchmarks.validation.score import compare, errors, measured, out_of_memory, peer, rank_memories
 from benchmarks.validation.sources import SOURCES, nanotron
 from benchmarks.validation.statements import Stated
 
@@ -49,6 +51,7 @@ SIMUMAX = {
     **LLAMA, "arch": "Llama decoder", "gpu": "B200", "n_gpus": "8", "dp_replicate": "2", "tp": "4", "pp": "1",
     "micro_batch": "1", "global_batch": "8", "mem_peak": "39", "mem_kind": "max_allocated",
 }  # fmt: skip
+SINGLE = {"model": "LLAMA_1B", "batch": "4", "seq_or_img": "64", "precision": "HP", "ac": "Yes", "actual_gib": "24.99"}
 SEED = {"model": "Llama 3.1 8B", "gpus": "8", "ac": "selective", "local_batch": "2"}
 
 
@@ -100,6 +103,16 @@ def test_a_row_of_a_llama_is_a_plan_without_findings(source, fields):
         (
             "runtime_distributed",
             {**SEED, "gpus": "16", "gpus_per_node": "4", "seq_len": "256", "parallelism": "2D FSDP+TP"},
+        ),
+        *(
+            ("memory_single_gpu", {**SINGLE, "model": model, "precision": precision})
+            for model, precision in (
+                ("LLAMA_1B", "FP"),
+                ("GEMMA_2B", "HP"),
+                ("HF_GPT2", "MP"),
+                ("HF_T5", "MP"),
+                ("HF_CLIP", "FP"),
+            )
         ),
     ],
 )
@@ -161,11 +174,67 @@ def test_early_runs_of_torchtitan_held_the_logits_and_a_buffer_of_another_stream
         ("simumax", {**SIMUMAX, "arch": "MLA MoE"}, "multi-head latent attention"),
         ("simplefsdp", {"metric": "peak_memory", "system": "SimpleFSDP"}, "traced graph"),
         ("simplefsdp", {"metric": "count"}, "no figure of one run"),
+        ("memory_single_gpu", {**SINGLE, "model": "HF_BERT"}, "no model of the tables is HF BERT"),
+        ("runtime_single_gpu", {**SINGLE, "estimator": "BENCHMARK"}, "the same run as the row of the learned model"),
     ],
 )
 def test_what_no_plan_can_say_is_refused_with_the_reason(source, fields, reason):
     with pytest.raises(UnstatedError, match=reason):
         convert(source, fields)
+
+
+def test_a_run_of_one_gpu_states_what_its_experiment_did():
+    text = convert("memory_single_gpu", SINGLE).text
+    assert 'python("benchmarks.validation.models:causal", config = "llama3_1b")' in text
+    assert "model.layers.*.mlp = full" in text
+    assert "precision (master = bf16, param = bf16)" in text
+    assert "adam(lr = 1e-4, weight_decay = 0.0001, fused = false)" in text
+    clip = convert("runtime_single_gpu", {**SINGLE, "model": "HF CLIP", "seq_or_img": "20/336", "estimator": "LEARNED"})
+    assert "seq_len = 20" in clip.text
+    image = convert("memory_single_gpu", {**SINGLE, "model": "TIMM_VIT", "ac": "No"}).text
+    assert "seq_len" not in image
+    assert "checkpoint" not in image
+    assert "weight_decay = 0.0," in image
+
+
+def test_gradients_of_a_loss_in_the_model_are_those_of_the_loss_outside_of_it():
+    """Against `transformers`' own attention and loss, in fp32 both, on a small Llama whose keys are shared."""
+    transformers = pytest.importorskip("transformers")
+    fields = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    ours = models._with_loss(
+        models.transformers_model(fields, attn_implementation=models._registered()), models._NextToken
+    ).double()
+    ours.__dict__["loss_in_fp32"] = False
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**fields)).double()
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.randint(64, (3, 12))
+    losses = ours(tokens), theirs(tokens, labels=tokens).loss
+    assert losses[0].shape == (3, 12, 1)
+    for loss in (losses[0].mean(), losses[1]):
+        loss.backward()
+    assert losses[0].mean().item() == pytest.approx(losses[1].item(), rel=1e-6)
+    for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-7, msg=name)
+    assert not any(models._CACHED in module.__dict__ for module in ours.modules())
+
+
+def test_steps_that_torchtitan_takes_one_by_one_give_what_our_llama_gives():
+    """The same function: with the features of queries and keys in the order that pairs of neighbours need."""
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 64, "vocab_size": 64}
+    torch.manual_seed(0)
+    theirs = models.torchtitan_llama("8b", **sizes, max_seq_len=16).double()
+    ours = models.Llama(models.resolve_config("llama3", "8b", {**sizes, "max_seq_len": 16})).double()
+    state = theirs.state_dict()
+    for name, weight in state.items():
+        if name.endswith(("wq.weight", "wk.weight")):  # neighbours (2i, 2i + 1) become (i, i + half)
+            state[name] = weight.unflatten(0, (-1, 4, 2)).transpose(1, 2).flatten(0, 2)
+    ours.load_state_dict(state)
+    tokens = torch.randint(64, (2, 16))
+    torch.testing.assert_close(theirs(tokens), ours(tokens), rtol=1e-5, atol=1e-6)  # theirs rotates in fp32
 
 
 def test_a_device_may_be_named_in_place_of_the_rows_own():
@@ -192,6 +261,42 @@ def test_measurements_are_read_from_the_columns_of_every_source():
     row = Row("r", {"tok_s_per_gpu": "6,258", "gpus": "8", "global_batch": "16", "memory_gib": "81.9"})
     assert measured(row)[0] == pytest.approx(16 * 8192 / (6258 * 8))
     assert measured(row)[2] == "reserved"
+
+
+def test_what_a_source_estimated_itself_is_read_from_its_columns_and_notes():
+    assert peer(Row("r", {"predicted_ms": "426.36"})) == (pytest.approx(0.42636), None)
+    assert peer(Row("r", {"est_gib": "30.10"})) == (None, pytest.approx(30.1 * 2**30))
+    notes = "peer SimuMax v1.2 prediction: 395.23 ms (-3.56%), alloc 38.94 GiB (-0.33%), reserved 41.43 GiB; case=a_b"
+    assert peer(Row("r", {"notes": notes})) == (pytest.approx(0.39523), pytest.approx(38.94 * 2**30))
+    assert peer(Row("r", {"notes": "", "iter_time_s": "1"})) == (None, None)
+
+
+def test_memory_of_every_rank_is_that_of_its_place_in_the_pipeline():
+    row = Row("r", {"notes": "mock data; case=llama_tp1_pp2", "n_gpus": "4"})
+    fields = {"case": "llama_tp1_pp2", "memory_source_case": "llama_tp1_pp2", "max_reserved_mb": "30"}
+    rows = [Row("m", {**fields, "rank": str(rank), "max_allocated_mb": str(10 + rank)}) for rank in range(4)]
+    repeated = Row("m", {**fields, "rank": "0", "max_allocated_mb": "1", "memory_source_case": "another"})
+    other = Row("m", {**fields, "rank": "0", "max_allocated_mb": "1", "case": "another"})
+    found = rank_memories(row, [*rows, repeated, other], Prediction(active=(100, 200), reserved=(300, 400)))
+    assert [(item.rank, item.active) for item in found] == [
+        (0, (10 * 2**20, 100)), (1, (11 * 2**20, 100)), (2, (12 * 2**20, 200)), (3, (13 * 2**20, 200)),
+    ]  # fmt: skip
+    assert {item.reserved for item in found} == {(30 * 2**20, 300), (30 * 2**20, 400)}
+    assert rank_memories(row, rows, Prediction(refused="no answer")) == ()
+
+
+def test_a_sample_is_drawn_by_a_seed_from_each_kind_in_turn():
+    rows = [
+        Row(f"row-{index:03}", {"model": "a" if index < 90 else "b", "pp": "2" if index % 30 == 0 else "1"})
+        for index in range(100)
+    ]
+    taken = drawn(rows, 8)
+    assert taken == drawn(list(reversed(rows)), 8)[::-1]
+    assert [row.id for row in taken] == sorted(row.id for row in taken)
+    assert {stratum(row) for row in taken} == {stratum(row) for row in rows}
+    assert {row.id for row in taken} < {row.id for row in drawn(rows, 20)}
+    assert drawn(rows, None) == rows
+    assert len(drawn(rows, 1000)) == 100
 
 
 def test_errors_are_relative_to_what_was_measured():
@@ -233,6 +338,17 @@ def test_a_plan_with_many_micro_batches_is_shortened_and_a_pipeline_is_not():
     assert shortened(staged.text, plan) is None
 
 
+def test_memory_is_asked_of_twice_as_many_micro_batches_as_a_pipeline_holds():
+    staged = convert("nanotron", {**NANOTRON, "global_batch": "256"})
+    plan = lint(staged.text, "row.plan", directory=Path(), variants=False).plan
+    assert plan is not None
+    assert "global = 40, micro = 2" in predict.for_memory(staged.text, plan)
+    few = convert("nanotron", {**NANOTRON, "global_batch": "24"})
+    plan = lint(few.text, "row.plan", directory=Path(), variants=False).plan
+    assert plan is not None
+    assert predict.for_memory(few.text, plan) == few.text
+
+
 def test_the_command_writes_results_and_keeps_them(tmp_path, monkeypatch, capsys):
     path = tmp_path / "runs.csv"
     rows = [TORCHTITAN, {**TORCHTITAN, "ac_mode": "odd"}, {**TORCHTITAN, "notes": "DUPLICATE"}]
@@ -261,6 +377,17 @@ def test_the_command_writes_results_and_keeps_them(tmp_path, monkeypatch, capsys
 def test_a_missing_file_is_said_and_not_raised(tmp_path, capsys):
     assert command.main([str(tmp_path), "--source", "vtrain"]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{**NANOTRON, "global_batch": "256"}, {**NANOTRON, "pp": "1", "dp_replicate": "8"}])
+def test_memory_alone_is_that_of_the_whole_estimate(fields):
+    stated = convert("nanotron", fields)
+    alone, whole = predict.predict(stated, memory_only=True), predict.predict(stated)
+    assert not alone.refused
+    assert alone.active == (whole.active[0], whole.active[-1])[: len(whole.active)]
+    assert alone.reserved == (whole.reserved[0], whole.reserved[-1])[: len(whole.reserved)]
+    assert (alone.outside, alone.capacity) == (whole.outside, whole.capacity)
 
 
 @pytest.mark.slow
