@@ -239,7 +239,7 @@ def _attention(kernel: Kernel, name: str) -> Attention | None:
         return None
     query, key, value = fours[1:4] if backward else fours[:3]
     # torch's own `_efficient_attention_forward` and flash-attn hold (batch, sequence, heads, width).
-    sequence_first = "_efficient_attention" in name or ("_flash_attention" in name and "scaled_dot_product" not in name)
+    sequence_first = "scaled_dot_product" not in name and ("_efficient_" in name or "_flash_" in name)
     heads, length = (2, 1) if sequence_first else (1, 2)
     attributes: dict[str, Any] = dict(kernel.attributes)
     return Attention(

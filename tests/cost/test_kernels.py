@@ -207,6 +207,10 @@ def test_an_operators_name_tells_the_kernel_of_attention() -> None:
         work = work_of(kernel(f"aten._scaled_dot_product_{name}_attention", [heads] * 3, heads))
         assert isinstance(work, Attention)
         assert work.implementation == implementation
+        assert (work.heads, work.queries) == (8, 64)
+    packed = work_of(kernel("aten._efficient_attention_forward", [heads] * 3, heads))
+    assert isinstance(packed, Attention)
+    assert (packed.heads, packed.queries) == (64, 8)
 
 
 def test_three_segments_are_continuous() -> None:
