@@ -17,9 +17,8 @@ from torch.distributed import _functional_collectives
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fully_shard
-from torch.distributed.tensor import _redistribute
+from torch.distributed.tensor import DTensor, _redistribute
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from legoai.cost.device import (
@@ -34,6 +33,7 @@ from legoai.cost.device import (
     register,
 )
 from legoai.cost.device_kernels import kernels_of
+from legoai.cost.eager_torch import without_compiler
 from legoai.cost.large_worlds import one_rank_alone
 from legoai.cost.replaced import replaced
 from legoai.cost.routing import even_routing
@@ -71,6 +71,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
             _patched_propagation(recorder),
             _patched_waits(),
             one_rank_alone(),
+            without_compiler(),
         ):
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
@@ -98,7 +99,9 @@ def _forget_meshes() -> None:
 
     They are equal to those of this one, and name groups that are gone or that have other ranks now.
     """
-    _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    # As `torch.distributed.tensor.debug` does it, which imports inductor.
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    torch._C._clear_DTensor_sharding_propagator_cache()
     _redistribute.clear_redistribute_planner_cache()
     _redistribute._gen_transform_infos.cache_clear()
     split_off_experts.cache_clear()

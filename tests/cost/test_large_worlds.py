@@ -71,7 +71,8 @@ def test_a_world_of_16384_ranks_does_what_one_of_128_does_and_takes_no_longer():
     assert list(map(without_sizes, many.records)) == list(map(without_sizes, few.records))
     groups = {(item.axis, len(item.ranks)) for item in many.records if isinstance(item, Collective)}
     assert {("tp", 8), ("dp_shard", 1024), ("dp_replicate", 2)} <= groups
-    assert slowly <= 1.6 * quickly  # within a tenth where nothing else runs; a chunk for each rank took 1.9 times as long
+    # Within a tenth where nothing else runs; a chunk for each rank took 1.9 times as long.
+    assert slowly <= 1.6 * quickly
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])

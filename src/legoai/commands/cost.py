@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +107,8 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
     progress("reading torch")
     # The simulated process groups have no hooks, of which torch's C++ side would warn.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from legoai.cost.estimate import CannotEstimateError, estimate
+    with _lasting():
+        from legoai.cost.estimate import CannotEstimateError, estimate
 
     try:
         return estimate(
@@ -120,6 +124,17 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
         raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
     finally:
         progress.clear()
+
+
+@contextlib.contextmanager
+def _lasting() -> Iterator[None]:
+    """Keep what is made here from the garbage collector, which would go over it again and again and find nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def write(path: Path, text: str) -> None:
