@@ -164,7 +164,12 @@ class Graph:
         else:
             from legoai.cost.inductor import schedule
 
-            planned = schedule(graph, self.kind, is_backward=is_backward)
+            # Some backward graphs are compiled when they are first called, in the middle of a step.
+            before, self.capture.paused = self.capture.paused, True
+            try:
+                planned = schedule(graph, self.kind, is_backward=is_backward)
+            finally:
+                self.capture.paused = before
             runner = functools.partial(self._run_kernels, planned)
         runner._boxed_call = True  # type: ignore[attr-defined]
         return runner
