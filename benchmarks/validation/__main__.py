@@ -121,6 +121,7 @@ def _compared(row: Row, ranks: Sequence[Row], stated: Stated, said: Prediction) 
         if pair is not None:
             words.append(f"{name} {pair[1] / unit:.4g} of {pair[0] / unit:.4g} ({pair[1] / pair[0] - 1:+.1%})")
     return {
+        **({"untimed": stated.untimed} if stated.untimed else {}),
         "outcome": "; ".join(words) or "nothing to compare with",
         "group": found.group,
         "seconds": found.seconds,
@@ -152,17 +153,20 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
 
 
 def _known(output: Path) -> dict[str, Any]:
-    """Answers of an earlier run, and the code that gave them, by their key; none where there is no such file."""
-    try:
-        document = json.loads(output.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    given = [item for item in document.get("results", []) if "key" in item]
-    return {
-        item["key"]: (item["said"], item["code"])
-        for item in given
-        if not item["said"]["refused"].startswith("no answer within")
-    }
+    """Answers of earlier runs whose results lie beside the output, and the code that gave them, by their key."""
+    found: dict[str, Any] = {}
+    for path in (*sorted(output.parent.glob("*.json")), output):  # the output's own answers come last, and count
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        given = document.get("results", []) if isinstance(document, dict) else []
+        found |= {
+            item["key"]: (item["said"], item["code"])
+            for item in given
+            if isinstance(item, dict) and "code" in item and not item["said"]["refused"].startswith("no answer within")
+        }
+    return found
 
 
 def _code_digest() -> str:

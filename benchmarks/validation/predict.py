@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import multiprocessing
+import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -215,12 +217,15 @@ def _apart(function: Callable[[str], dict[str, Any]], text: str, *, seconds: flo
     except EOFError:
         return "the process ended without an answer, probably for want of memory"
     finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with those that it has forked for ranks of a pipeline
         process.kill()
         process.join()
         ours.close()
 
 
 def _answer(pipe: Connection, function: Callable[[str], dict[str, Any]], text: str) -> None:
+    os.setpgid(0, 0)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             answer: dict[str, Any] | str = function(text)

@@ -102,7 +102,7 @@ def compare(row: Row, stated: Stated, said: Prediction, ranks: Sequence[Row] = (
     beside, beside_reserved = sum(stated.beside.values()), sum(stated.beside_reserved.values())
     seconds = memory = fits = None
     if not said.refused:
-        if measured_seconds and said.seconds:
+        if measured_seconds and said.seconds and not stated.untimed:
             seconds = measured_seconds, said.seconds
         by_rank = said.reserved if kind == "reserved" else said.active
         if measured_bytes and by_rank:

@@ -54,6 +54,7 @@ class Stated:
             each derived from the framework's source and never from a measurement.
         beside_reserved: further bytes that only the allocator's segments hold, likewise.
         rank: the pipeline rank whose memory was measured; None for the fullest.
+        untimed: what the run did that makes its time another than the plan's; such a row is compared in memory alone.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Stated:
     beside: Mapping[str, float] = field(default_factory=dict)
     beside_reserved: Mapping[str, float] = field(default_factory=dict)
     rank: int | None = None
+    untimed: str = ""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Draft:
     statements: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     differs: list[str] = field(default_factory=list)
+    untimed: str = ""
 
     def say(self, *statements: str) -> None:
         """Add statements."""
@@ -96,6 +99,7 @@ class Draft:
             beside=beside or {},
             beside_reserved=beside_reserved or {},
             rank=rank,
+            untimed=self.untimed,
         )
 
 

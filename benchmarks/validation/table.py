@@ -40,6 +40,7 @@ def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
         if known is not None:
             found["memory"][f"every rank {kind}"] = asdict(known)
+    found["compared in memory alone"] = dict(Counter(item["untimed"] for item in compared if "untimed" in item))
     found["refused"] = dict(
         Counter(item["outcome"] for item in results if item["outcome"].startswith(("not stated", "refused")))
     )
@@ -67,6 +68,8 @@ def table(document: Mapping[str, Any]) -> str:
         if value is None or value == 0:
             continue
         lines.append(f"| {name} | {value if isinstance(value, int) else f'{value:.1%}'} | | | | |")
+    for reason, count in document["summary"].get("compared in memory alone", {}).items():
+        lines.append(f"| compared in memory alone: {reason} | {count} | | | | |")
     for reason, count in document["summary"]["refused"].items():
         lines.append(f"| {reason} | {count} | | | | |")
     return "\n".join(lines)
