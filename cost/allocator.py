@@ -46,6 +46,10 @@ def segment_size(block: int) -> int:
     return -(-block // SEGMENT_STEP) * SEGMENT_STEP
 
 
+_CHANGES: Final = frozenset({Allocate, Free, Resize})
+"""Records that ask something of an allocator."""
+
+
 class OutOfMemoryError(RuntimeError):
     """The device has no memory for a request, even when all cached segments are given back."""
 
@@ -215,6 +219,8 @@ def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
     fits = True
     try:
         for record in trace.records:
+            if type(record) not in _CHANGES:
+                continue
             if isinstance(record, Allocate):
                 allocator.allocate(record.storage, record.bytes, record.stream)
             elif isinstance(record, Free):

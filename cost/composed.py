@@ -188,11 +188,9 @@ def records_of(items: Iterable[Item]) -> Iterator[Record]:
 
 
 def once_each(records: Sequence[Record]) -> Iterator[Record]:
-    """Yield the records of a trace, but those of a part only once, with numbers that mean nothing."""
-    seen: set[int] = set()
-    for item in items_of(records):
-        if not isinstance(item, Use):
-            yield item
-        elif id(item.part) not in seen:
-            seen.add(id(item.part))
-            yield from item.part.records
+    """Return the records of a trace, but those of a part only once, with numbers that mean nothing."""
+    if not isinstance(records, Composed):
+        return iter(records)
+    parts = {id(item.part): item.part for item in records.items if isinstance(item, Use)}
+    alone = (item for item in records.items if not isinstance(item, Use))
+    return itertools.chain(alone, *(part.records for part in parts.values()))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from legoai.cost.allocator import round_block
-from legoai.cost.composed import Use, items_of, length_of, records_of
+from legoai.cost.composed import Composed, Item, Use, length_of
 from legoai.cost.memory_effects import categories_of, effect_of, survive
 from legoai.cost.trace import (
     Allocate,
@@ -19,11 +20,14 @@ from legoai.cost.trace import (
     Kernel,
     Mark,
     Phase,
+    Record,
     Resize,
     Trace,
 )
 
 _STEP: Final = "step "
+_TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
+"""Records from which the phases of a step and its memory are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,12 @@ def steps(trace: Trace) -> list[range]:
     """
     begun: dict[str, int] = {}
     found = []
-    index = 0
-    for item in items_of(trace.records):
+    for index, item in _placed(trace.records, {Mark}):
         if isinstance(item, Mark):
             if item.name.startswith(_STEP):
                 begun[item.name] = index
             elif item.name.removeprefix("end ") in begun:
                 found.append(range(begun.pop(item.name.removeprefix("end ")), index + 1))
-        index += length_of(item)
     if begun:
         raise ValueError(f"the trace has no end of {', '.join(begun)}")
     return found
@@ -101,18 +103,19 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
         raise ValueError(f"the trace has {len(found)} steps, and no step {step}")
     span = found[step]
     sizes: dict[int, int] = {}
-    active = start = peak = index = 0
+    active = start = peak = 0
     peak_record = span.start
     phase: Phase = "other"
     peak_phase: Phase = phase
     by_phase: dict[Phase, int] = {}
-    for item in items_of(trace.records):
-        if index == span.start:
-            start = peak = active
-        elif index == span.stop:
-            break
+    for index, item in _placed(trace.records, _TELLING):
         if isinstance(item, Kernel):
             phase = item.phase
+        elif isinstance(item, Mark):
+            if index == span.start:
+                start = peak = active
+            elif index + 1 == span.stop:
+                break
         elif isinstance(item, Use):
             effect = effect_of(item, sizes, phase)
             if index >= span.start:
@@ -123,22 +126,23 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
             active += effect.change
             phase = effect.phase
             effect.apply(item, sizes)
-            index += len(item.part.records)
-            continue
-        elif isinstance(item, Allocate | Free | Resize):
+        else:
             if isinstance(item, Allocate):
                 phase = item.phase
-            size = 0 if isinstance(item, Free) else round_block(item.bytes)
-            active += size - (0 if isinstance(item, Allocate) else _size(sizes, item.storage))
-            if isinstance(item, Free):
+                sizes[item.storage] = size = round_block(item.bytes)
+                active += size
+            elif isinstance(item, Free):
+                active -= _size(sizes, item.storage)
                 del sizes[item.storage]
-            else:
+            elif isinstance(item, Resize):
+                size = round_block(item.bytes)
+                active += size - _size(sizes, item.storage)
                 sizes[item.storage] = size
             if index >= span.start:
-                by_phase[phase] = max(by_phase.get(phase, 0), active)
+                if active > by_phase.get(phase, -1):
+                    by_phase[phase] = active
                 if active > peak:
                     peak, peak_record, peak_phase = active, index, phase
-        index += 1
     live = _live(trace, peak_record)
     categories: Counter[Category] = Counter()
     modules: Counter[str] = Counter()
@@ -166,31 +170,24 @@ def _size(sizes: Mapping[int, int], storage: int) -> int:
 def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
     """Return the storages behind a record, with what they turn out to hold."""
     alive: dict[int, tuple[Allocate, int]] = {}
-    index = 0
-    for item in items_of(trace.records):
+    for index, item in _placed(trace.records, {Allocate, Free, Resize}):
         if index > at:
             break
-        size = length_of(item)
-        if isinstance(item, Use) and index + size <= at + 1:
+        if not isinstance(item, Use):
+            _survive(item, alive)
+        elif index + len(item.part.records) <= at + 1:
             survive(item, alive)
         else:
-            for record in itertools.islice(records_of([item]), at + 1 - index):
-                if isinstance(record, Allocate):
-                    alive[record.storage] = record, round_block(record.bytes)
-                elif isinstance(record, Free):
-                    del alive[record.storage]
-                elif isinstance(record, Resize):
-                    alive[record.storage] = alive[record.storage][0], round_block(record.bytes)
-        index += size
+            for record in itertools.islice(item.records(), at + 1 - index):
+                _survive(record, alive)
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
-    for item in items_of(trace.records):
+    for _, item in _placed(trace.records, {Categorise}):
         if isinstance(item, Use):
             told = tuple((record, item.number(slot)) for record, slot in categories_of(item.part))
-        elif isinstance(item, Categorise):
-            told = ((item, item.storage),)
         else:
-            continue
+            assert isinstance(item, Categorise)
+            told = ((item, item.storage),)
         for record, number in told:
             if number in alive:
                 held[number] = record.category
@@ -208,6 +205,33 @@ def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
         if size
     ]
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.storage)))
+
+
+def _survive(record: Record, alive: dict[int, tuple[Allocate, int]]) -> None:
+    """Follow which storages are alive through one record."""
+    if isinstance(record, Allocate):
+        alive[record.storage] = record, round_block(record.bytes)
+    elif isinstance(record, Free):
+        del alive[record.storage]
+    elif isinstance(record, Resize):
+        alive[record.storage] = alive[record.storage][0], round_block(record.bytes)
+
+
+def _placed(records: Sequence[Record], kinds: AbstractSet[type]) -> Iterator[tuple[int, Item]]:
+    """Yield what a trace's records are held as, each with the place of its first record: all uses, and some records.
+
+    Args:
+        records: of the trace.
+        kinds: of the records that are wanted.
+    """
+    if not isinstance(records, Composed):
+        return ((index, record) for index, record in enumerate(records) if type(record) in kinds)
+    starts = itertools.accumulate(map(length_of, records.items), initial=0)
+    return (
+        (index, item)
+        for index, item in zip(starts, records.items, strict=False)
+        if type(item) is Use or type(item) in kinds
+    )
 
 
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:

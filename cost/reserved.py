@@ -72,17 +72,18 @@ def _workspace(trace: Trace, machine: Machine) -> int:
     one = machine.constant("cublas_workspace_bytes")
     if one is None:
         return 0
-    streams = {item.stream for item in once_each(trace.records) if isinstance(item, Kernel) and is_product(item.op)}
-    return int(one) * len(streams)
+    streams = {(item.stream, item.op) for item in once_each(trace.records) if isinstance(item, Kernel)}
+    return int(one) * len({stream for stream, op in streams if is_product(op)})
 
 
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is made when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
-    for item in once_each(trace.records):
-        if isinstance(item, Collective) and len(item.ranks) > 1:
-            ranks = tuple(sorted(item.ranks))  # those of a send and of its answer are one communicator
-            groups[ranks] = groups.get(ranks, False) or item.kind == "all_to_all"
+    calls = (item for item in once_each(trace.records) if isinstance(item, Collective))
+    for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
+        if len(ranks) > 1:
+            ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator
+            groups[ends] = groups.get(ends, False) or kind == "all_to_all"
     found = {"context": int(machine.constant("context_bytes") or 0)}
     pair, more = machine.constant("nccl_pair_bytes"), machine.constant("nccl_communicator_bytes")
     buffers = sum(int((pair if len(ranks) == 2 else more) or 0) for ranks in groups)
