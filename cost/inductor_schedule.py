@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,18 +122,37 @@ class Reader:
                     self.made.add(name)
                     aliases.append((name, place))
         origins = self._origins(node)
-        reads = node.get_read_buffer_sizes()
         work = Work(
             op=_name_of_group(origins),
             inputs=tuple(_type(self._slot_of(name)) for name in self._reads(node)),
             outputs=tuple(outputs),
             flops=0,
-            bytes_read=reads,
-            bytes_written=node.get_write_buffer_sizes(),
+            bytes_read=self._accessed(node, reads=True),
+            bytes_written=self._accessed(node, reads=False),
             attributes={},
             module=_module_of(origins),
         )
         return Step(makes=tuple(makes), aliases=tuple(aliases), work=work, drops=drops)
+
+    def _accessed(self, node: BaseSchedulerNode, *, reads: bool) -> int:
+        """Return the bytes that a kernel reads or writes.
+
+        Inductor takes each fused group for one of 10⁹ elements: it counts no tensor for more, which logits exceed, and
+        all of a tensor of which a few elements are gathered.
+        """
+        counted = node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
+        spans = [_elements_of(member) for member in node.get_nodes() if isinstance(member, SchedulerNode)]
+        if isinstance(node, SchedulerNode) or not spans:
+            return sum(counted.values())
+        touched = [dep.name for dep in (node.read_writes.reads if reads else node.read_writes.writes)]
+        total = 0
+        for name, bytes in counted.items():
+            if not self._is_tensor(name):
+                total += bytes
+                continue
+            slot = self._slot_of(name)
+            total += min(_elements(slot), touched.count(name) * max(spans)) * slot.dtype.itemsize
+        return total
 
     def _overwritten(
         self, group: BaseSchedulerNode, member: BaseSchedulerNode, buffer: Any, drops: Sequence[str], taken: set[str]
@@ -273,6 +293,11 @@ def _call(node: torch.fx.Node) -> Any:
 
 def _type(slot: Slot) -> TensorType:
     return TensorType(slot.shape, str(slot.dtype).removeprefix("torch."))
+
+
+def _elements_of(node: SchedulerNode) -> int:
+    """Return over how many elements a node runs, reduced ones included."""
+    return math.prod(int(size) for sizes in node.get_ranges() for size in sizes)
 
 
 def _elements(slot: Slot) -> int:

@@ -383,3 +383,29 @@ def test_a_fused_loss_reads_the_logits_twice_and_keeps_no_copy_of_them_in_fp32()
     reads, copies = simulated.in_a_fork(_largest_loss, "fused")
     assert (reads, copies) == (2, 0)
     assert simulated.in_a_fork(_largest_loss, "eager")[1] > 0
+
+
+class _LogSumExp(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(x.float(), -1)
+
+
+def _kernels_over(*shape: int) -> list[Kernel]:
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
+        compilation(recorder, "cuda"),
+        fake,
+        torch.device("sim"),
+        torch.no_grad(),
+    ):
+        module = _LogSumExp()
+        module.compile()
+        module(torch.empty(*shape, dtype=torch.bfloat16))
+    return [item for item in recorder.records if isinstance(item, Kernel) and item.op.startswith("fused")]
+
+
+def test_a_group_over_more_elements_than_inductor_assumes_reads_them_all():
+    rows, columns = 2**16, 2**15  # 2.1 · 10⁹, as the logits of a large batch
+    (kernel,) = simulated.in_a_fork(_kernels_over, rows, columns)
+    assert (kernel.bytes_read, kernel.bytes_written) == (2 * rows * columns, 4 * rows)
