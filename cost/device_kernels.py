@@ -73,7 +73,7 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
         return aten._scaled_dot_product_efficient_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
         )[0]
-    if SDPBackend.CUDNN_ATTENTION in allowed and half and not grouped and width % 8 == 0:
+    if SDPBackend.CUDNN_ATTENTION in allowed and half and width % 8 == 0:
         return aten._scaled_dot_product_cudnn_attention(
             query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, False, scale=scale
         )[0]

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.device import READ_VALUE, SIM, Recorder, SimulationError
@@ -125,6 +126,17 @@ def attention(kind: str, dtype: torch.dtype, heads: int, keys: int) -> set[str]:
 )
 def test_attention_is_the_kernel_that_the_device_would_choose(kind, dtype, heads, keys, kernel):
     assert f"aten.{kernel}.default" in simulated.in_a_fork(attention, kind, dtype, heads, keys)
+
+
+def of_cudnn() -> set[str]:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return attention("cuda", torch.bfloat16, 4, 2)
+
+
+def test_cudnns_attention_takes_grouped_queries():
+    # `can_use_cudnn_attention` of torch's sdp_utils.cpp: check_batch_size_and_num_heads_dense<true /*enable_gqa*/, …>.
+    names = simulated.in_a_fork(of_cudnn)
+    assert {"aten._scaled_dot_product_cudnn_attention.default"} < names
 
 
 def saved_by_norm() -> list[tuple[int, ...]]:

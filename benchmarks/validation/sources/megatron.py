@@ -6,7 +6,7 @@ vTrain's validation configs, as far as the files of rows cite them.
 Megatron-LM with the distributed optimizer keeps parameters whole in bf16 and gradients whole in fp32, and shards the
 fp32 parameters and Adam's moments: 6 + 12 / n bytes. A plan says so by units that are never resharded and gradients
 that are reduced once. With sequence parallelism column-wise layers keep their sharded input; SwiGLU is one kernel that
-keeps its input and not what the sigmoid gave.
+keeps its input and not what the sigmoid gave. Attention is cuDNN's, by Transformer Engine.
 
 Megatron-DeepSpeed of 2023 trains in fp16 with whole replicas, reduces all gradients after the last micro batch,
 computes attention step by step, and checkpoints whole blocks.
@@ -99,7 +99,7 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     if cp > 1:
         draft.say("context on cp (rotate = alltoall, balance = head_tail)")
         draft.differs.append("an all-to-all over heads (Ulysses) in place of a ring of keys and values")
-    draft.say(MEGATRON_KEEPS, "attention flash", "loss fused", "precision (param = bf16, reduce = fp32)")
+    draft.say(MEGATRON_KEEPS, "attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
     draft.say(OPTIMIZER, "clip (norm = 1.0)")
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
