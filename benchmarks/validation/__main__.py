@@ -152,6 +152,11 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
     }
 
 
+def _lasts(refused: str) -> bool:
+    """Whether asking again would bring nothing else: an answer, or a finding of the linter."""
+    return not refused or refused.startswith("lint")
+
+
 def _known(output: Path) -> dict[str, Any]:
     """Answers of earlier runs whose results lie beside the output, and the code that gave them, by their key."""
     found: dict[str, Any] = {}
@@ -164,7 +169,7 @@ def _known(output: Path) -> dict[str, Any]:
         found |= {
             item["key"]: (item["said"], item["code"])
             for item in given
-            if isinstance(item, dict) and "code" in item and not item["said"]["refused"].startswith("no answer within")
+            if isinstance(item, dict) and "code" in item and _lasts(item["said"]["refused"])
         }
     return found
 
