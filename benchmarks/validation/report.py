@@ -101,9 +101,9 @@ def _what_fits(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         f"nanotron's sweep on H100s of 80 GB, {len(ran)} rows that ran and {len(failed)} that failed, of the files' "
         f"408 and 394. Of those said not to fit {_share(counts['precision'])} failed (precision); of those that failed "
         f"{_share(counts['recall'])} were said not to fit (recall, a lower bound, as causes are not published); of "
-        f"those that ran {_share(counts['rows that ran and were said to fit'])} were said to fit. {len(away)} of the failed "
-        f"rows are said to need less than {_NEAR:.0%} of the device: if those failed for other reasons, recall is "
-        f"{_share(caught_share)}."
+        f"those that ran {_share(counts['rows that ran and were said to fit'])} were said to fit. {len(away)} of the "
+        f"failed rows are said to need less than {_NEAR:.0%} of the device: if those failed for other reasons, recall "
+        f"is {_share(caught_share)}."
     )
 
 

@@ -98,6 +98,8 @@ def compare(row: Row, stated: Stated, said: Prediction, ranks: Sequence[Row] = (
         ranks: rows of the source's file of every rank's memory.
     """
     measured_seconds, measured_bytes, kind = measured(row)
+    if row.text("status").lower().startswith("failed"):
+        measured_seconds = measured_bytes = None  # it may have failed before its peak
     ran = {"ok": True, "oom": False, "failed": False}.get(row.text("status").lower())
     beside, beside_reserved = sum(stated.beside.values()), sum(stated.beside_reserved.values())
     seconds = memory = fits = None
