@@ -37,7 +37,7 @@ ZOO: Final = Path(__file__).parents[1] / "plans" / "zoo"
 RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30
 MODELS: Final = {
-    "GEMMA_2B": "gemma2_2b", "HF_CLIP": "clip_l14_336", "HF_GPT2": "gpt2_large", "HF_T5": "t5_large",
+    "GEMMA_2B": "gemma_2b", "HF_CLIP": "clip_l14_336", "HF_GPT2": "gpt2_large", "HF_T5": "t5_large",
     "LLAMA_1B": "llama3_1b", "CONVNEXT": "convnextv2_huge", "TIMM_VIT": "vit_h14",
 }  # fmt: skip
 """The plan of each model of the published table."""
