@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeWork
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.device import (
@@ -44,12 +45,42 @@ NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
 }
 
 
+aten = torch.ops.aten
+
 _ASKS_DEVICE: Final = torch.ops.prim.device.default
 
 
 @functools.cache
 def _wraps(kind: type) -> bool:
     return is_traceable_wrapper_subclass_type(kind)
+
+
+_FUSED_UPDATES: Final = frozenset(
+    {aten._fused_adagrad_.default, aten._fused_adam_.default, aten._fused_adamw_.default, aten._fused_sgd_.default}
+)
+"""Updates of lists of tensors, element by element."""
+
+
+def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the arguments of an update with the local tensors of its DTensors; None where these lie differently.
+
+    What DTensor does is the same, but it looks for the placement of hundreds of results that have those of the
+    arguments.
+    """
+    lists = [item for item in args if isinstance(item, list | tuple) and item and isinstance(item[0], DTensor)]
+    for same in zip(*lists, strict=False):
+        first = same[0]._spec
+        where = first.placements, first.mesh
+        if any(item.is_partial() for item in first.placements):
+            return None
+        if any(not isinstance(item, DTensor) or (item._spec.placements, item._spec.mesh) != where for item in same):
+            return None
+    return tuple(
+        [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in item]
+        if isinstance(item, list | tuple)
+        else item
+        for item in args
+    )
 
 
 @functools.cache
@@ -78,7 +109,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].fake_device
         for kind in types:
             if kind is not FakeTensor and _wraps(kind):
-                return NotImplemented
+                local = _on_local_tensors(args) if func in _FUSED_UPDATES else None
+                if local is None:
+                    return NotImplemented
+                with self:
+                    return func(*local, **(kwargs or {}))
         kwargs = kwargs or {}
         capture = self.capture
         if capture.paused:
