@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeVar
@@ -166,7 +166,7 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
         communication=communication,
         exposed_by_axis=_sorted(axes),
         by_model=_sorted(models),
-        modules=_modules(modules),
+        modules=_modules(modules, held.path),
         collectives=collectives,
     )
 
@@ -194,7 +194,9 @@ def _sorted(seconds: Mapping[_Key, float]) -> dict[_Key, float]:
     return dict(sorted(((k, v) for k, v in seconds.items() if v > 0), key=lambda item: -item[1]))
 
 
-def _modules(found: Mapping[str, Sequence[tuple[Kernel, float]]]) -> tuple[ModuleCost, ...]:
+def _modules(
+    found: Mapping[str, Sequence[tuple[Kernel, float]]], meant: Callable[[str], str]
+) -> tuple[ModuleCost, ...]:
     costs = []
     for pattern, kernels in found.items():
         ops: defaultdict[str, float] = defaultdict(float)
@@ -203,7 +205,7 @@ def _modules(found: Mapping[str, Sequence[tuple[Kernel, float]]]) -> tuple[Modul
         costs.append(
             ModuleCost(
                 pattern=pattern,
-                first=kernels[0][0].module,
+                first=meant(kernels[0][0].module),
                 modules=len({kernel.module for kernel, _ in kernels}),
                 seconds=sum(ops.values()),
                 recompute=sum(took for kernel, took in kernels if kernel.phase == "recompute"),
@@ -235,7 +237,7 @@ def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:
                 axis=axis,
                 ranks=ranks,
                 pattern=pattern,
-                first=records[0][0].module,
+                first=intervals.path(records[0][0].module),
                 phase=phase,
                 count=sum(times for _, times in records),
                 bytes=sum(record.bytes * times for record, times in records),

@@ -88,11 +88,45 @@ def capture(
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
     if replay:
         for blocks_left_out in (True, False) if isinstance(program, str) and treats_alike(program) else (False,):
-            found = _shortened(program, world=world, rank=rank, kind=kind, blocks_left_out=blocks_left_out)
+            try:
+                found = _shortened(program, world=world, rank=rank, kind=kind, blocks_left_out=blocks_left_out)
+            except UnequalError:  # of a pipeline, of which no blocks are left out
+                break
             if found is not None:
                 return found
     taken, trace = _taken(program, world=world, rank=rank, kind=kind)
     return dataclasses.replace(trace, records=taken.finished())
+
+
+def capture_alike(
+    program: str, *, world: int, places: int, place: int, others: Sequence[int], kind: Kind = "cuda"
+) -> list[Trace]:
+    """Take the first two steps of a rank of a pipeline, and tell what ranks do that are like it.
+
+    Args:
+        program: its text.
+        world: number of ranks for which it was lowered.
+        places: of the `pp` axis, which is the outermost.
+        place: of the rank that is simulated, the first at its place.
+        others: places of ranks that have equal stages in the same order; see :mod:`legoai.cost.alike_ranks`.
+        kind: whose kernels the device has.
+
+    Returns:
+        The trace of the rank, and those of the others, in their order; none of the others where these cannot be told
+        from the rank's own.
+
+    Raises:
+        SimulationError: the program fails, or does what cannot be recorded.
+    """
+    rank, stride = place * (world // places), world // places
+    try:
+        taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, others=others)
+    except UnequalError:
+        return [capture(program, world=world, rank=rank, kind=kind, replay=False)]
+    found = [dataclasses.replace(trace, records=taken.finished())]
+    for other, records in zip(others, taken.others, strict=False):
+        found.append(dataclasses.replace(trace, rank=other * stride, stage=other, records=records))
+    return found
 
 
 def _shortened(
@@ -101,8 +135,6 @@ def _shortened(
     """Take few micro batches, and perhaps few blocks, and repeat them; None where they are not equal."""
     try:
         taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, blocks_left_out=blocks_left_out)
-    except UnequalError:
-        return None
     except SimulationError:
         if blocks_left_out:
             return None  # the program may need all of its blocks
@@ -127,12 +159,14 @@ class _Taken:
         staged: whether a pipeline's actions were taken, each as a use of a part.
         wanted: micro batches of the second step; 0 where they are not counted.
         runs: blocks that were left out.
+        others: what other ranks of a pipeline do.
     """
 
     recorder: Capture
     staged: bool
     wanted: int
     runs: list[Run]
+    others: Sequence[Composed]
 
     def tape(self) -> Tape:
         """Return the records as a tape, on which they can be repeated."""
@@ -152,22 +186,33 @@ def _taken(
     kind: Kind,
     few: bool = False,
     blocks_left_out: bool = False,
+    others: Sequence[int] = (),
 ) -> tuple[_Taken, Trace]:
     """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records."""
     recorder = Capture()
     runs: list[Run] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
-        trainer = _outside_of_fake(_trainer_of(program))
+        trainer = _outside_of_fake(trainer_of(program))
         if blocks_left_out and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
             trainer = _without_blocks(trainer, runs)
             recorder.touches = {}
         device = Device(type=SIM, holds_values=False)
         recorder.staged = trainer.pipeline is not None
-        heard: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        hearing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        then: Callable[[], object] | None = None
+        found: list[Composed] = []
         if recorder.staged:
             from legoai.cost.stages import listened_to, schedules_heard
 
-            trainer, heard = listened_to(trainer, recorder, repeat=few), schedules_heard(recorder)
+            pipeline = trainer.pipeline
+            trainer, heard = listened_to(trainer, recorder, repeat=few)
+            hearing = schedules_heard(heard)
+            if others and pipeline is not None:
+                from legoai.cost.other_ranks import others_of, records_of_others
+
+                stride = world // len(pipeline.stages_of_rank)
+                alike = others_of(pipeline, rank // stride, others, stride=stride)
+                then = functools.partial(_tell, found, functools.partial(records_of_others, heard, alike))
         casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
         with (
             casts,
@@ -175,7 +220,7 @@ def _taken(
             compilation(recorder, kind),
             replaced(preparation, "model_digest", lambda _: ""),  # of checkpoints, which nobody writes
             attention_kernel(trainer.attention_kernel),
-            heard,
+            hearing,
             fake,
         ):
             training = trainer.prepare(device, seed=trainer.seed)
@@ -183,10 +228,12 @@ def _taken(
             if few and wanted:
                 most = _DISTINCT[trainer.reduce_gradients]
                 training = dataclasses.replace(training, accumulation=min(most, wanted))
-            _take_steps(recorder, trainer, training, device)
+            _take_steps(recorder, trainer, training, device, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
-    return _Taken(recorder, recorder.staged, wanted, runs), Trace(rank=rank, world=world, stage=stage, records=())
+    return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(
+        rank=rank, world=world, stage=stage, records=()
+    )
 
 
 def _without_blocks(trainer: Trainer, runs: list[Run]) -> Trainer:
@@ -199,7 +246,12 @@ def _without_blocks(trainer: Trainer, runs: list[Run]) -> Trainer:
     return dataclasses.replace(trainer, parallelize=parallelize)
 
 
-def _trainer_of(program: str | types.ModuleType | Trainer) -> Trainer:
+def trainer_of(program: str | types.ModuleType | Trainer) -> Trainer:
+    """Return what a program's `trainer()` returns.
+
+    Raises:
+        SimulationError: it has none.
+    """
     if isinstance(program, str):
         module = types.ModuleType("lowered_program")
         sys.modules[module.__name__] = module
@@ -242,8 +294,21 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
     )
 
 
-def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device: Device) -> None:
-    """Record what is there, and then the steps."""
+def _tell(found: list[Composed], records: Callable[[], list[Composed]]) -> None:
+    """Add what ranks do that are like the one that was captured, if that can be told."""
+    with contextlib.suppress(UnequalError):
+        found += records()
+
+
+def _take_steps(
+    recorder: Capture,
+    trainer: Trainer,
+    training: Training,
+    device: Device,
+    *,
+    then: Callable[[], object] | None = None,
+) -> None:
+    """Record what is there, and then the steps; ``then`` is called behind them."""
     recorder.mesh = training.mesh
     for part in training.parts:
         recorder.paths.update({id(module): plain_path(path) for path, module in part.named_modules()})
@@ -263,6 +328,8 @@ def _take_steps(recorder: Capture, trainer: Trainer, training: Training, device:
                 device.synchronize()
                 recorder.record(Mark(f"end step {index + 1}"))
                 recorder.outside = "other"
+            if then is not None:
+                then()
     finally:
         recorder.closed = True
 

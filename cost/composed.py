@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, overload
 
+from legoai.cost.renaming import Renaming
 from legoai.cost.tape import FIELD, KINDS, MAKES, NONE, renamed
 from legoai.cost.trace import Record
 
@@ -114,10 +115,12 @@ class Composed(Sequence[Record]):
 
     Attributes:
         items: records, and uses of parts.
+        renaming: from the names in the parts to those that are meant; None where they are the same.
     """
 
-    def __init__(self, items: Iterable[Item]) -> None:
+    def __init__(self, items: Iterable[Item], renaming: Renaming | None = None) -> None:
         self.items = tuple(items)
+        self.renaming = renaming
         self._size = sum(len(item.part.records) if isinstance(item, Use) else 1 for item in self.items)
 
     def __len__(self) -> int:
@@ -125,15 +128,13 @@ class Composed(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         names: tuple[dict[int, int], ...] = ({}, {}, {})
+        renamed_part = self.renaming.record if self.renaming is not None else None
         for item in self.items:
-            for record in item.records() if isinstance(item, Use) else (item,):
-                name = FIELD.get(type(record))
-                if name is None:
-                    yield record
-                    continue
-                known, number = names[KIND_OF[type(record)]], getattr(record, name)
-                new = known.setdefault(number, len(known))
-                yield record if new == number else renamed(record, new)
+            if not isinstance(item, Use):
+                yield _counted(item, names)
+                continue
+            for record in item.records():
+                yield _counted(record if renamed_part is None else renamed_part(record), names)
 
     @overload
     def __getitem__(self, index: int) -> Record: ...
@@ -153,6 +154,21 @@ class Composed(Sequence[Record]):
 
     def __hash__(self) -> int:
         return hash((type(self), len(self)))
+
+
+def _counted(record: Record, names: Sequence[dict[int, int]]) -> Record:
+    """Return a record whose number is counted as it appears."""
+    name = FIELD.get(type(record))
+    if name is None:
+        return record
+    known, number = names[KIND_OF[type(record)]], getattr(record, name)
+    new = known.setdefault(number, len(known))
+    return record if new == number else renamed(record, new)
+
+
+def renaming_of(records: Sequence[Record]) -> Renaming | None:
+    """Return how the names in a trace's parts are to be understood."""
+    return records.renaming if isinstance(records, Composed) else None
 
 
 def items_of(records: Sequence[Record]) -> Sequence[Item]:

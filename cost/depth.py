@@ -107,7 +107,7 @@ def shorten(model: nn.Module) -> list[Run]:
             continue
         if any(parameter is not None for parameter in container._parameters.values()):
             continue
-        if any(not _are_equal(blocks[0], block, 0, place) for place, block in enumerate(blocks)):
+        if any(not are_equal(blocks[0], block, 0, place) for place, block in enumerate(blocks)):
             continue
         places = [*range(_MIDDLE + 1), *range(len(blocks) - (TAKEN - _MIDDLE - 1), len(blocks))]
         kept = {_name(container, names[place], order): blocks[place] for order, place in enumerate(places)}
@@ -131,7 +131,7 @@ def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList | nn.Modul
             yield path, module
 
 
-def _are_equal(first: nn.Module, second: nn.Module, place: int, other: int) -> bool:
+def are_equal(first: nn.Module, second: nn.Module, place: int, other: int) -> bool:
     """Whether two blocks do the same; that each knows its own place in the container counts as nothing."""
     ours, theirs = list(first.named_modules()), list(second.named_modules())
     return len(ours) == len(theirs) and all(

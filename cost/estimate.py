@@ -12,9 +12,9 @@ from typing import Final
 
 from legoai.cost.breakdown import Breakdown, breakdown
 from legoai.cost.capture import capture
-from legoai.cost.composed import items_between
+from legoai.cost.composed import items_between, renaming_of
 from legoai.cost.device import Kind, SimulationError
-from legoai.cost.intervals import Intervals, since
+from legoai.cost.intervals import since
 from legoai.cost.kernels import NoModelError
 from legoai.cost.machine import Machine, Prices, machine_of
 from legoai.cost.memory import MemoryReport, memory, steps
@@ -332,7 +332,7 @@ def rank_estimate(
     active, use = measured if measured is not None else (memory(trace), memory_use(trace, machine))
     span = steps(trace)[-1]
     begin, end = _bounds(timeline)
-    intervals = Intervals.of(since(timeline.intervals, begin))
+    intervals = since(timeline.intervals, begin, renaming_of(trace.records))
     end = max(end - begin, intervals.end)
     return RankEstimate(
         rank=trace.rank,

@@ -15,7 +15,8 @@ from typing import Any, Final, TypeAlias, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from legoai.cost.timeline import Interval, Resource
+from legoai.cost.renaming import Renaming
+from legoai.cost.timeline import Interval, Resource, Timed
 from legoai.cost.trace import Collective
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -55,10 +56,12 @@ class Intervals(Sequence[Interval]):
 
     Attributes:
         stretches: what they are made of, each with the second in which it begins.
+        renaming: from the names in the stretches to those that are meant; None where they are the same.
     """
 
-    def __init__(self, stretches: Iterable[tuple[float, Stretch]]) -> None:
+    def __init__(self, stretches: Iterable[tuple[float, Stretch]], renaming: Renaming | None = None) -> None:
         self.stretches = tuple((at, stretch) for at, stretch in stretches if stretch.intervals)
+        self.renaming = renaming
 
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> Intervals:
@@ -68,11 +71,18 @@ class Intervals(Sequence[Interval]):
     @functools.cached_property
     def _whole(self) -> tuple[Interval, ...]:
         found = [
-            Interval(item.record, item.cost, item.queue, item.start + at, item.end + at) if at else item
+            Interval(self._meant(item.record), item.cost, item.queue, item.start + at, item.end + at)
             for at, stretch in self.stretches
             for item in stretch.intervals
         ]
         return tuple(sorted(found, key=lambda item: (item.start, item.end)))
+
+    def _meant(self, record: Timed) -> Timed:
+        return record if self.renaming is None else self.renaming.record(record)  # type: ignore[return-value]
+
+    def path(self, path: str) -> str:
+        """Return the module that is meant by a path in the stretches."""
+        return path if self.renaming is None else self.renaming.path(path)
 
     def __len__(self) -> int:
         return sum(len(stretch.intervals) for _, stretch in self.stretches)
@@ -163,12 +173,19 @@ def _joined(parts: Sequence[Any]) -> Floats:
     return np.concatenate(parts) if parts else np.empty(0)
 
 
-def since(intervals: Sequence[Interval], begin: float) -> Sequence[Interval]:
-    """Return those that do not begin before a moment, in seconds from it."""
+def since(intervals: Sequence[Interval], begin: float, renaming: Renaming | None = None) -> Intervals:
+    """Return those that do not begin before a moment, in seconds from it.
+
+    Args:
+        intervals: of a rank.
+        begin: the moment.
+        renaming: from the names in them to those that are meant.
+    """
     if not begin and isinstance(intervals, Intervals):
-        return intervals
-    return tuple(
+        return Intervals(intervals.stretches, renaming)
+    found = (
         Interval(item.record, item.cost, item.queue, item.start - begin, item.end - begin)
         for item in intervals
         if item.start >= begin
     )
+    return Intervals([(0.0, Stretch(tuple(found)))], renaming)

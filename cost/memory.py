@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from legoai.cost.allocator import round_block
-from legoai.cost.composed import Composed, Item, Use, length_of
+from legoai.cost.composed import Composed, Item, Use, length_of, renaming_of
 from legoai.cost.memory_effects import categories_of, effect_of, survive
 from legoai.cost.trace import (
     Allocate,
@@ -193,15 +193,17 @@ def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
                 held[number] = record.category
                 if record.module:
                     modules[number] = record.module
+    renaming = renaming_of(trace.records)
     found = [
         LiveStorage(
             storage=number,
             bytes=size,
             category=held.get(number, made.category),
-            module=modules.get(number, made.module),
+            module=path if renaming is None else renaming.path(path),
             phase=made.phase,
         )
         for number, (made, size) in alive.items()
+        for path in (modules.get(number, made.module),)
         if size
     ]
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.storage)))

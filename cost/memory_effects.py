@@ -54,7 +54,7 @@ def effect_of(use: Use, sizes: Mapping[int, int], phase: Phase) -> Effect:
         ValueError: the part names a storage that does not live.
     """
     before = []
-    for slot in _changed(use.part):
+    for slot in changed_by(use.part):
         number = use.number(slot)
         if number not in sizes:
             raise ValueError(f"storage {number} is not allocated")
@@ -95,7 +95,7 @@ def _effect(part: Part, sizes: dict[int, int], phase: Phase) -> Effect:
     )
 
 
-def _changed(part: Part) -> tuple[int, ...]:
+def changed_by(part: Part) -> tuple[int, ...]:
     """Return the slots of storages that were there before and end or change their size."""
     found: tuple[int, ...] | None = part.known.get("changed")
     if found is None:
@@ -122,7 +122,7 @@ def survive(use: Use, alive: dict[int, tuple[Allocate, int]]) -> None:
                 made[slot] = made.get(slot, (None, 0))[0], round_block(record.bytes)
             elif isinstance(record, Free):
                 made.pop(slot, None)
-        ended = set(_changed(use.part)) - made.keys()
+        ended = set(changed_by(use.part)) - made.keys()
         found = use.part.known["survivors"] = made, ended
     for slot in found[1]:
         del alive[use.number(slot)]

@@ -15,20 +15,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.cost.capture import capture
-from legoai.cost.composed import items_between, records_of
+from legoai.cost.alike_ranks import alike_places
+from legoai.cost.capture import capture_alike
+from legoai.cost.composed import items_between, once_each, records_of, renaming_of
 from legoai.cost.device import Kind, SimulationError, backend
 from legoai.cost.memory import steps
 from legoai.cost.pieces import Pieces
 from legoai.cost.ranks import RankTimeline, StandstillError, simulate_ranks
 from legoai.cost.timeline import Cost, Host, Timed
-from legoai.cost.trace import Trace
+from legoai.cost.trace import Collective, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,9 @@ def simulate_pipeline(
     """
     numbers = [place * (world // places) for place in range(places)]
     captured = _captured(program, numbers, world, kind, measure)
+    elsewhere = [[place] for place, (trace, _) in enumerate(captured) if not _costs_the_same(trace, cost)]
+    for place, found in _in_processes(_Job(program, world, places, kind), elsewhere, measure):
+        captured[place] = found
     pieces = Pieces(cost=cost, host=host, together=frozenset(numbers))
     records = {}
     for number, (trace, _) in zip(numbers, captured, strict=True):
@@ -119,6 +123,22 @@ def simulate_pipeline(
     )
 
 
+def _costs_the_same(trace: Trace, cost: Callable[[Timed], Cost]) -> bool:
+    """Whether the groups of a rank cost what those of the rank cost from which it was told.
+
+    They may lie on hosts otherwise, where the ranks of a place do not fill whole hosts.
+    """
+    renaming = renaming_of(trace.records)
+    if renaming is None:
+        return True
+    seen = {
+        (item.kind, item.ranks, item.bytes): item
+        for item in once_each(trace.records)
+        if isinstance(item, Collective) and item.kind not in ("send", "receive")
+    }
+    return all(cost(item).seconds == cost(renaming.collective(item)).seconds for item in seen.values())
+
+
 def _bubble(times: RankTimeline, seconds: float) -> float:
     waited = sum(end - start for start, end in times.waits)
     return (waited + seconds - times.timeline.end) / seconds if seconds else 0.0
@@ -127,14 +147,46 @@ def _bubble(times: RankTimeline, seconds: float) -> float:
 def _captured(
     program: str, numbers: Sequence[int], world: int, kind: Kind, measure: Callable[[Trace], Any]
 ) -> list[tuple[Trace, Any]]:
-    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(numbers))
+    places = len(numbers)
+    groups = sorted(alike_places(program, places), key=len, reverse=True)
+    found = dict(_in_processes(_Job(program, world, places, kind), groups, measure))
+    missing = [[place] for place in range(places) if place not in found]
+    if missing:  # ranks that look alike, and of which one could not be told from another
+        found |= dict(_in_processes(_Job(program, world, places, kind), missing, measure))
+    return [found[place] for place in range(places)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A pipeline that is captured: its program, its ranks, the places of its `pp` axis, and the kind of its devices."""
+
+    program: str
+    world: int
+    places: int
+    kind: Kind
+
+    def captured(self, group: Sequence[int], measure: Callable[[Trace], Any]) -> list[tuple[int, tuple[Trace, Any]]]:
+        """Capture the rank of the first of some places that are alike, and tell of the others what it can."""
+        traces = capture_alike(
+            self.program, world=self.world, places=self.places, place=group[0], others=group[1:], kind=self.kind
+        )
+        return [(place, (trace, measure(trace))) for place, trace in zip(group, traces, strict=False)]
+
+
+def _in_processes(
+    job: _Job, groups: Sequence[Sequence[int]], measure: Callable[[Trace], Any]
+) -> Iterator[tuple[int, tuple[Trace, Any]]]:
+    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(groups))
     if workers < 2 or not _may_fork():
-        return [_capture(program, number, world, kind, measure) for number in numbers]
+        for group in groups:
+            yield from job.captured(group, measure)
+        return
     forked = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(workers, mp_context=forked, initializer=_begin, initargs=(measure,)) as pool:
-        found = [pool.submit(_capture_there, program, number, world, kind) for number in numbers]
+    with ProcessPoolExecutor(workers, mp_context=forked, initializer=_begin, initargs=(job, measure)) as pool:
+        found = [pool.submit(_capture_there, group) for group in groups]
         try:
-            return [item.result() for item in found]
+            for item in found:
+                yield from item.result()
         except BrokenProcessPool:
             raise SimulationError("a process that captured a rank was killed; is there too little memory?") from None
         except BaseException:
@@ -147,20 +199,16 @@ def _may_fork() -> bool:
     return backend.streams == 0 and hasattr(os, "fork") and not multiprocessing.current_process().daemon
 
 
-_measured: list[Callable[[Trace], Any]] = []
-"""What a forked process measures; it is forked with it, so that it need not be sent."""
+_jobs: list[tuple[_Job, Callable[[Trace], Any]]] = []
+"""What a forked process captures and measures; it is forked with it, so that it need not be sent."""
 
 
-def _begin(measure: Callable[[Trace], Any]) -> None:
+def _begin(job: _Job, measure: Callable[[Trace], Any]) -> None:
     """Begin a forked process; an interrupt ends it without a word, as its parent tells of it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _measured.append(measure)
+    _jobs.append((job, measure))
 
 
-def _capture_there(program: str, number: int, world: int, kind: Kind) -> tuple[Trace, Any]:
-    return _capture(program, number, world, kind, _measured[-1])
-
-
-def _capture(program: str, number: int, world: int, kind: Kind, measure: Callable[[Trace], Any]) -> tuple[Trace, Any]:
-    trace = capture(program, world=world, rank=number, kind=kind)
-    return trace, measure(trace)
+def _capture_there(group: Sequence[int]) -> list[tuple[int, tuple[Trace, Any]]]:
+    job, measure = _jobs[-1]
+    return job.captured(group, measure)

@@ -16,7 +16,8 @@ whatever its micro batch, or by none. When a tensor is given up with which the s
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -34,8 +35,9 @@ from legoai.cost.trace import Free, Record
 Action: TypeAlias = tuple[int, str, int]
 """Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
 
-Place: TypeAlias = tuple[Literal["own", "other", "latest", "fixed"], object, int]
-"""How a number is told: by whose making, by which action, and by its slot there, or by itself if it is fixed."""
+Place: TypeAlias = tuple[Literal["other", "latest", "made", "fixed"], object, int]
+"""How a number is told that an action names and does not make: by the slot that it has in another action of the same
+micro batch, or in the latest of a kind; by itself, where any other action made it; and by itself, where none did."""
 
 _FEWEST: Final = 5
 """Micro batches of a pass below which nothing is left out."""
@@ -119,6 +121,17 @@ class Repeats:
     """The micro batch of the latest action of each kind."""
     tied: set[int] = field(default_factory=set)
     """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
+    outputs: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """The storages of what the forward of a stage returned for a micro batch."""
+    firsts: dict[tuple[int, int, str], _Pattern] = field(default_factory=dict)
+    """What the first action of each kind of each stage did in each step."""
+    alone: dict[tuple[int, int, str], list[Use]] = field(default_factory=dict)
+    """What was done for no micro batch in particular, by step, stage and name."""
+    replays: bool = False
+    """Whether nothing is run any more, but all of it is written as it was recorded."""
+    gathered: set[int] = field(default_factory=set)
+    """Stages whose parameters were gathered as before, and for which nobody has waited yet."""
+    replayed: Counter[tuple[int, int, str]] = field(default_factory=Counter)
 
     def begin_pass(self) -> None:
         """Note that a pass begins."""
@@ -128,6 +141,8 @@ class Repeats:
         self.maker.clear()
         self.written.clear()
         self.latest.clear()
+        self.outputs.clear()
+        self.replayed.clear()
 
     def follow(self, actions: Iterable[Action]) -> None:
         """Hear of all actions of a pass that compute, in their order."""
@@ -136,6 +151,8 @@ class Repeats:
 
     def runs(self, stage: int, micro_batch: int) -> bool:
         """Whether the actions of a micro batch of this pass are run."""
+        if self.replays:
+            return False
         if self.micro_batches < _FEWEST:
             return True
         for (other, _), order in self.orders.items():
@@ -162,17 +179,51 @@ class Repeats:
         outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(use))
         for of, numbers in enumerate(use.own):
             self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
-        pattern = _Pattern(use, outside, tuple(self._described(item, use) for item in results), on_buffers)
+        described = tuple(self._described(item, use) for item in results)
+        pattern = _Pattern(use, outside, described, on_buffers)
+        if kind == "F":
+            self.outputs[stage, micro_batch] = _storages(described, use.own)
+        pattern.gives_up = self._first_end(use, self.outputs.get((stage, micro_batch), set()))
         self.latest[stage, kind] = micro_batch
         records[start:] = [use]
-        if micro_batch == self.orders[stage, "F" if kind == "L" else kind][0]:
+        if micro_batch == self._first(stage, kind):
+            self.firsts.setdefault((self.step, stage, kind), pattern)
             return
         known = self.patterns.get((stage, kind))
         if known is None:
-            pattern.gives_up = self._first_end(use, self._outputs(action))
             self.patterns[stage, kind] = pattern
         elif not self._equal(known, pattern):
             raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
+
+    def _first(self, stage: int, kind: str) -> int:
+        """The micro batch with which the actions of a kind begin in each pass."""
+        return self.orders[stage, "F" if kind == "L" else kind][0]
+
+    def by_itself(self, stage: int, name: str, run: Callable[[], object]) -> None:
+        """Run what a pass does for no micro batch in particular, or record it as it was recorded before."""
+        if self.replays:
+            self.again(stage, name)
+            return
+        start = len(self.recorder.records)
+        run()
+        self.keep(stage, name, start)
+
+    def keep(self, stage: int, name: str, start: int) -> None:
+        """Keep what was recorded from an index on, for no micro batch in particular."""
+        if self.micro_batches >= _FEWEST:
+            records = self.recorder.records
+            use = used(list(records_of(records[start:])))
+            records[start:] = [use]
+            self.alone.setdefault((self.step, stage, name), []).append(use)
+
+    def again(self, stage: int, name: str) -> None:
+        """Record what was kept of the same place in a pass like this one."""
+        key = self.step, stage, name
+        place, known = self.replayed[key], self.alone.get(key, [])
+        if place == len(known):
+            raise UnequalError(f"{name} of stage {stage} comes more often than it was recorded")
+        self.replayed[key] += 1
+        self.recorder.records.append(known[place])
 
     def _first_end(self, use: Use, storages: set[int]) -> int:
         """Return the record at which the first of some storages ends; -1 for none."""
@@ -180,14 +231,6 @@ class Repeats:
             if isinstance(record, Free) and use.number(slot) in storages:
                 return index
         return -1
-
-    def _outputs(self, action: Action) -> set[int]:
-        """The storages of what the stage's forward of the micro batch returned."""
-        stage, _, micro_batch = action
-        pattern, made = self.patterns.get((stage, "F")), self.made.get((stage, "F", micro_batch))
-        if pattern is None or made is None:
-            return set()
-        return {made.own[_STORAGE][item.place] for item in pattern.results if item is not None}
 
     def _described(self, value: Any, use: Use) -> _Tensor | None:
         if value is None:
@@ -214,6 +257,7 @@ class Repeats:
                 return "other", (stage, name), slot
             if other == self.latest.get((stage, name)):
                 return "latest", (stage, name), slot
+            return "made", found[0], number
         return "fixed", None, number
 
     def _writer(self, kind: int, number: int) -> tuple[Action, int] | None:
@@ -254,23 +298,41 @@ class Repeats:
             action: which.
             give_up: lets go of the outputs of the stage, where the action does so.
         """
-        stage, kind, _ = action
-        pattern = self.patterns.get((stage, kind))
-        if pattern is None:
-            raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
+        stage, kind, micro_batch = action
+        first = self.replays and micro_batch == self._first(stage, kind)
+        pattern = self._pattern(action)
         pattern.parts = pattern.parts or self._parts(pattern)
-        own = self._reserved(pattern.use)
+        own = pattern.use.own if first else self._reserved(pattern.use)
         outside = tuple(self._number(action, place) for place in pattern.outside)
+        if own[_STORAGE] and not self.replays:
+            self.written.append((own[_STORAGE][0], action))
         uses = [Use(part, own, outside) for part in pattern.parts]
         self.recorder.records.append(uses[0])
         if pattern.gives_up >= 0:
             give_up()
             self.recorder.records.append(uses[1])
         self.made[action] = uses[0]
-        if own[_STORAGE]:
-            self.written.append((own[_STORAGE][0], action))
-        self.latest[stage, kind] = action[2]
+        if kind == "F":
+            self.outputs[stage, micro_batch] = _storages(pattern.results, own)
+        self.latest[stage, kind] = micro_batch
         return [None if item is None else self._tensor(item, own) for item in pattern.results]
+
+    def _pattern(self, action: Action) -> _Pattern:
+        """What an action does that is not run."""
+        stage, kind, micro_batch = action
+        if self.replays and micro_batch == self._first(stage, kind):
+            found = self.firsts.get((self.step, stage, kind))
+            if found is not None and any(of in ("latest", "made") for of, *_ in found.outside):
+                raise UnequalError(f"the first {kind} of stage {stage} goes on with what another action left")
+        else:
+            found = self.patterns.get((stage, kind))
+        if found is None:
+            raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
+        return found
+
+    def on_buffers(self, action: Action) -> tuple[bool, ...]:
+        """For each input of a backward that is not run, whether its gradient is that of the buffer."""
+        return self._pattern(action).on_buffers
 
     def _parts(self, pattern: _Pattern) -> tuple[Part, ...]:
         use = pattern.use
@@ -283,14 +345,9 @@ class Repeats:
             for pairs in kept[: 1 + (pattern.gives_up >= 0)]
         )
 
-    def gives_up(self, stage: int, kind: str) -> bool:
-        """Whether an action of this kind lets go of the stage's outputs while it runs."""
-        pattern = self.patterns.get((stage, kind))
-        return pattern is not None and pattern.gives_up >= 0
-
     def _number(self, action: Action, place: Place) -> int:
         of, other, slot = place
-        if of == "fixed":
+        if of in ("made", "fixed"):
             return slot
         assert isinstance(other, tuple)
         micro_batch = action[2] if of == "other" else self.latest.get(other)
@@ -309,7 +366,7 @@ class Repeats:
         event = min([backend.next_event() for _ in range(events)], default=0)
         return range(storage, storage + storages), range(work, work + works), range(event, event + events)
 
-    def _tensor(self, item: _Tensor, own: tuple[range, range, range]) -> torch.Tensor:
+    def _tensor(self, item: _Tensor, own: Sequence[Sequence[int]]) -> torch.Tensor:
         """A tensor of which nothing was computed, on the storage that the records name."""
         recorder = self.recorder
         before, recorder.paused = recorder.paused, True
@@ -324,6 +381,11 @@ class Repeats:
             recorder.pending[number] = own[_WORK][item.work]
             tensor = AsyncCollectiveTensor(tensor)
         return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _storages(results: Iterable[_Tensor | None], own: Sequence[Sequence[int]]) -> set[int]:
+    """Return the storages of tensors with which the schedule goes on."""
+    return {own[_STORAGE][item.place] for item in results if item is not None}
 
 
 def _outside(use: Use) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -33,10 +34,10 @@ from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
 
 _COMPUTES: Final = ("F", "B", "I", "W")
-_OF_PARAMETERS: Final = ("UNSHARD", "RESHARD")
+_OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
 
 
-def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) -> Trainer:
+def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) -> tuple[Trainer, Heard]:
     """Return the trainer with a pipeline whose stages and schedule tell the recorder of their actions.
 
     Args:
@@ -45,25 +46,56 @@ def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) ->
         repeat: whether actions that are equal are run only a few times; see :mod:`legoai.cost.repeat_actions`.
     """
     pipeline = trainer.pipeline
-    if pipeline is None:
-        return trainer
+    assert pipeline is not None, "a program with a pipeline"
     repeats = Repeats(recorder, pipeline.microbatches if repeat else 0)
+    heard = Heard(recorder, repeats)
 
     def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: Any) -> PipelineStage:
         stage = pipeline.build_stage(model, index, mesh, device)
         _Stage(stage, recorder, repeats)
+        heard.stages.append(stage)
         return stage
 
     def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> PipelineSchedule:
         schedule = pipeline.build_schedule(stages, loss)
         if repeat:
-            repeats.follow(_computing(schedule))
-        _listen_to_schedule(schedule, recorder, repeats)
+            repeats.follow(computing(schedule))
+        _listen_to_schedule(schedule, heard)
+        heard.schedule = schedule
         return schedule
 
-    return dataclasses.replace(
-        trainer, pipeline=dataclasses.replace(pipeline, build_stage=build_stage, build_schedule=build_schedule)
-    )
+    listening = dataclasses.replace(pipeline, build_stage=build_stage, build_schedule=build_schedule)
+    return dataclasses.replace(trainer, pipeline=listening), heard
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pass:
+    """Where a pass is among the records: where it begins, where its stages are prepared, and where it ends."""
+
+    begin: int
+    prepared: int
+    end: int
+
+
+@dataclasses.dataclass(slots=True)
+class Heard:
+    """What is heard of a pipeline.
+
+    Attributes:
+        recorder: is told.
+        repeats: the actions that were run.
+        stages: of this rank, ascending.
+        schedule: of torch.
+        prepared: where the stages of the latest pass were prepared.
+        passes: those that were taken.
+    """
+
+    recorder: Capture
+    repeats: Repeats
+    stages: list[Any] = dataclasses.field(default_factory=list)
+    schedule: Any = None
+    prepared: int = 0
+    passes: list[Pass] = dataclasses.field(default_factory=list)
 
 
 def _begin(recorder: Capture, name: str, phase: Phase) -> None:
@@ -76,7 +108,7 @@ def _end(recorder: Capture, name: str) -> None:
     recorder.record(Mark(f"{END_ACTION}{name}"))
 
 
-def _computing(schedule: Any) -> Iterator[Action]:
+def computing(schedule: Any) -> Iterator[Action]:
     """Yield the actions of this rank in a pass that compute, in their order."""
     if isinstance(schedule, schedules.PipelineScheduleSingle):
         for kind in "FB":
@@ -99,6 +131,7 @@ class _Stage:
 
     def __init__(self, stage: Any, recorder: Capture, repeats: Repeats) -> None:
         self.stage, self.recorder, self.repeats = stage, recorder, repeats
+        self.index = stage.stage_index
         self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
         self.weights, self.reduce = stage.backward_weight_one_chunk, stage.perform_reduce_grad
         stage.forward_one_chunk, stage.backward_one_chunk = self.forward_one_chunk, self.backward_one_chunk
@@ -108,10 +141,10 @@ class _Stage:
     def forward_one_chunk(self, micro_batch: int, args: tuple[Any, ...], *rest: Any, **kwargs: Any) -> Any:
         """Forward of one micro batch."""
         stage, repeats = self.stage, self.repeats
-        action = (stage.stage_index, "F", micro_batch)
-        _begin(self.recorder, f"{stage.stage_index}F{micro_batch}", "forward")
+        action = (self.index, "F", micro_batch)
+        _begin(self.recorder, f"{self.index}F{micro_batch}", "forward")
         start = len(self.recorder.records)
-        if repeats.runs(stage.stage_index, micro_batch):
+        if repeats.runs(self.index, micro_batch):
             output = self.forward(micro_batch, args, *rest, **kwargs)
             repeats.ran(action, start, stage.fwd_cache[micro_batch][0])
         else:
@@ -120,7 +153,7 @@ class _Stage:
             stage.fwd_cache[micro_batch] = (outputs, inputs)
             output = outputs[0] if len(outputs) == 1 else outputs
         if not stage.is_last:  # else its loss is still to come
-            _end(self.recorder, f"{stage.stage_index}F{micro_batch}")
+            _end(self.recorder, f"{self.index}F{micro_batch}")
         return output
 
     def backward_one_chunk(
@@ -128,11 +161,11 @@ class _Stage:
     ) -> None:
         """Backward of one micro batch, of all or of the input alone."""
         stage, repeats, kind = self.stage, self.repeats, "B" if full_backward else "I"
-        action = (stage.stage_index, kind, micro_batch)
-        name = f"{stage.stage_index}{kind}{micro_batch}"
+        action = (self.index, kind, micro_batch)
+        name = f"{self.index}{kind}{micro_batch}"
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
-        if repeats.runs(stage.stage_index, micro_batch):
+        if repeats.runs(self.index, micro_batch):
             self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
             gradients = stage.bwd_cache[micro_batch]
             repeats.ran(action, start, gradients, self._on_buffers(micro_batch, gradients))
@@ -145,7 +178,7 @@ class _Stage:
                 stage.backward_state[micro_batch] = held
                 stage.dw_runner[micro_batch] = None
             stage.bwd_cache[micro_batch] = gradients
-            for place, on_buffer in enumerate(repeats.patterns[stage.stage_index, kind].on_buffers):
+            for place, on_buffer in enumerate(repeats.on_buffers(action)):
                 if on_buffer:
                     stage.args_recv_info[micro_batch][place].buffer.grad = gradients[place]
         _end(self.recorder, name)
@@ -163,11 +196,11 @@ class _Stage:
     def backward_weight_one_chunk(self, micro_batch: int, last_backward: bool = False) -> None:
         """The gradients of the weights of one micro batch."""
         stage, repeats = self.stage, self.repeats
-        action = (stage.stage_index, "W", micro_batch)
-        name = f"{stage.stage_index}W{micro_batch}"
+        action = (self.index, "W", micro_batch)
+        name = f"{self.index}W{micro_batch}"
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
-        if repeats.runs(stage.stage_index, micro_batch):
+        if repeats.runs(self.index, micro_batch):
             self.weights(micro_batch, last_backward=last_backward)
             repeats.ran(action, start, ())
         else:
@@ -178,22 +211,32 @@ class _Stage:
 
     def perform_reduce_grad(self, scale: int) -> None:
         """What follows the last backward of a pass."""
-        name = f"{self.stage.stage_index}REDUCE_GRAD"
+        name = f"{self.index}REDUCE_GRAD"
         _begin(self.recorder, name, "backward")
-        self.reduce(scale)
+        self.repeats.by_itself(self.index, "REDUCE_GRAD", lambda: self.reduce(scale))
         _end(self.recorder, name)
 
 
-def _listen_to_schedule(schedule: Any, recorder: Capture, repeats: Repeats) -> None:
+def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
     """Mark what the schedule itself computes, the losses, and hear when a pass begins and ends."""
+    recorder, repeats = heard.recorder, heard.repeats
     compute: Callable[..., None] = schedule._maybe_compute_loss
     step: Callable[..., Any] = schedule.step
+    prepare: Callable[..., Any] = schedule._initialize_pp_stages
 
     @functools.wraps(step)
     def one_pass(*args: Any, **kwargs: Any) -> Any:
         repeats.begin_pass()
+        begin = len(recorder.records)
         result = step(*args, **kwargs)
+        heard.passes.append(Pass(begin, heard.prepared, len(recorder.records)))
         recorder.end_pass()
+        return result
+
+    @functools.wraps(prepare)
+    def initialize_pp_stages(*args: Any, **kwargs: Any) -> Any:
+        result = prepare(*args, **kwargs)
+        heard.prepared = len(recorder.records)
         return result
 
     @functools.wraps(compute)
@@ -209,10 +252,30 @@ def _listen_to_schedule(schedule: Any, recorder: Capture, repeats: Repeats) -> N
         _end(recorder, f"{stage.stage_index}F{micro_batch}")
 
     schedule._maybe_compute_loss, schedule.step = maybe_compute_loss, one_pass
+    schedule._initialize_pp_stages = initialize_pp_stages
+    if isinstance(schedule, schedules._PipelineScheduleRuntime):
+        _listen_to_parameters(schedule, repeats)
+
+
+def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:
+    """Let the wait for a stage's gathered parameters be recorded by itself."""
+    perform: Callable[[Any], None] = schedule._assert_unsharded
+
+    def assert_unsharded(stage: Any) -> None:
+        if repeats.replays:
+            if stage.stage_index in repeats.gathered:
+                repeats.gathered.remove(stage.stage_index)
+                repeats.again(stage.stage_index, "wait")
+        elif stage.stage_index in schedule.unshard_ops:
+            repeats.by_itself(stage.stage_index, "wait", lambda: perform(stage))
+        else:
+            perform(stage)
+
+    schedule._assert_unsharded = assert_unsharded
 
 
 @contextlib.contextmanager
-def schedules_heard(recorder: Capture) -> Iterator[None]:
+def schedules_heard(heard: Heard) -> Iterator[None]:
     """While entered, hear of actions on parameters, and let stages agree on their shapes without asking each other.
 
     The stages of a real run vote whether all of them know what they send and receive; a vote has a value, which the
@@ -222,11 +285,15 @@ def schedules_heard(recorder: Capture) -> Iterator[None]:
     @contextlib.contextmanager
     def region(name: str) -> Iterator[None]:
         action = name.removeprefix("PP:")
-        if name == action or not action.endswith(_OF_PARAMETERS):
+        of_parameters = _OF_PARAMETERS.fullmatch(action)
+        if name == action or of_parameters is None:
             yield
             return
         recorder.record(Mark(f"{ACTION}{action}"))
+        start = len(recorder.records)
         yield
+        if not repeats.replays:
+            repeats.keep(int(of_parameters[1]), of_parameters[2], start)
         recorder.record(Mark(f"{END_ACTION}{action}"))
 
     def in_batch(operations: list[dist.P2POp]) -> list[dist.Work]:
@@ -241,6 +308,7 @@ def schedules_heard(recorder: Capture) -> Iterator[None]:
                 raise SimulationError(f"stage {stage.stage_index} does not say the shapes that it receives and sends")
             stage._inference_mode = InferenceMode.STATIC
 
+    recorder, repeats = heard.recorder, heard.repeats
     batch = dist.batch_isend_irecv
     with (
         replaced(schedules, "record_function", region),

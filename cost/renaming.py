@@ -1,0 +1,79 @@
+"""What is what one rank of a pipeline does called on a rank that does the same with other modules?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.trace import Collective, Mark, Record
+
+_ACTION: Final = re.compile(r"((?:end )?action )(\d+)(.*)")
+_MODULE: Final = re.compile(r"(forward |end )(?!step |action )(.*)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Renaming:
+    """From one rank to another.
+
+    Attributes:
+        modules: the paths of modules that both have, from those of the one to those of the other.
+        stages: the numbers of their stages.
+        here: the ranks that share the place of the one on the `pp` axis.
+        shift: how far from these those of the other are.
+    """
+
+    modules: Mapping[str, str]
+    stages: Mapping[int, int]
+    here: range
+    shift: int
+    known: dict[str, str] = field(default_factory=dict)
+    kept: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+
+    def path(self, path: str) -> str:
+        """Return the path of the module that takes a module's place."""
+        found = self.known.get(path)
+        if found is None:
+            outer = path
+            while outer and outer not in self.modules:
+                outer = outer.rpartition(".")[0]
+            found = self.known[path] = self.modules[outer] + path[len(outer) :] if outer else path
+        return found
+
+    def ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ranks that take the place of those of a group or of the ends of a transfer.
+
+        Groups that hold ranks of several places are the same for all of them, but for the two ends of a transfer.
+        """
+        found = self.kept.get(ranks)
+        if found is None:
+            inside = all(rank in self.here for rank in ranks)
+            found = self.kept[ranks] = tuple(rank + self.shift for rank in ranks) if inside else ranks
+        return found
+
+    def record(self, record: Record) -> Record:
+        """Return a record as the other rank makes it."""
+        if isinstance(record, Mark):
+            if match := _ACTION.fullmatch(record.name):
+                stage = int(match[2])
+                return Mark(f"{match[1]}{self.stages.get(stage, stage)}{match[3]}")
+            if match := _MODULE.fullmatch(record.name):
+                return Mark(f"{match[1]}{self.path(match[2])}")
+            return record
+        if isinstance(record, Collective):
+            return self.collective(record)
+        module = getattr(record, "module", None)
+        if not module or (path := self.path(module)) == module:
+            return record
+        return dataclasses.replace(record, module=path)  # type: ignore[arg-type]
+
+    def collective(self, record: Collective) -> Collective:
+        """Return a collective as the other rank starts it."""
+        if record.kind in ("send", "receive"):
+            first, second = record.ranks
+            ranks: tuple[int, ...] = (first + self.shift, second + self.shift)
+        else:
+            ranks = self.ranks(record.ranks)
+        return dataclasses.replace(record, ranks=ranks, module=self.path(record.module))
