@@ -7,7 +7,8 @@ Plans of published runs name these factories:
 attention step by step, keeps all keys and values until the loss is known, as `use_cache` is on, and computes the loss
 inside of the model: on logits moved by one token, which for more than one sequence is a copy, in fp32 for Llama and
 Gemma, and as they are for GPT-2 and T5. Such a model gives its loss as the logit of the only class at every place, so
-that the trainer's own loss adds nothing. TorchTitan's Llama of 2024 computes its norms in single steps, rotates complex
+that the trainer's own loss adds nothing. Composer computes the metrics of llm-foundry's models anew from the logits of
+each micro batch. TorchTitan's Llama of 2024 computes its norms in single steps, rotates complex
 numbers in fp32 and repeats keys and values.
 """
 
@@ -23,6 +24,7 @@ from torch import nn
 
 from legoai.specs.models import decoder
 from legoai.specs.models.configs import resolve_config
+from legoai.specs.models.gpt import GPT
 from legoai.specs.models.huggingface import transformers_model
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.reads import Images
@@ -83,6 +85,34 @@ def torchtitan_llama(preset: str, **dimensions: Any) -> nn.Module:
         elif isinstance(module, decoder.Attention):
             module.__class__ = _RepeatingAttention
     return model
+
+
+def mpt(preset: str, **dimensions: Any) -> nn.Module:
+    """Build our GPT with the metrics that Composer computes of llm-foundry's MPT in training.
+
+    Args:
+        preset: of `gpt3`.
+        dimensions: fields of its config to use instead.
+    """
+    model = GPT(resolve_config("gpt3", preset, dimensions))  # type: ignore[arg-type]
+    model.__class__ = _WithTrainMetrics
+    return model
+
+
+class _WithTrainMetrics(GPT):
+    """`ComposerMPTCausalLM` with `use_train_metrics`, which is the default: cross entropy and perplexity.
+
+    Each is `torch.nn.CrossEntropyLoss` on the logits, after the forward pass and under autocast, which casts to fp32
+    (Composer's `trainer.py`, `_train_microbatch`, and `metrics/nlp.py`).
+    """
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Give logits, and compute metrics that nobody reads here."""
+        logits = super().forward(tokens, positions)
+        with torch.no_grad():
+            for _ in ("cross entropy", "perplexity"):
+                F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum")
+        return logits
 
 
 class _StepwiseNorm(nn.RMSNorm):

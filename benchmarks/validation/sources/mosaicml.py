@@ -10,6 +10,7 @@ Composer's notes on FSDP, as far as the file of rows cites them; `scripts/train/
   `submit_benchmarks.py`. By the figures of FlashAttention-2's paper it is half as fast as FlashAttention-2 and about as
   fast as torch's memory-efficient kernel (A100, width 128, causal, 2048 tokens: 68, 155 and 82 TFLOP/s).
 - MPT has no biases, learned positions, tied embeddings, and the fused cross entropy of flash-attention.
+- Composer computes two metrics in training, each a cross entropy of the logits in fp32: a factory states that model.
 - The optimizer is DecoupledAdamW, a loop in Python over the parameters; gradients are clipped to a norm of 1.
 """
 
@@ -19,6 +20,7 @@ from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources.common import batch_of, cluster_of, gpt_of
 from benchmarks.validation.statements import Draft, Stated, mesh, name_of
 
+WITH_METRICS = "benchmarks.validation.models:mpt"
 FLOAT8 = """precision (param = bf16, reduce = fp32) {
   layers.*.attention.{wq, wk, wv, wo} = float8(tensorwise)
   layers.*.mlp.{up, down}             = float8(tensorwise)
@@ -35,8 +37,9 @@ def convert(row: Row, device: str | None = None) -> Stated:
     fabric = "roce_200" if "RoCE" in row.text("interconnect") else "infiniband_ndr"
     if row.whole("n_gpus") > row.whole("gpus_per_node", 8) and not row.text("interconnect"):
         draft.assumed.append("the network between hosts")
+    model = gpt_of(row, seq_len=row.whole("seq_len"), vocab=row.whole("vocab"), bias=False)
     draft.say(
-        gpt_of(row, seq_len=row.whole("seq_len"), vocab=row.whole("vocab"), bias=False),
+        model.replace('gpt3("1.3b"', f'python("{WITH_METRICS}", preset = "1.3b"'),
         cluster_of(row, device, fabric=fabric),
         batch_of(row),
         mesh(dp_replicate=row.whole("dp_replicate", 1), dp_shard=row.whole("dp_shard", 1)),
