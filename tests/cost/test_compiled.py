@@ -19,7 +19,7 @@ from legoai.cost.compiled import compilation
 from legoai.cost.device import SimulationError
 from legoai.cost.recorder import Capture
 from legoai.cost.simulation import simulated_device
-from legoai.cost.trace import Allocate, Collective, Free, Kernel, Trace
+from legoai.cost.trace import Allocate, Collective, Free, HostKernel, Kernel, Trace
 from legoai.runtime import keep_outputs, wait_for_output
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep
@@ -409,3 +409,32 @@ def test_a_group_over_more_elements_than_inductor_assumes_reads_them_all():
     rows, columns = 2**16, 2**15  # 2.1 · 10⁹, as the logits of a large batch
     (kernel,) = simulated.in_a_fork(_kernels_over, rows, columns)
     assert (kernel.bytes_read, kernel.bytes_written) == (2 * rows * columns, 4 * rows)
+
+
+CONTEXT_PARALLEL = """plan small
+
+model llama3("tiny", max_seq_len = 64)
+cluster h100_sxm
+batch (global = 4, micro = 1, seq_len = 64)
+mesh (dp_shard = 4, cp = 2)
+fsdp on dp_shard, cp { layers.* = unit, root = unit }
+context on cp (rotate = allgather, balance = head_tail)
+checkpoint { layers.* = full }
+attention flash
+compile { layers.* = inductor }
+"""
+
+
+def _host_kernels_of_context_parallel(folder) -> int:
+    from legoai.api import lower
+
+    (folder / "small.plan").write_text(CONTEXT_PARALLEL)
+    trace = capture(lower(folder / "small.plan").text, world=8)
+    assert sum(isinstance(item, Kernel) for item in trace.records) > 100
+    return sum(isinstance(item, HostKernel) for item in trace.records)
+
+
+@pytest.mark.slow
+def test_a_backward_graph_that_is_compiled_in_the_middle_of_a_step_records_nothing_of_its_compilation(tmp_path):
+    """Of a graph with a collective PyTorch compiles the backward when it is first called."""
+    assert simulated.in_a_fork(_host_kernels_of_context_parallel, tmp_path) == 0
