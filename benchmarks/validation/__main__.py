@@ -105,11 +105,12 @@ def _of_row(
     except UnstatedError as error:
         return {"id": row.id, "outcome": f"not stated: {error}"}
     statements = stated.text[stated.text.index("\nmodel ") :]  # rows that differ in name and source are one plan
-    key = hashlib.sha256((statements + "memory" * options.memory).encode()).hexdigest()
+    memory_only = options.memory or bool(stated.untimed)
+    key = hashlib.sha256((statements + "memory" * memory_only).encode()).hexdigest()
     kept, made_by = known.get(key, (None, code))
     if made_by != code and options.resume != "older":
         kept, made_by = None, code
-    said = Prediction(**kept) if kept else predict(stated, seconds=options.seconds, memory_only=options.memory)
+    said = Prediction(**kept) if kept else predict(stated, seconds=options.seconds, memory_only=memory_only)
     known[key] = as_json(said), made_by
     return {"id": row.id, "key": key, "code": made_by, "said": as_json(said), **_compared(row, ranks, stated, said)}
 
