@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 _LLAMA = 'llama3("tiny", n_layers = {layers}, dim = {dim}, n_heads = {heads}, n_kv_heads = {heads}, ' \
     "hidden_dim = {hidden}, vocab_size = {vocabulary}, max_seq_len = 1024)"  # fmt: skip
@@ -18,20 +19,10 @@ MODELS = {
     "gpt 34M": _GPT.format(layers=8, dim=512, heads=8, vocabulary=16384),
 }
 
-_TENSOR_PARALLEL = """\
-shard on tp {
-  tok_embeddings                     = rowwise(output = shard(1))
-  layers.*.{attention,ffn}_norm      = sequence
-  layers.*.attention                 = inputs(from = shard(1), to = replicate)
-  layers.*.attention.{wq, wk, wv}    = colwise
-  layers.*.attention.wo              = rowwise(output = shard(1))
-  layers.*.feed_forward              = inputs(from = shard(1), to = replicate)
-  layers.*.feed_forward.{w1, w3}     = colwise
-  layers.*.feed_forward.w2           = rowwise(output = shard(1))
-  norm                               = sequence
-  output                             = colwise(input = shard(1), loss_parallel = true)
-}
-"""
+_TINY = Path(__file__).parents[1] / "plans" / "tiny.plan"
+_TENSOR_PARALLEL = _TINY.read_text("utf-8").partition("\nshard on tp {")[2].partition("\n}\n")[0]
+_TENSOR_PARALLEL = f"shard on tp {{{_TENSOR_PARALLEL}\n}}\n"
+"""Tensor and sequence parallel, as the worked plan of a small Llama has it."""
 _SINGLE = "precision (param = fp32)\n"
 _HALF = "precision (master = bf16, param = bf16)\n"
 _MIXED = "precision (param = bf16, reduce = fp32)\n"

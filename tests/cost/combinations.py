@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from plans import SEQUENCE_PARALLEL
+
 _DENSE = """\
 plan combination
 model llama3("tiny", n_layers = LAYERS, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 128)
@@ -17,20 +19,6 @@ model mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidde
               n_experts = 8, top_k = 2, max_seq_len = 64)
 """
 _OPTIMIZER = "optimizer adamw(lr = 1e-3)\n"
-_SEQUENCE_PARALLEL = """\
-shard on tp {
-  tok_embeddings                     = rowwise(output = shard(1))
-  layers.*.{attention,ffn}_norm      = sequence
-  layers.*.attention                 = inputs(from = shard(1), to = replicate)
-  layers.*.attention.{wq, wk, wv}    = colwise
-  layers.*.attention.wo              = rowwise(output = shard(1))
-  layers.*.feed_forward              = inputs(from = shard(1), to = replicate)
-  layers.*.feed_forward.{w1, w3}     = colwise
-  layers.*.feed_forward.w2           = rowwise(output = shard(1))
-  norm                               = sequence
-  output                             = colwise(input = shard(1), loss_parallel = true)
-}
-"""
 _TENSOR_PARALLEL = """\
 shard on tp {
   layers.*.attention.{wq, wk, wv}    = colwise
@@ -119,18 +107,18 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (dp_replicate = 2)\nreplicate on dp_replicate (optimizer = sharded)\n{_CLIP}"
     ),
     "tensor parallel": _two(f"mesh (tp = 2)\n{_TENSOR_PARALLEL}{_SINGLE}", data=1),
-    "tensor and sequence parallel": _two(f"mesh (tp = 2)\n{_SEQUENCE_PARALLEL}{_CLIP}{_SINGLE}", data=1),
+    "tensor and sequence parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_CLIP}{_SINGLE}", data=1),
     "tensor and sequence parallel, checkpointed": _two(
-        f"mesh (tp = 2)\n{_SEQUENCE_PARALLEL}{_FULL}{_SINGLE}", data=1
+        f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_FULL}{_SINGLE}", data=1
     ),
-    "fsdp and tensor parallel": _four(f"mesh (dp_shard = 2, tp = 2)\n{_SEQUENCE_PARALLEL}{_fsdp()}{_CLIP}", data=2),
+    "fsdp and tensor parallel": _four(f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}{_fsdp()}{_CLIP}", data=2),
     "fsdp and tensor parallel, checkpointed": _four(
-        f"mesh (dp_shard = 2, tp = 2)\n{_SEQUENCE_PARALLEL}{_fsdp()}"
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}{_fsdp()}"
         "checkpoint { layers.* = selective([attention, alternate_matmul]) }\n",
         data=2,
     ),
     "replicas and tensor parallel, sharded optimizer": _four(
-        f"mesh (dp_replicate = 2, tp = 2)\n{_SEQUENCE_PARALLEL}replicate on dp_replicate (optimizer = sharded)\n",
+        f"mesh (dp_replicate = 2, tp = 2)\n{SEQUENCE_PARALLEL}replicate on dp_replicate (optimizer = sharded)\n",
         data=2,
     ),
     "context parallel, keys gathered": _two(f"mesh (cp = 2)\ncontext on cp\n{_fsdp('cp')}", data=1),
@@ -142,7 +130,7 @@ comm (prefetch = units(forward = 2, backward = 2))
         data=2,
     ),
     "context and tensor parallel": _four(
-        f"mesh (cp = 2, tp = 2)\n{_SEQUENCE_PARALLEL}context on cp\n{_fsdp('cp')}", data=1
+        f"mesh (cp = 2, tp = 2)\n{SEQUENCE_PARALLEL}context on cp\n{_fsdp('cp')}", data=1
     ),
     "experts": _four(f"mesh (dp_shard = 4, ep = 2)\n{_EXPERTS}{_fsdp()}", sparse=True),
     "experts on every rank, in bf16": _two(
@@ -153,7 +141,7 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (dp_shard = 2, ep = 2)\n{_EXPERTS.replace('= experts', '= experts(capacity_factor = 0.75)')}{_fsdp()}",
         sparse=True,
     ),
-    "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{_SEQUENCE_PARALLEL}", data=1),
+    "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}", data=1),
     "host memory for parameters and activations": _two(
         f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"
     ),
@@ -167,6 +155,6 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (pp = 2, dp_shard = 2)\n{_fsdp()}pipeline on pp (schedule = 1F1B)\n{_FULL}", data=2
     ),
     "pipeline and tensor parallel": _four(
-        f"mesh (pp = 2, tp = 2)\n{_SEQUENCE_PARALLEL}pipeline on pp (schedule = ZBVZeroBubble)\n{_SINGLE}", data=1
+        f"mesh (pp = 2, tp = 2)\n{SEQUENCE_PARALLEL}pipeline on pp (schedule = ZBVZeroBubble)\n{_SINGLE}", data=1
     ),
 }  # fmt: skip

@@ -5,3 +5,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import simulated
 import torch
+from plans import SEQUENCE_PARALLEL
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 
 from legoai.cost.capture import capture
@@ -20,19 +21,7 @@ model   llama3("8b")
 cluster h100_sxm(hosts = {hosts}, fabric = infiniband_ndr)
 batch   (global = {hosts}, micro = 1, seq_len = 2048)
 mesh    (dp_replicate = 2, dp_shard = {shards}, tp = 8)
-shard on tp {{
-  tok_embeddings                  = rowwise(input = replicate, output = shard(1))
-  layers.*.{{attention, ffn}}_norm  = sequence
-  layers.*.attention              = inputs(from = shard(1), to = replicate)
-  layers.*.attention.{{wq, wk, wv}} = colwise
-  layers.*.attention.wo           = rowwise(output = shard(1))
-  layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
-  layers.*.feed_forward.{{w1, w3}}  = colwise
-  layers.*.feed_forward.w2        = rowwise(output = shard(1))
-  norm                            = sequence
-  output                          = colwise(input = shard(1), loss_parallel = true)
-}}
-fsdp on dp_replicate, dp_shard {{ layers.* = unit, root = unit }}
+{block}fsdp on dp_replicate, dp_shard {{ layers.* = unit, root = unit }}
 precision (param = bf16, reduce = fp32)
 optimizer adamw(lr = 1e-4)
 clip      (norm = 1.0)
@@ -44,7 +33,9 @@ def wide(world: int) -> tuple[Trace, float]:
     from legoai.dsl.lint import lint
     from legoai.lowering.program import lower
 
-    linted = lint(PLAN.format(hosts=world // 8, shards=world // 16), "wide.plan", directory=Path())
+    linted = lint(
+        PLAN.format(hosts=world // 8, shards=world // 16, block=SEQUENCE_PARALLEL), "wide.plan", directory=Path()
+    )
     assert linted.plan is not None and linted.context is not None and linted.context.manifest is not None
     program = lower(linted.plan, linted.context.manifest, source_name="wide.plan").text
     taken = []

@@ -1,4 +1,4 @@
-"""What tests of lowered pipelines share: their training, what the ranks came to, and the run on one process."""
+"""What tests of programs that train share: their training, what the ranks came to, and the run on one process."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def train(text: str, data: str, **options) -> dict:
             .clone()
             for name, p in model.named_parameters()
         },
+        "dtypes": {p.dtype for p in model.parameters()},
     }
 
 

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import string
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from plans import HEAD, SEQUENCE_PARALLEL, lowered
-from torch.distributed.tensor import DTensor
+from staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, data, train  # noqa: F401
 
-from legoai.runtime import RunOptions
-
-STEPS = 5
-TOLERANCE = 1e-10
-DOUBLE = "precision (master = fp64, param = fp64, reduce = fp64)\n"
-PLAIN_DOUBLE = "precision (master = fp64, param = fp64)\n"
 TRAINING = """\
 batch     (global = 8, micro = 2, seq_len = 32)
 optimizer adamw(lr = 1e-2, betas = [0.9, 0.95], weight_decay = 0.1)
@@ -112,43 +102,8 @@ def text_of(body: str, head: str = HEAD) -> str:
     return lowered(f"{head}{TRAINING}{body}").text
 
 
-def train(text: str, data: str, **options: Any) -> dict:
-    """Run a program on this rank's part; losses, gradient norms and whole parameters by their plain names."""
-    namespace: dict = {"__name__": "program"}
-    exec(compile(text, "program.py", "exec"), namespace)
-    chosen = {"device": "cpu", "log_every": 0, "steps": STEPS, "data": data} | options
-    history = namespace["trainer"]().fit(RunOptions(**chosen))
-    model = history.training.model
-    return {
-        "loss": [record.loss for record in history.steps],
-        "norm": [record.grad_norm for record in history.steps],
-        "parameters": {
-            name.replace("_checkpoint_wrapped_module.", ""): (p.full_tensor() if isinstance(p, DTensor) else p)
-            .detach()
-            .clone()
-            for name, p in model.named_parameters()
-        },
-        "dtypes": {p.dtype for p in model.parameters()},
-    }
-
-
-def assert_close(one: dict, other: dict, tolerance: float) -> None:
-    assert one["loss"] == pytest.approx(other["loss"], abs=tolerance)
-    assert one["norm"] == pytest.approx(other["norm"], abs=tolerance)
-    assert one["parameters"].keys() == other["parameters"].keys()
-    for name, parameter in one["parameters"].items():
-        torch.testing.assert_close(parameter, other["parameters"][name], rtol=0, atol=tolerance, msg=name)
-
-
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def alone(gloo, data) -> dict:
+def alone(gloo, data) -> dict:  # noqa: F811
     """The plan on one process, with neither mesh nor wrapper."""
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
     assert result["dtypes"] == {torch.float64}
@@ -156,12 +111,12 @@ def alone(gloo, data) -> dict:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):
+def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):  # noqa: F811
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
-def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):
+def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):  # noqa: F811
     head = HEAD.replace('llama3("tiny")', 'llama3("tiny", tie_embeddings = true)')
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
     for result in gloo(4)(train, text_of(f"mesh (tp = 4)\n{VOCABULARY_PARALLEL}{PLAIN_DOUBLE}", head), data):
@@ -169,7 +124,7 @@ def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):
         assert_close(result, one, TOLERANCE)
 
 
-def test_mixed_precision_trains_close_to_full_precision(gloo, data):
+def test_mixed_precision_trains_close_to_full_precision(gloo, data):  # noqa: F811
     [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
     units = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}precision (param = bf16, reduce = fp32)"
     autocast = f"mesh (tp = 4)\n{SEQUENCE_PARALLEL}precision (param = bf16)"
