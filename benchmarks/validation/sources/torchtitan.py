@@ -11,8 +11,9 @@ that the published tables name), and `docs/fsdp.md`.
   tensor parallelism.
 - A pipeline has as many micro batches as stages in all, unless a run says otherwise.
 - Float8 is of all linear layers but the output layer.
-- Without compilation norms run step by step, rotations in fp32 and complex, and keys and values are repeated for the
-  queries that share them (`torchtitan/models/norms.py`, `llama/model.py` of 2024): a factory states that model.
+- Norms run step by step, rotations in fp32 and complex, and keys and values are repeated for the queries that share
+  them (`torchtitan/models/norms.py`, `llama/model.py` of 2024): a factory states that model. Inductor makes one kernel
+  of a norm, and compiles no complex numbers.
 - Runs up to June 2024 held two things more, counted beside the plan: the logits in fp32 until the end of
   the backward pass (freed before it since pytorch/torchtitan#391), and in segments of another stream the
   model's own gradients on their way into the reduce-scatter (since pytorch/pytorch#129721 on the default stream).
@@ -60,7 +61,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
         draft.assumed.append("as many micro batches as stages, TorchTitan's default")
     theta = 500_000.0 if "3" in row.text("model").split("-")[1] else 10_000.0
     model = llama_of(row, seq_len=seq_len, theta=theta)
-    if pp == 1 and row.text("compile") != "1" and "float8" not in row.text("precision"):
+    if pp == 1:
         model = model.replace('llama3("8b"', f'python("{STEPWISE}", preset = "8b"')
     draft.say(
         model,
