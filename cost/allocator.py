@@ -9,10 +9,7 @@ what remains is of use; neighbours that are free are joined; segments are kept u
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
 from typing import Final
-
-from legoai.cost.trace import Allocate, Free, Resize, Trace
 
 MIB: Final = 2**20
 BLOCK: Final = 512
@@ -46,15 +43,11 @@ def segment_size(block: int) -> int:
     return -(-block // SEGMENT_STEP) * SEGMENT_STEP
 
 
-_CHANGES: Final = frozenset({Allocate, Free, Resize})
-"""Records that ask something of an allocator."""
-
-
 class OutOfMemoryError(RuntimeError):
     """The device has no memory for a request, even when all cached segments are given back."""
 
 
-class _Block:
+class Block:
     """A piece of a segment, with its neighbours."""
 
     __slots__ = ("address", "after", "before", "free", "size")
@@ -63,26 +56,30 @@ class _Block:
         self.address = address
         self.size = size
         self.free = True
-        self.before: _Block | None = None
-        self.after: _Block | None = None
+        self.before: Block | None = None
+        self.after: Block | None = None
 
 
-class _Pool:
+class Pool:
     """The free blocks of one stream, small or large, ordered by size and then address."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
         self.keys: list[tuple[int, int]] = []
-        self.blocks: dict[int, _Block] = {}
+        self.blocks: dict[int, Block] = {}
 
-    def add(self, block: _Block) -> None:
+    def add(self, block: Block) -> None:
+        """Take a block that is free."""
         bisect.insort(self.keys, (block.size, block.address))
         self.blocks[block.address] = block
 
-    def remove(self, block: _Block) -> None:
+    def remove(self, block: Block) -> None:
+        """Give a block out."""
         del self.keys[bisect.bisect_left(self.keys, (block.size, block.address))]
         del self.blocks[block.address]
 
-    def best_fit(self, size: int) -> _Block | None:
+    def best_fit(self, size: int) -> Block | None:
+        """Return the smallest free block of at least a size; None where none is."""
         place = bisect.bisect_left(self.keys, (size, -1))
         return self.blocks[self.keys[place][1]] if place < len(self.keys) else None
 
@@ -102,9 +99,9 @@ class CachingAllocator:
         """Make the allocator of a device with `capacity` bytes for segments; None for no limit."""
         self.capacity = capacity
         self.reserved = self.allocated = self.peak_reserved = self.peak_allocated = self.retries = 0
-        self._pools: dict[tuple[int, bool], _Pool] = {}
-        self._used: dict[int, tuple[_Block, _Pool, bool]] = {}
-        self._next_address = 0
+        self.pools: dict[tuple[int, bool], Pool] = {}
+        self.used: dict[int, tuple[Block, Pool, bool]] = {}
+        self.next_address = 0
 
     def allocate(self, handle: int, size: int, stream: int) -> None:
         """Serve a request of some bytes on a stream, to be known by a handle.
@@ -112,30 +109,32 @@ class CachingAllocator:
         Raises:
             OutOfMemoryError: it does not fit.
         """
-        assert handle not in self._used
+        assert handle not in self.used
         wanted = round_block(size)
         if not wanted:
             return
         small = wanted <= SMALL
-        pool = self._pools.setdefault((stream, small), _Pool())
+        pool = self.pools.get((stream, small))
+        if pool is None:
+            pool = self.pools[stream, small] = Pool(stream)
         block = pool.best_fit(wanted)
         if block is None:
-            block = self._new_segment(wanted)
+            block = self.new_segment(wanted)
         else:
             pool.remove(block)
         rest = block.size - wanted
         if rest >= BLOCK if small else rest > SMALL:
             self._split(block, wanted, pool)
         block.free = False
-        self._used[handle] = block, pool, small
+        self.used[handle] = block, pool, small
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
 
     def free(self, handle: int) -> None:
         """Take back what a handle stands for; nothing if it was of no bytes."""
-        if handle not in self._used:
+        if handle not in self.used:
             return
-        block, pool, _ = self._used.pop(handle)
+        block, pool, _ = self.used.pop(handle)
         self.allocated -= block.size
         block.free = True
         for neighbour in (block.before, block.after):
@@ -150,13 +149,14 @@ class CachingAllocator:
 
     def release_cached(self) -> None:
         """Give back the segments of which nothing is in use, as `torch.cuda.empty_cache` does."""
-        for pool in self._pools.values():
+        for pool in self.pools.values():
             for block in list(pool.blocks.values()):
                 if block.before is None and block.after is None:
                     pool.remove(block)
                     self.reserved -= block.size
 
-    def _new_segment(self, wanted: int) -> _Block:
+    def new_segment(self, wanted: int) -> Block:
+        """Take the segment from the device that serves a block of a size."""
         size = segment_size(wanted)
         if self.capacity is not None and self.reserved + size > self.capacity:
             self.retries += 1
@@ -166,14 +166,14 @@ class CachingAllocator:
                     f"{wanted} bytes do not fit: {self.reserved} of {self.capacity} are reserved, and {self.allocated} "
                     "of these are in use"
                 )
-        block = _Block(self._next_address, size)
-        self._next_address += size
+        block = Block(self.next_address, size)
+        self.next_address += size
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return block
 
-    def _split(self, block: _Block, wanted: int, pool: _Pool) -> None:
-        rest = _Block(block.address + wanted, block.size - wanted)
+    def _split(self, block: Block, wanted: int, pool: Pool) -> None:
+        rest = Block(block.address + wanted, block.size - wanted)
         rest.before, rest.after = block, block.after
         if block.after is not None:
             block.after.before = rest
@@ -181,7 +181,7 @@ class CachingAllocator:
         pool.add(rest)
 
 
-def _join(first: _Block, second: _Block) -> _Block:
+def _join(first: Block, second: Block) -> Block:
     """Return two neighbours as one free block."""
     first.size += second.size
     first.after = second.after
@@ -189,50 +189,3 @@ def _join(first: _Block, second: _Block) -> _Block:
         second.after.before = first
     first.free = True
     return first
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
-    """What the allocator took for a whole trace, in bytes.
-
-    Attributes:
-        peak_reserved: as `torch.cuda.max_memory_reserved()` would say.
-        peak_allocated: as `torch.cuda.max_memory_allocated()` would say.
-        retries: how often memory ran out and cached segments were given back.
-        fits: whether all requests were served.
-    """
-
-    peak_reserved: int
-    peak_allocated: int
-    retries: int
-    fits: bool
-
-
-def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
-    """Run the storages of a trace through the allocator.
-
-    Args:
-        trace: of one rank, from the setup on.
-        capacity: bytes of the device that are left for segments; None for no limit.
-    """
-    allocator = CachingAllocator(capacity=capacity)
-    fits = True
-    try:
-        for record in trace.records:
-            if type(record) not in _CHANGES:
-                continue
-            if isinstance(record, Allocate):
-                allocator.allocate(record.storage, record.bytes, record.stream)
-            elif isinstance(record, Free):
-                allocator.free(record.storage)
-            elif isinstance(record, Resize):
-                allocator.free(record.storage)
-                allocator.allocate(record.storage, record.bytes, record.stream)
-    except OutOfMemoryError:
-        fits = False
-    return Reserved(
-        peak_reserved=allocator.peak_reserved,
-        peak_allocated=allocator.peak_allocated,
-        retries=allocator.retries,
-        fits=fits,
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from legoai.cost.allocator import Reserved, reserve
 from legoai.cost.composed import once_each
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine import Machine
 from legoai.cost.memory import memory
+from legoai.cost.reserving import Reserved, reserve
 from legoai.cost.trace import Collective, Kernel, Trace
 
 
@@ -79,7 +79,7 @@ def _workspace(trace: Trace, machine: Machine) -> int:
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is made when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
-    calls = (item for item in once_each(trace.records) if isinstance(item, Collective))
+    calls = (item for item in once_each(trace.records) if isinstance(item, Collective) and item.kind != "peer_copy")
     for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
         if len(ranks) > 1:
             ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.allocator import reserve
 from legoai.cost.machine import Machine, machine_of
 from legoai.cost.reserved import memory_use
+from legoai.cost.reserving import reserve
 from legoai.cost.trace import Allocate, Collective, Free, Kernel, Mark, TensorType, Trace
 from legoai.specs.directives.cluster import ClusterUse
 
