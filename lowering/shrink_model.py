@@ -8,15 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from legoai.specs.directives.model import Model
-from legoai.specs.models.configs import (
-    FAMILIES,
-    GPTConfig,
-    MixtralConfig,
-    ModelConfig,
-    Scalar,
-    ViTConfig,
-    config_values,
-)
+from legoai.specs.models.configs import GPTConfig, MixtralConfig, ModelConfig, Scalar, ViTConfig
+from legoai.specs.models.families import FAMILIES, config_values
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Images, Tokens
 from legoai.specs.plan import Plan

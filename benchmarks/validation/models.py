@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from legoai.specs.models import decoder
-from legoai.specs.models.configs import resolve_config
+from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.huggingface import transformers_model
 from legoai.specs.models.llama import Llama

@@ -15,7 +15,8 @@ class ModelIsKnown(WrongModel, Check):
     """The built-in family has the preset and the dimensions (see ``wrong-model``)."""
 
     def check(self, context: Context) -> Iterator[Diagnostic]:
-        from legoai.specs.models.configs import ConfigError, resolve_config
+        from legoai.specs.models.configs import ConfigError
+        from legoai.specs.models.families import resolve_config
 
         model = context.plan.model
         if model.family in FOREIGN:

@@ -14,7 +14,7 @@ FOREIGN: Final = ("python", "huggingface")
 
 def model_names() -> tuple[str, ...]:
     """Every name that may stand after `model`: the built-in families, then the two ways to name another model."""
-    from legoai.specs.models.configs import FAMILIES
+    from legoai.specs.models.families import FAMILIES
 
     return (*FAMILIES, *FOREIGN)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from legoai.specs.models.configs import FAMILIES
+from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.manifest import ManifestError
 from legoai.specs.models.source import ModelSource
 

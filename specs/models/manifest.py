@@ -31,7 +31,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from legoai.specs.models.configs import FAMILIES, Scalar
+from legoai.specs.models.configs import Scalar
+from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.reads import Reads, reads_from
 from legoai.specs.models.source import ModelSource
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from legoai.dsl.diagnostics import Diagnostic
 from legoai.dsl.resolve import resolve
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.specs.models.configs import FAMILIES
+from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.manifest import Manifest, load_manifest
 from legoai.specs.models.source import ModelSource
 from legoai.specs.plan import Plan

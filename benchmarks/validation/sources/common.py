@@ -7,7 +7,7 @@ import dataclasses
 from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.statements import cluster, model
 
-from legoai.specs.models.configs import GPT3_PRESETS, LLAMA3_PRESETS
+from legoai.specs.models.families import GPT3_PRESETS, LLAMA3_PRESETS
 
 LLAMA = dataclasses.asdict(LLAMA3_PRESETS["8b"])
 GPT = dataclasses.asdict(GPT3_PRESETS["1.3b"])

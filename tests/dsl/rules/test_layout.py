@@ -158,7 +158,7 @@ def _style(treatment: Any, arity: int, embeds: bool) -> Any:
 def _model() -> Any:
     import torch
 
-    from legoai.specs.models.configs import resolve_config
+    from legoai.specs.models.families import resolve_config
     from legoai.specs.models.llama import Llama
 
     torch.manual_seed(0)

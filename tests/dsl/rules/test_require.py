@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from legoai.dsl.lint import lint
 from legoai.dsl.rules.state import StateBytes, state_bytes
-from legoai.specs.models.configs import resolve_config
+from legoai.specs.models.families import resolve_config
 from legoai.specs.models.llama import Llama
 
 TINY = {"n_layers": 2, "dim": 64, "hidden_dim": 128, "vocab_size": 256}

@@ -43,7 +43,7 @@ def trains(units: list[str]) -> str:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from legoai.dsl.paths import Paths, pattern
-    from legoai.specs.models.configs import FAMILIES
+    from legoai.specs.models.families import FAMILIES
     from legoai.specs.models.llama import Llama
 
     torch.manual_seed(0)

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from legoai.specs.models.configs import FAMILIES, ConfigError, LlamaConfig, config_values, resolve_config
+from legoai.specs.models.configs import ConfigError, LlamaConfig
+from legoai.specs.models.families import FAMILIES, config_values, resolve_config
 from legoai.specs.models.source import ModelSource
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.configs import FAMILIES
 from legoai.specs.models.describe import describe
+from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.manifest import (
     SHIPPED_DIRECTORY,

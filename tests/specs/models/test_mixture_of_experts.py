@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from legoai.specs.models.configs import resolve_config
+from legoai.specs.models.families import resolve_config
 from legoai.specs.models.mixtral import MoE, grouped_linear
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.configs import FAMILIES, resolve_config
+from legoai.specs.models.families import FAMILIES, resolve_config
 from legoai.specs.models.llama import Llama
 
 # Totals of the released checkpoints: Llama and Mixtral from their safetensors indices, GPT-2 as Hugging Face counts it,
