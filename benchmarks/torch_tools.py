@@ -3,8 +3,9 @@
     python benchmarks/torch_tools.py FOLDER            FOLDER holds memory_single_gpu.csv, memory_distributed.csv, …
 
 Every row of the published tables that can be written as a plan is given to each tool in a process of its own, which
-starts cold: importing is part of the time to answer. All tools are asked about the same lowered program and the same
-optimizer step (the second, whose optimizer has its state):
+starts cold: importing is part of the time to answer. That is processor time, user and system, since it hardly depends
+on what else runs on the machine; no tool waits for anything, or uses more than one core. All tools are asked about the
+same lowered program and the same optimizer step (the second, whose optimizer has its state):
 
 - `legoai`: `legoai.estimate` for the plan's H100, peak of active memory, step time.
 - `MemTracker`, and for shards `FSDPMemTracker`, of `torch.distributed._tools`: on fake tensors of a cpu, since on those
@@ -24,11 +25,12 @@ import datetime
 import json
 import os
 import platform
+import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +52,8 @@ VARIANTS: Final = {
     ("MP", "No"): None, ("FP", "No"): "full", ("HP", "No"): "half", ("MP", "Yes"): "checkpointed",
     ("FP", "Yes"): "full_checkpointed", ("HP", "Yes"): "half_checkpointed",
 }  # fmt: skip
-TIMEOUT: Final = 600
+LIMIT_SECONDS: Final = 600
+"""Processor time after which a tool is given up."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,7 @@ class Case:
 def main() -> int:
     """Ask every tool about every case."""
     if len(sys.argv) > 1 and sys.argv[1] == "--ask":
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS + 1))
         print(json.dumps(_ask(sys.argv[2], Path(sys.argv[3]), sys.argv[4] or None, device=sys.argv[5])))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,7 +111,7 @@ def _published(path: Path) -> list[dict[str, str]]:
 
 
 def _single(folder: Path, each: int) -> Iterator[Case]:
-    """Rows of the table of single GPUs that are not marked as inconsistent, evenly over each model's."""
+    """Rows of the table of single GPUs that are not marked as inconsistent: those with a time, then evenly others."""
     times = {}
     for row in _published(folder / "runtime_single_gpu.csv"):
         checkpointed = "Yes" if row["ac"] == "TRUE" else "No"
@@ -119,9 +123,13 @@ def _single(folder: Path, each: int) -> Iterator[Case]:
         if row["model"] in MODELS and not row["note"].startswith(("INCONSISTENT", "OCR-DOUBT"))
     ]
     for model, plan in MODELS.items():
-        own = [row for row in rows if row["model"] == model]
-        for row in own[:: max(1, -(-len(own) // each))][:each]:
-            key = row["batch"], row["seq_or_img"], row["precision"], row["ac"]
+        own = {
+            (row["batch"], row["seq_or_img"], row["precision"], row["ac"]): row for row in rows if row["model"] == model
+        }
+        timed = [key for key in own if (model, *key) in times]
+        others = [key for key in own if key not in timed]
+        for key in (timed + others[:: max(1, -(-len(others) // each))])[:each]:
+            row = own[key]
             yield Case(
                 name=" ".join((model, *key)),
                 files={
@@ -176,23 +184,26 @@ optimizer adamw(lr = 1e-4)
 
 
 def _asked(tool: str, case: Case, *, device: str = "cpu") -> dict[str, Any]:
-    """A tool's answer and the seconds until it came; its error where there was none."""
+    """A tool's answer and the processor time until it came; its error where there was none."""
     with tempfile.TemporaryDirectory() as place:
         for name, text in case.files.items():
             (Path(place) / name).write_text(text, encoding="utf-8")
         command = [sys.executable, __file__, "--ask", tool, str(Path(place) / "case.plan"), case.variant or "", device]
-        begin = time.perf_counter()
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT, check=False,
-                env={**os.environ, "TORCH_SHOW_CPP_STACKTRACES": "0"},
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return {"error": f"no answer within {TIMEOUT} s"}
-        took = time.perf_counter() - begin
-    if done.returncode:
-        return {"error": _reason(done.stderr), "answer_s": took}
-    return {**json.loads(done.stdout.splitlines()[-1]), "answer_s": took}
+        with (Path(place) / "output").open("w+") as output, (Path(place) / "errors").open("w+") as errors:
+            process = subprocess.Popen(
+                command, stdout=output, stderr=errors, env={**os.environ, "TORCH_SHOW_CPP_STACKTRACES": "0"}
+            )
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            for stream in (output, errors):
+                stream.seek(0)
+            answer, told = output.read(), errors.read()
+    took = used.ru_utime + used.ru_stime
+    if process.returncode == -signal.SIGXCPU:
+        return {"error": f"no answer within {LIMIT_SECONDS} s of processor time"}
+    if process.returncode:
+        return {"error": _reason(told), "answer_s": took}
+    return {**json.loads(answer.splitlines()[-1]), "answer_s": took}
 
 
 def _reason(text: str) -> str:
@@ -347,7 +358,8 @@ def _write(document: dict[str, Any]) -> None:
         f"# The simulator beside torch's own estimators ({document['date']})",
         "",
         f"{document['machine']}, torch {document['torch']}, Python {document['python']}, load average "
-        f"{document['load_average']}. Peak memory in GiB, its error, and the time to answer from a cold start.",
+        f"{document['load_average']}. Peak memory in GiB, its error, and the processor time to answer from a cold "
+        "start.",
         "`python benchmarks/torch_tools.py FOLDER --write`",
         "",
         "| published run | measured | legoai | MemTracker or FSDPMemTracker |",
