@@ -128,9 +128,12 @@ def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
 
 
 def _translated(action: _Action, like: dict[int, int]) -> _Action:
-    """Return an action of another rank's stage as that of the stage of this rank that is like it."""
+    """Return an action of another rank's stage as that of the stage of this rank that is like it.
+
+    Two that are taken together are of no stage.
+    """
     return action._replace(
-        stage_index=like[action.stage_index],
+        stage_index=like.get(action.stage_index, action.stage_index),
         sub_actions=action.sub_actions and tuple(_translated(part, like) for part in action.sub_actions),
     )
 
