@@ -1,5 +1,6 @@
 """The timeline agrees with closed forms on constructed cases, and with a brute-force longest path."""
 
+import dataclasses
 import itertools
 import random
 
@@ -143,6 +144,18 @@ def test_the_host_bounds_a_stream_of_small_kernels():
     assert timeline.end == pytest.approx(100 * 1e-5 + 1e-6)
     timeline = run(*[kernel(1e-4) for _ in range(100)], dispatch_seconds=1e-5)
     assert timeline.end == pytest.approx(1e-5 + 100 * 1e-4)
+
+
+def test_what_modules_issue_in_python_takes_the_host_longer():
+    forward = [kernel(1e-6) for _ in range(100)]
+    backward = [dataclasses.replace(item, phase="backward") for item in forward]
+    fused = [dataclasses.replace(item, op="fused(aten.mul)") for item in forward]
+    replayed = [dataclasses.replace(item, attributes={**item.attributes, "replayed": True}) for item in forward]
+    seconds = [
+        run(*records, dispatch_seconds=1e-5, python_seconds=3e-5).end
+        for records in (forward, backward, fused, replayed)
+    ]
+    assert seconds == pytest.approx([100 * 3e-5 + 1e-6, 100 * 1e-5 + 1e-6, 100 * 1e-5 + 1e-6, 1e-4])
 
 
 def test_communication_slows_the_computation_beside_it():
