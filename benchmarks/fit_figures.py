@@ -82,6 +82,12 @@ CONSTANTS: dict[str, tuple[float, str]] = {
         "on an H100, https://forums.developer.nvidia.com/t/337991; 24 channels on an HGX A100, "
         "https://github.com/NVIDIA/nccl-tests/issues/100. Not measured on others",
     ),
+    "peer_copy_share": (
+        round(394.967 / 450, 4),
+        "Of the link's bandwidth, what a copy engine reads from a peer: nvbandwidth's device_to_device_memcpy_read_ce "
+        "on 8 H100s, slowest pair, 394.967 of 450 GB/s: https://github.com/Azure/cluster-health-monitor, "
+        "pkg/checker/gpu. Not measured on others",
+    ),
     "context_bytes": (
         987_842_478,
         "0.92 GiB with all of torch 2.1's kernels loaded, 0.47 GiB with none, on an A100; the upper end: "

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_flatten
 
+from legoai.cost.async_tp import symmetric_memory
 from legoai.cost.compiled_graph import Call, Graph, Options, is_of_unit
 from legoai.cost.device import SIM, Kind, SimulationError
 from legoai.cost.recorder import Capture
@@ -35,7 +36,8 @@ def compilation(capture: Capture, kind: Kind) -> Iterator[None]:
     compiler = _Compiler(capture, kind)
     torch.compile = compiler.compile
     try:
-        yield
+        with symmetric_memory():
+            yield
     finally:
         torch.compile = original
         for key in [key for key in _GRAPHS if key[2] == compiler.simulation]:
@@ -179,10 +181,6 @@ class _CompiledModule:
                 "CUDA graphs of a unit, whose parameters are somewhere else each time, are not captured; "
                 "write `mode = default`"
             )
-        from torch._inductor import config
-
-        if config._micro_pipeline_tp:
-            raise SimulationError("matrix products that are split beside their collectives (AsyncTP) are not captured")
 
 
 def _unit_hooks(module: nn.Module) -> tuple[list[Any], list[Any]]:

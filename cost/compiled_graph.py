@@ -31,10 +31,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from legoai.cost import async_tp
 from legoai.cost.device import SIM, Kind, current_stream
 from legoai.cost.dispatch import NEW_CATEGORY
 from legoai.cost.recorder import Capture
-from legoai.cost.schedule import MODULE, Given, Schedule, Slot, Step, Work
+from legoai.cost.schedule import MODULE, Given, Pieces, Schedule, Slot, Step, Work
 from legoai.cost.schedule import Call as Communication
 from legoai.cost.trace import Kernel
 
@@ -228,6 +229,8 @@ class _Run:
             self.tensors[new] = self.tensors[old]
         if isinstance(step.work, Communication):
             self._communicate(step.work)
+        elif isinstance(step.work, Pieces):
+            self._run_in_pieces(step.work)
         elif step.work is not None and not self.paused:
             self._record(step.work)
         for name in step.drops:
@@ -257,6 +260,20 @@ class _Run:
             self.capture.paused = True
         if call.result is not None:
             self.tensors[call.result] = result
+
+    def _run_in_pieces(self, pieces: Pieces) -> None:
+        capture = self.capture
+        if self.paused:
+            return
+        capture.paused = False
+        try:
+            temporary = async_tp.temporary_of(pieces)
+            if temporary is not None:
+                capture.allocate(temporary, NEW_CATEGORY[capture.phase])
+            async_tp.run(capture, pieces, self._record)
+            del temporary
+        finally:
+            capture.paused = True
 
     def _record(self, work: Work) -> None:
         capture = self.capture

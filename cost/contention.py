@@ -53,6 +53,6 @@ def memory_of_collective(collective: Collective, seconds: float, profile: Profil
     """
     if PROCESSORS not in profile.constants or len(collective.ranks) < 2:
         return 0.0
-    like = {"receive": "send", "barrier": "all_reduce"}.get(collective.kind, collective.kind)
+    like = {"receive": "send", "peer_copy": "send", "barrier": "all_reduce"}.get(collective.kind, collective.kind)
     moved = 2 * wire_bytes(like, collective.bytes, len(collective.ranks))  # type: ignore[arg-type]
     return memory_share(moved, seconds, profile)

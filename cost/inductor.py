@@ -29,6 +29,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
+from legoai.cost.async_tp import as_with_nccl
 from legoai.cost.device import Kind
 from legoai.cost.inductor_schedule import Reader
 from legoai.cost.schedule import Schedule
@@ -83,6 +84,7 @@ def schedule(graph: torch.fx.GraphModule, kind: Kind, *, is_backward: bool) -> S
         stack.enter_context(config.patch(pattern_matcher=False, force_disable_caches=True))
         if kind == "cuda":
             stack.enter_context(_without_a_gpu())
+            stack.enter_context(as_with_nccl())
         view_to_reshape(graph)  # type: ignore[no-untyped-call]
         post_grad_passes(graph, False)
         lowering = GraphLowering(graph, example_inputs=given, shape_env=None, is_backward=is_backward)

@@ -18,6 +18,7 @@ from torch.utils._ordered_set import OrderedSet
 from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
+from legoai.cost.async_tp import is_in_pieces, pieces_of
 from legoai.cost.device import SimulationError
 from legoai.cost.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
 from legoai.cost.schedule import MODULE, Call, Given, Schedule, Slot, Step, Work
@@ -211,6 +212,9 @@ class Reader:
         origin = self._origin(kernel)
         function = origin.target
         assert isinstance(function, OpOverload)
+        if is_in_pieces(function):
+            pieces = pieces_of(function, origin, _module_of([origin]))
+            return Step(makes=tuple(self._fresh(kernel)), work=pieces, drops=drops)
         known = operator(function)
         if known.treatment in ("collective", "wait"):
             return self._communication(kernel, known, origin, drops)

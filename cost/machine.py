@@ -186,11 +186,12 @@ class Prices:
         if isinstance(record, Kernel):
             return self._on_processors(record)
         if isinstance(record, Collective):
-            seconds, model = network.estimate(record, self.machine.network, self.machine.profile)
+            seconds, model = self._peer_copy(record) if record.kind == "peer_copy" else self._communication(record)
             hosts = placement(record.ranks, self.machine.network.devices_per_host).hosts
             memory = memory_of_collective(record, seconds, self.machine.profile)
             resource: Resource = "intra_host" if hosts == 1 else "inter_host"
-            return Cost(seconds=seconds, resource=resource, model=model, memory=memory)
+            on_processors = record.kind != "peer_copy"
+            return Cost(seconds=seconds, resource=resource, model=model, memory=memory, processors=on_processors)
         if isinstance(record, HostKernel):
             return self._on_host(record)
         return self._copy(record)
@@ -206,6 +207,17 @@ class Prices:
             beside=beside_collectives(work, profile),
             memory=memory_share(work.bytes, seconds, profile),
         )
+
+    def _communication(self, record: Collective) -> tuple[float, str]:
+        return network.estimate(record, self.machine.network, self.machine.profile)
+
+    def _peer_copy(self, record: Collective) -> tuple[float, str]:
+        """Over the link, by a copy engine; as a send where the profile does not say how fast that is."""
+        share = self.machine.constant("peer_copy_share")
+        if share is None:
+            return self._communication(record)
+        rate = share * self.machine.device.figure("link.bandwidth_bytes_per_second")
+        return self.gap + record.bytes / rate, kernels.ROOFLINE
 
     def _on_host(self, record: HostKernel) -> Cost:
         """The time of an operator on the host: that of the catalogue's `cpu`, as no profile knows the device's own."""

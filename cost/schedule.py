@@ -61,19 +61,46 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Products that run in pieces beside the collective that they need or feed, by :mod:`legoai.cost.async_tp`.
+
+    Attributes:
+        group: name of the process group.
+        gathers: whether an all-gather feeds the products; else their result is reduced and scattered.
+        piece: what is copied from each peer.
+        products: of one piece.
+        first: the copy of the rank's own piece to where peers read it.
+        last: the sum of the pieces that came.
+        kept: whether what is gathered is a result.
+        temporary: what is made, and dropped at the end.
+        module: below the compiled one.
+    """
+
+    group: str
+    gathers: bool
+    piece: TensorType
+    products: tuple[Work, ...]
+    first: Work | None
+    last: Work | None
+    kept: bool
+    temporary: Slot | None
+    module: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What happens in one place of the schedule.
 
     Attributes:
         makes: buffers that are allocated.
         aliases: (new, old): buffers that lie in the memory of others.
-        work: a kernel, a call of an operator, or nothing.
+        work: a kernel, a call of an operator, products in pieces, or nothing.
         drops: buffers that are needed no more.
     """
 
     makes: tuple[Slot, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
-    work: Work | Call | None = None
+    work: Work | Call | Pieces | None = None
     drops: tuple[str, ...] = ()
 
 

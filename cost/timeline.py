@@ -56,6 +56,7 @@ class Cost:
         beside: of a kernel, its time while a collective has some of the multiprocessors over its time alone; None where
             that is not known for its class, so that :attr:`Host.compute_slowdown` is taken.
         memory: the share of the memory's bandwidth that it takes while it runs alone, of what kernels reach.
+        processors: of a collective, whether it runs on multiprocessors and not on copy engines.
     """
 
     seconds: float
@@ -63,6 +64,7 @@ class Cost:
     model: str
     beside: float | None = None
     memory: float = 0.0
+    processors: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +99,14 @@ class Host:
     def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:
         """The time of a kernel beside collectives over its time alone.
 
-        They take multiprocessors from it, and bandwidth of the memory, of which it has what they leave; what is
-        scarcer counts.
+        They take multiprocessors from it, if they run on any, and bandwidth of the memory, of which it has what they
+        leave; what is scarcer counts.
         """
         if not collectives:
             return 1.0
-        processors = self.compute_slowdown if kernel.beside is None else kernel.beside
+        processors = 1.0
+        if any(item.processors for item in collectives):
+            processors = self.compute_slowdown if kernel.beside is None else kernel.beside
         left = max(_LEAST_LEFT, 1 - sum(item.memory for item in collectives))
         return max(1.0, processors, kernel.memory / left)
 

@@ -11,8 +11,17 @@ Phase = Literal["setup", "forward", "backward", "recompute", "optimizer", "other
 """`recompute` is a forward that runs again inside of a backward; `setup` is all before the first step."""
 
 CollectiveKind = Literal[
-    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "receive", "barrier"
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "send",
+    "receive",
+    "peer_copy",
+    "barrier",
 ]
+"""`peer_copy` is what a rank's copy engine reads from the memory of another, which does nothing."""
 
 Category = Literal[
     "parameter",
@@ -99,7 +108,8 @@ class Collective:
         work: its number, which a :class:`WaitWork` names.
         stream: the stream whose earlier work it follows; it runs on the communicator's own queue.
         kind: which.
-        ranks: global ranks of its group, in the group's order; for `send` and `receive` the two ends, sender first.
+        ranks: global ranks of its group, in the group's order; for `send`, `receive` and `peer_copy` the two ends,
+            sender first.
         axis: the mesh axes of the group as the program names them, joined by `+`; empty where they are unknown.
         bytes: the size of the *whole* buffer: the gathered output of an all-gather, the input of a reduce-scatter, the
             buffer of an

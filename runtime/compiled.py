@@ -44,10 +44,10 @@ def overlap_tensor_parallel(mesh: DeviceMesh) -> None:
     Raises:
         RunError: the device has no symmetric memory.
     """
-    if mesh.device_type != "cuda":
+    if mesh.device_type == "cpu":
         raise RunError(
             RunErrorCode.DEVICE,
-            f"async_tp needs symmetric memory, which {mesh.device_type} devices do not share",
+            "async_tp needs symmetric memory, which processes on a cpu do not share",
             help="leave `async_tp` out of the plan",
         )
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group

@@ -26,6 +26,7 @@ STATISTICAL: Final = "statistical"
 
 _LIKE: Final[Mapping[CollectiveKind, CollectiveKind]] = {
     "receive": "send",
+    "peer_copy": "send",
     "barrier": "all_reduce",
 }
 _BARRIER_BYTES: Final = 4

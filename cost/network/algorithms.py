@@ -100,6 +100,7 @@ ALGORITHMS: Final[Mapping[CollectiveKind, tuple[Callable[[float, Placement], Tra
     "broadcast": (_broadcast,),
     "send": (_transfer,),
     "receive": (_transfer,),
+    "peer_copy": (_transfer,),
     "barrier": (_tree,),
 }
 """The algorithms that a library may choose from, by collective."""
