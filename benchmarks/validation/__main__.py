@@ -14,6 +14,7 @@ read what was assumed. `--memory` says nothing of time, which answers several ti
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.validation.predict import Prediction, as_json, predict
+from benchmarks.validation.predict import Prediction, as_json, predict, with_memory_of
 from benchmarks.validation.rows import Row, UnstatedError, read
 from benchmarks.validation.sample import drawn
 from benchmarks.validation.score import compare
@@ -104,15 +105,29 @@ def _of_row(
         stated = SOURCES[options.source].convert(row, options.profile)
     except UnstatedError as error:
         return {"id": row.id, "outcome": f"not stated: {error}"}
-    statements = stated.text[stated.text.index("\nmodel ") :]  # rows that differ in name and source are one plan
-    memory_only = options.memory or bool(stated.untimed)
+    ask = functools.partial(_answer, options=options, known=known, code=code)
+    if options.memory or stated.untimed:
+        said, key, made_by = ask(stated.for_memory or stated.text, memory_only=True)
+    else:
+        said, key, made_by = ask(stated.text, memory_only=False)
+        if stated.for_memory and not said.refused:
+            held, *_ = ask(stated.for_memory, memory_only=True)
+            said = with_memory_of(said, held)
+    return {"id": row.id, "key": key, "code": made_by, "said": as_json(said), **_compared(row, ranks, stated, said)}
+
+
+def _answer(
+    text: str, *, memory_only: bool, options: argparse.Namespace, known: dict[str, Any], code: str
+) -> tuple[Prediction, str, str]:
+    """What is said of a plan, or was said before; its key, and the code that said it."""
+    statements = text[text.index("\nmodel ") :]  # rows that differ in name and source are one plan
     key = hashlib.sha256((statements + "memory" * memory_only).encode()).hexdigest()
     kept, made_by = known.get(key, (None, code))
     if made_by != code and options.resume != "older":
         kept, made_by = None, code
-    said = Prediction(**kept) if kept else predict(stated, seconds=options.seconds, memory_only=memory_only)
+    said = Prediction(**kept) if kept else predict(text, seconds=options.seconds, memory_only=memory_only)
     known[key] = as_json(said), made_by
-    return {"id": row.id, "key": key, "code": made_by, "said": as_json(said), **_compared(row, ranks, stated, said)}
+    return said, key, made_by
 
 
 def _compared(row: Row, ranks: Sequence[Row], stated: Stated, said: Prediction) -> dict[str, Any]:
@@ -133,6 +148,7 @@ def _compared(row: Row, ranks: Sequence[Row], stated: Stated, said: Prediction) 
         "peer memory": found.peer_memory,
         "ranks": found.ranks,
         "plan": stated.text,
+        **({"plan that is asked for memory": stated.for_memory} if stated.for_memory else {}),
         "beside": {**stated.beside, **stated.beside_reserved},
     }
 

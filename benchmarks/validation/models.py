@@ -26,7 +26,7 @@ from legoai.specs.models import decoder
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.huggingface import transformers_model
-from legoai.specs.models.llama import Llama
+from legoai.specs.models.llama import FeedForward, Llama
 from legoai.specs.models.reads import Images
 
 _ZOO = Path(__file__).parents[2] / "plans" / "zoo"
@@ -113,6 +113,41 @@ class _WithTrainMetrics(GPT):
             for _ in ("cross entropy", "perplexity"):
                 F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum")
         return logits
+
+
+def llama_with_swiglu_in_one_kernel(preset: str, **dimensions: Any) -> nn.Module:
+    """Build our Llama whose SwiGLU keeps what it read and no more, as Megatron's kernel does.
+
+    Args:
+        preset: of `llama3`.
+        dimensions: fields of its config to use instead.
+    """
+    model = Llama(resolve_config("llama3", preset, dimensions))  # type: ignore[arg-type]
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            module.__class__ = _OneKernelFeedForward
+    return model
+
+
+class _OneKernelFeedForward(FeedForward):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Transform each position by itself, as the class above does."""
+        return self.w2(_SwiGlu.apply(self.w1(x), self.w3(x)))
+
+
+class _SwiGlu(torch.autograd.Function):
+    """`silu(gate) * up`, of which the backward computes the sigmoid again."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        gate, up = ctx.saved_tensors
+        grad_up = grad * F.silu(gate)
+        return torch.ops.aten.silu_backward(grad * up, gate), grad_up
 
 
 class _StepwiseNorm(nn.RMSNorm):

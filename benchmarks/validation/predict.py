@@ -12,12 +12,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-
-from benchmarks.validation.statements import Stated
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.tape import MICRO_BATCH
@@ -67,20 +65,26 @@ class Prediction:
     took: float = 0.0
 
 
-def predict(stated: Stated, *, seconds: float = 600.0, memory_only: bool = False) -> Prediction:
+def predict(text: str, *, seconds: float = 600.0, memory_only: bool = False) -> Prediction:
     """Simulate a plan in a process of its own, which is ended when it takes too long.
 
     Args:
-        stated: the plan.
+        text: of the plan.
         seconds: after which it is ended.
         memory_only: say nothing of time. Nothing is priced then, and of a pipeline only the first and the last rank are
             looked at: one holds most micro batches, the other the logits.
     """
     begun = time.perf_counter()
-    answer = _apart(_remembered if memory_only else _simulated, stated.text, seconds=seconds)
+    answer = _apart(_remembered if memory_only else _simulated, text, seconds=seconds)
     if isinstance(answer, str):
         return Prediction(refused=answer, took=time.perf_counter() - begun)
     return Prediction(**{**answer, "took": time.perf_counter() - begun})
+
+
+def with_memory_of(said: Prediction, held: Prediction) -> Prediction:
+    """A prediction whose memory is that of another plan; of none, if that one is refused."""
+    names = ("active", "reserved", "outside", "capacity", "categories", "phase")
+    return replace(said, took=said.took + held.took, **{name: getattr(held, name) for name in names})
 
 
 def shortened(text: str, plan: Plan) -> tuple[str, int] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LLAMA_DIMS = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size")
@@ -25,6 +26,32 @@ TENSOR_PARALLEL_LLAMA_LOCAL = TENSOR_PARALLEL_LLAMA.replace(
 )
 """The same with the embedding cut along the features: of one that is cut along the vocabulary, as Megatron and nanotron
 have it, DTensor computes the gradient for the whole vocabulary on every rank, where they compute their own part."""
+
+_OF_BLOCKS = (
+    "  layers.*.attention              = inputs(from = shard(1), to = replicate)\n",
+    "  layers.*.feed_forward           = inputs(from = shard(1), to = replicate)\n",
+)
+KEEP_SHARDED_INPUTS = """checkpoint {
+  layers.*.attention.{wq, wk, wv} = selective([matmul])
+  layers.*.feed_forward.{w1, w3}  = selective([matmul])
+  output                          = selective([matmul])
+}"""
+
+
+def keeping_sharded_inputs(text: str) -> str:
+    """The same plan, saying what Megatron's column-wise layers keep: their inputs before they are gathered.
+
+    Each layer gathers by itself, and once more in backward, where the frameworks gather once for all that read the
+    same: what is held is theirs, what is sent is not. The other statement, blocks with all products kept, gathers as
+    often as they do, and keeps the row-wise products too, which autograd would not.
+    """
+    for line in _OF_BLOCKS:
+        text = text.replace(line, "")
+    text = re.sub(
+        r"(\{(?:wq, wk, wv|w1, w3)\} *)= colwise$", r"\1= colwise(input = shard(1))", text, flags=re.MULTILINE
+    )
+    return re.sub(r"checkpoint \{\n.*?\n\}", KEEP_SHARDED_INPUTS, text, flags=re.DOTALL)
+
 
 TENSOR_PARALLEL_GPT = """shard on tp {
   tok_embeddings                  = rowwise(input = replicate)
@@ -54,6 +81,8 @@ class Stated:
             each derived from the framework's source and never from a measurement.
         beside_reserved: further bytes that only the allocator's segments hold, likewise.
         rank: the pipeline rank whose memory was measured; None for the fullest.
+        for_memory: the plan that holds what the framework holds, where that is another one than the plan that takes its
+            time; empty where one plan says both.
         untimed: what the run did that makes its time another than the plan's; such a row is compared in memory alone.
     """
 
@@ -63,6 +92,7 @@ class Stated:
     beside: Mapping[str, float] = field(default_factory=dict)
     beside_reserved: Mapping[str, float] = field(default_factory=dict)
     rank: int | None = None
+    for_memory: str = ""
     untimed: str = ""
 
 
@@ -87,8 +117,9 @@ class Draft:
         beside: Mapping[str, float] | None = None,
         beside_reserved: Mapping[str, float] | None = None,
         rank: int | None = None,
+        for_memory: Callable[[str], str] | None = None,
     ) -> Stated:
-        """The finished plan."""
+        """The finished plan; ``for_memory`` makes of it the one that is asked for memory."""
         head = [f"# {self.comment}"] if self.comment else []
         remarks = [f"# Assumed: {line}" for line in self.assumed] + [f"# Not said: {line}" for line in self.differs]
         text = "\n".join([*head, *remarks, f"plan {self.name}", "", *self.statements]) + "\n"
@@ -99,6 +130,7 @@ class Draft:
             beside=beside or {},
             beside_reserved=beside_reserved or {},
             rank=rank,
+            for_memory=for_memory(text) if for_memory is not None else "",
             untimed=self.untimed,
         )
 

@@ -357,8 +357,8 @@ def test_the_command_writes_results_and_keeps_them(tmp_path, monkeypatch, capsys
     path.write_text("\n".join([",".join(names), *lines]) + "\n")
     calls = []
 
-    def answer(stated, **_):
-        calls.append(stated)
+    def answer(text, **_):
+        calls.append(text)
         return Prediction(seconds=2.2, active=(70 * 2**30,), reserved=(76 * 2**30,), capacity=95 * 2**30)
 
     monkeypatch.setattr(command, "predict", answer)
@@ -383,7 +383,7 @@ def test_a_missing_file_is_said_and_not_raised(tmp_path, capsys):
 @pytest.mark.parametrize("fields", [{**NANOTRON, "global_batch": "256"}, {**NANOTRON, "pp": "1", "dp_replicate": "8"}])
 def test_memory_alone_is_that_of_the_whole_estimate(fields):
     stated = convert("nanotron", fields)
-    alone, whole = predict.predict(stated, memory_only=True), predict.predict(stated)
+    alone, whole = predict.predict(stated.text, memory_only=True), predict.predict(stated.text)
     assert not alone.refused
     assert alone.active == (whole.active[0], whole.active[-1])[: len(whole.active)]
     assert alone.reserved == (whole.reserved[0], whole.reserved[-1])[: len(whole.reserved)]
@@ -393,9 +393,9 @@ def test_memory_alone_is_that_of_the_whole_estimate(fields):
 @pytest.mark.slow
 def test_a_shortened_step_takes_as_long_as_the_whole_one(monkeypatch):
     stated = convert("nanotron", {**NANOTRON, "pp": "1", "dp_replicate": "8", "global_batch": "128"})
-    short = predict.predict(stated)
+    short = predict.predict(stated.text)
     monkeypatch.setattr(predict, "_SHORT", 99)
-    whole = predict.predict(stated)
+    whole = predict.predict(stated.text)
     assert not short.refused
     assert short.seconds == pytest.approx(whole.seconds, rel=1e-3)
     assert short.active == whole.active

@@ -21,6 +21,7 @@ from benchmarks.validation.statements import (
     TENSOR_PARALLEL_LLAMA_LOCAL,
     Draft,
     Stated,
+    keeping_sharded_inputs,
     kept_units,
     mesh,
     name_of,
@@ -30,6 +31,7 @@ MEGATRON_KEEPS = """checkpoint {
   layers.*.attention    = selective([matmul, attention])
   layers.*.feed_forward = selective([matmul, "aten.mul.Tensor"])
 }"""
+ONE_KERNEL = "benchmarks.validation.models:llama_with_swiglu_in_one_kernel"
 OPTIMIZER = "optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1)"
 
 
@@ -103,4 +105,12 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     draft.say(OPTIMIZER, "clip (norm = 1.0)")
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")
-    return draft.done()
+    return draft.done(for_memory=_held)
+
+
+def _held(text: str) -> str:
+    """The same plan with SwiGLU in one kernel, which keeps its inputs, and with sharded inputs kept."""
+    text = text.replace('llama3("8b"', f'python("{ONE_KERNEL}", preset = "8b"')
+    if "shard on tp" in text:
+        return keeping_sharded_inputs(text)
+    return text.replace(f"{MEGATRON_KEEPS}\n", "")

@@ -9,7 +9,8 @@ Read for this: `nanotron/models/base.py` (which blocks a pipeline rank gets), `o
 - The model is a `DistributedDataParallel`, whose reducer holds buckets for all gradients, in bf16, from the start: 2
   bytes for each parameter that no plan can say; they are counted beside the plan.
 - Tensor parallelism is sequence parallel. Column-wise layers keep their sharded input and gather it again in
-  backward: a plan says so by checkpointing that keeps every output but the gathered input.
+  backward: a plan says so by checkpointing that keeps every product, and one that is asked for memory by each layer's
+  own checkpoint.
 - Pipeline ranks get blocks in turn until their cost passes an even share of the whole; the output layer costs what its
   multiplications do, so that the first ranks hold more blocks than the last. Tied embeddings on two ranks are two
   parameters whose gradients are added.
@@ -28,6 +29,7 @@ from benchmarks.validation.statements import (
     TENSOR_PARALLEL_LLAMA_LOCAL,
     Draft,
     Stated,
+    keeping_sharded_inputs,
     kept_units,
     mesh,
     name_of,
@@ -71,7 +73,11 @@ def convert(row: Row, device: str | None = None) -> Stated:
     draft.differs.append("the reducer's buckets of bf16 gradients, counted beside the plan")
     if tied and pp > 1:
         draft.differs.append("one sum of the embeddings' gradients between the first and the last pipeline rank")
-    return draft.done(beside={"reducer's buckets": 2.0 * parameters_of_first(row)}, rank=0)
+    return draft.done(
+        beside={"reducer's buckets": 2.0 * parameters_of_first(row)},
+        rank=0,
+        for_memory=keeping_sharded_inputs if tp > 1 else None,
+    )
 
 
 def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool, tied: bool) -> list[str]:

@@ -118,10 +118,8 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     if compiled == "1" or (not compiled and float8):
-        said.append("compile { layers.* = inductor }")
-        if "AsyncTP" in notes:
-            draft.untimed = "products that are split beside their collectives (AsyncTP), which are not captured"
-            draft.differs.append(draft.untimed)
+        option = "(async_tp = true) " if "AsyncTP" in notes else ""
+        said.append(f"compile {option}{{ layers.* = inductor }}")
     if not compiled:
         draft.assumed.append("compiled, as float8 is slower without" if float8 else "not compiled")
     fused = "fused=True" in notes
