@@ -123,18 +123,21 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
     except CannotEstimateError as error:
         raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
     finally:
+        gc.unfreeze()
         progress.clear()
 
 
 @contextlib.contextmanager
 def _lasting() -> Iterator[None]:
     """Keep what is made here from the garbage collector, which would go over it again and again and find nothing."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def write(path: Path, text: str) -> None:
