@@ -118,8 +118,13 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     if compiled == "1" or (not compiled and float8):
-        option = "(async_tp = true) " if "AsyncTP" in notes else ""
+        asynchronous, staged = "AsyncTP" in notes, row.whole("pp", 1) > 1
+        option = "(async_tp = true) " if asynchronous and not staged else ""
         said.append(f"compile {option}{{ layers.* = inductor }}")
+        if asynchronous and staged:
+            draft.untimed = (
+                "AsyncTP in a pipeline of 405B, whose ranks take minutes to simulate; stated without AsyncTP"
+            )
     if not compiled:
         draft.assumed.append("compiled, as float8 is slower without" if float8 else "not compiled")
     fused = "fused=True" in notes
