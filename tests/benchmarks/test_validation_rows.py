@@ -85,7 +85,10 @@ def findings(stated: Stated) -> list[str]:
     ],
 )
 def test_a_row_of_a_llama_is_a_plan_without_findings(source, fields):
-    assert findings(convert(source, fields)) == []
+    stated = convert(source, fields)
+    assert findings(stated) == []
+    if stated.for_memory:
+        assert findings(Stated(text=stated.for_memory)) == []
 
 
 @pytest.mark.slow
@@ -235,6 +238,36 @@ def test_steps_that_torchtitan_takes_one_by_one_give_what_our_llama_gives():
     ours.load_state_dict(state)
     tokens = torch.randint(64, (2, 16))
     torch.testing.assert_close(theirs(tokens), ours(tokens), rtol=1e-5, atol=1e-6)  # theirs rotates in fp32
+
+
+def test_what_megatron_holds_is_stated_apart_from_what_it_sends():
+    for source, fields in (("nanotron", NANOTRON), ("simumax", SIMUMAX)):
+        stated = convert(source, fields)
+        assert "layers.*.attention              = inputs(from = shard(1), to = replicate)" in stated.text
+        assert "inputs(" not in stated.for_memory
+        assert "layers.*.feed_forward.{w1, w3}  = colwise(input = shard(1))" in stated.for_memory
+        assert stated.for_memory.count("selective([matmul])") == 3
+    assert "swiglu_in_one_kernel" in convert("simumax", {**SIMUMAX, "tp": "1", "dp_replicate": "8"}).for_memory
+    assert not convert("nanotron", {**NANOTRON, "tp": "1", "dp_replicate": "8"}).for_memory
+
+
+def test_swiglu_in_one_kernel_computes_what_ours_computes():
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "hidden_dim": 32, "vocab_size": 16}
+    config = models.resolve_config("llama3", "8b", {**sizes, "max_seq_len": 8})
+    one, ours = models.llama_with_swiglu_in_one_kernel("8b", **sizes, max_seq_len=8).double(), models.Llama(config)
+    ours.double().load_state_dict(one.state_dict())
+    tokens = torch.randint(16, (2, 8))
+    torch.testing.assert_close(one(tokens), ours(tokens))
+    for model in (one, ours):
+        model(tokens).square().sum().backward()
+    for mine, other in zip(one.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_a_prediction_may_take_its_memory_from_another_plan():
+    said, held = Prediction(seconds=2.0, active=(1,), took=3.0), Prediction(active=(7, 8), capacity=9, took=1.0)
+    both = predict.with_memory_of(said, held)
+    assert (both.seconds, both.active, both.capacity, both.took) == (2.0, (7, 8), 9, 4.0)
 
 
 def test_a_device_may_be_named_in_place_of_the_rows_own():
