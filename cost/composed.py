@@ -144,8 +144,27 @@ class Composed(Sequence[Record]):
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             return tuple(itertools.islice(self, start, stop, step)) if step > 0 else tuple(self)[index]
-        place = range(len(self))[index]
-        return next(itertools.islice(self, place, None))
+        left = range(len(self))[index]
+        names: tuple[dict[int, int], ...] = ({}, {}, {})
+        for item in self.items:
+            length = length_of(item)
+            if left < length:
+                record = next(itertools.islice(records_of([item]), left, None))
+                meant = self.renaming.record(record) if self.renaming is not None and isinstance(item, Use) else record
+                for before in itertools.islice(records_of([item]), left):
+                    _counted(before, names)
+                return _counted(meant, names)
+            left -= length
+            if not isinstance(item, Use):
+                _counted(item, names)
+            elif any(item.number(slot) not in names[kind] for slot, kind in _named(item.part)):
+                for record in item.records():
+                    _counted(record, names)
+            else:
+                for known, numbers in zip(names, item.own, strict=True):
+                    for number in numbers:
+                        known.setdefault(number, len(known))
+        raise AssertionError("the length is the sum of those of the items")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(self) != len(other):
@@ -154,6 +173,16 @@ class Composed(Sequence[Record]):
 
     def __hash__(self) -> int:
         return hash((type(self), len(self)))
+
+
+def _named(part: Part) -> list[tuple[int, int]]:
+    """Return the slots of numbers that a part names and does not make, each with its kind as a place in `KINDS`."""
+    found: list[tuple[int, int]] | None = part.known.get("named")
+    if found is None:
+        pairs = zip(part.records, part.slots, strict=True)
+        found = list({slot: KIND_OF[type(record)] for record, slot in pairs if slot < NONE}.items())
+        part.known["named"] = found
+    return found
 
 
 def _counted(record: Record, names: Sequence[dict[int, int]]) -> Record:

@@ -2,12 +2,11 @@
 
 The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was
 computed before. Of each kind of action of each stage the first two and the last of the first step are run, and the
-first and the last of the second step, with all that is done to their micro batches. The second is the pattern: in place
-of those that are not run its records are written, with numbers of their own, and the tensors that the schedule goes on
-with, such as what is sent, stand there without anything having been computed. All others that are run must come out
-equal to the pattern: the last of the first step, which comes behind two others, and that of the second step, which
-comes behind one as the pattern does. Else, as where gradients of weights that one action leaves are added up by the
-next, :class:`UnequalError` is raised and the pipeline is to be captured whole.
+first of the second step, with all that is done to their micro batches. The second is the pattern: in place of those
+that are not run its records are written, with numbers of their own, and the tensors that the schedule goes on with,
+such as what is sent, stand there without anything having been computed. The last of the first step, which comes behind
+two others, must come out equal to the pattern, which comes behind one. Else, as where gradients of weights that one
+action leaves are added up by the next, :class:`UnequalError` is raised and the pipeline is to be captured whole.
 
 A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its kind
 whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it happens.
@@ -156,8 +155,8 @@ class Repeats:
         if self.micro_batches < _FEWEST:
             return True
         for (other, _), order in self.orders.items():
-            compared = (order[min(1, len(order) - 1)], order[-1])[self.step > 1 :]
-            if other == stage and (micro_batch == order[0] or (micro_batch in compared and not self.passes)):
+            compared = (order[min(1, len(order) - 1)], order[-1]) if self.step == 1 and not self.passes else ()
+            if other == stage and micro_batch in (order[0], *compared):
                 return True
         return False
 

@@ -99,6 +99,9 @@ def _sums(text: str, world: int) -> list[bool]:
         ]
         said.append(blocks[0] == blocks[1])
         said.append(dataclasses.replace(ours, live=()) == dataclasses.replace(theirs, live=()))
+        said += [
+            trace.records[place] == flat.records[place] for place in (ours.peak_record, -1, len(flat.records) // 3)
+        ]
         reserved = reserve(flat)
         said.append(reserve(trace) == reserved)
         for share in (0.9, 0.97):
