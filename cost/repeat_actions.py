@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -28,6 +29,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from legoai.cost.composed import KIND_OF, Part, Use, records_of, used
 from legoai.cost.device import SIM, backend
 from legoai.cost.recorder import Capture
+from legoai.cost.results import tensor_like
 from legoai.cost.tape import NONE, alike
 from legoai.cost.trace import Free, Record
 
@@ -126,6 +128,8 @@ class Repeats:
     """What the first action of each kind of each stage did in each step."""
     alone: dict[tuple[int, int, str], list[Use]] = field(default_factory=dict)
     """What was done for no micro batch in particular, by step, stage and name."""
+    like: torch.Tensor | None = None
+    """A tensor whose mode and device all have."""
     replays: bool = False
     """Whether nothing is run any more, but all of it is written as it was recorded."""
     gathered: set[int] = field(default_factory=set)
@@ -368,11 +372,14 @@ class Repeats:
     def _tensor(self, item: _Tensor, own: Sequence[Sequence[int]]) -> torch.Tensor:
         """A tensor of which nothing was computed, on the storage that the records name."""
         recorder = self.recorder
-        before, recorder.paused = recorder.paused, True
-        try:
-            tensor = torch.empty_strided(item.shape, item.stride, dtype=item.dtype, device=SIM)
-        finally:
-            recorder.paused = before
+        if self.like is None:
+            before, recorder.paused = recorder.paused, True
+            try:
+                self.like = torch.empty(0, device=SIM)
+            finally:
+                recorder.paused = before
+        assert isinstance(self.like, FakeTensor)
+        tensor: torch.Tensor = tensor_like(self.like, item.shape, item.stride, item.dtype)
         number = own[_STORAGE][item.place]
         recorder.adopt(tensor, number)
         self.tied.add(number)

@@ -123,6 +123,12 @@ class Results:
             return _fake(elem, self.like)
 
 
+def tensor_like(like: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> FakeTensor:
+    """Return a new tensor of the mode and device of another one, of which nothing is recorded."""
+    with torch._C._DisableTorchDispatch():
+        return _fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), like)
+
+
 def _without_storage(tensor: FakeTensor) -> FakeTensor:
     """Return an empty tensor of the same mode and device, which keeps no storage alive."""
     with torch._C._DisableTorchDispatch():

@@ -14,21 +14,23 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
-from legoai.cost.device import SimulationError
+from legoai.cost.device import SimulationError, backend, current_stream
 from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.operators import type_of
 from legoai.cost.recorder import Capture
 from legoai.cost.repeat_actions import Action, Repeats
 from legoai.cost.replaced import replaced
-from legoai.cost.trace import Mark, Phase
+from legoai.cost.trace import Collective, Mark, Phase, WaitWork
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
@@ -274,6 +276,45 @@ def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:
     schedule._assert_unsharded = assert_unsharded
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A send or receive for which the schedule can wait."""
+
+    work: int
+
+    def wait(self) -> bool:
+        """Let the stream wait for it."""
+        backend.tell(WaitWork(current_stream(), self.work))
+        return True
+
+
+def _transferred(recorder: Capture, operation: Any) -> _Transfer:
+    """Record a send or receive, without the way through all modes that a call of `dist.isend` takes."""
+    tensor = operation.tensor
+    if isinstance(tensor, AsyncCollectiveTensor):
+        tensor = tensor.trigger_wait()  # type: ignore[no-untyped-call]
+    recorder.locate()
+    members, axis = recorder.group(operation.group.group_name)
+    here, there = dist.get_rank(), members[operation.group_peer]
+    sends = operation.op is dist.isend
+    work = recorder.work_count
+    recorder.work_count += 1
+    recorder.record(
+        Collective(
+            work=work,
+            stream=current_stream(),
+            kind="send" if sends else "receive",
+            ranks=(here, there) if sends else (there, here),
+            axis=axis,
+            bytes=tensor.numel() * tensor.itemsize,
+            dtype=type_of(tensor).dtype,
+            module=recorder.module,
+            phase=recorder.phase,
+        )
+    )
+    return _Transfer(work)
+
+
 @contextlib.contextmanager
 def schedules_heard(heard: Heard) -> Iterator[None]:
     """While entered, hear of actions on parameters, and let stages agree on their shapes without asking each other.
@@ -302,6 +343,11 @@ def schedules_heard(heard: Heard) -> Iterator[None]:
         recorder.record(Mark(END_BATCH))
         return works
 
+    def in_order(operations: list[dist.P2POp], desc: str | None = None) -> Sequence[Any]:
+        if len({operation.op for operation in operations}) != 1:
+            return batched(operations, desc)
+        return [_transferred(recorder, operation) for operation in operations]
+
     def warm_up(schedule: Any, stages: list[PipelineStage], has_backward: bool, p2p_done: bool) -> None:
         for stage in stages:
             if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
@@ -309,10 +355,11 @@ def schedules_heard(heard: Heard) -> Iterator[None]:
             stage._inference_mode = InferenceMode.STATIC
 
     recorder, repeats = heard.recorder, heard.repeats
-    batch = dist.batch_isend_irecv
+    batch, batched = dist.batch_isend_irecv, schedules._batch_p2p
     with (
         replaced(schedules, "record_function", region),
         replaced(schedules._PipelineSchedule, "_warmup_p2p", warm_up),
         replaced(dist, "batch_isend_irecv", in_batch),
+        replaced(schedules, "_batch_p2p", in_order),
     ):
         yield
