@@ -6,6 +6,7 @@ import csv
 import hashlib
 import math
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -193,6 +194,24 @@ def short_runs(profile: Profile) -> Profile:
         rate: replace(model, curve=replace(model.curve, sustained=None)) for rate, model in profile.products.items()
     }
     return replace(profile, products=products, answers={})
+
+
+def azure_rows(table: Sequence[tuple[int, int, int, float]], rate: str) -> list[Row]:
+    """The rows of Azure's tables."""
+    rows = []
+    for m, n, k, teraflops in table:
+        work = product(1, m, n, k, rate)
+        rows.append(Row(f"azure-{rate}-{m}-{n}-{k}", work, work.flops / (teraflops * 1e12)))
+    return rows
+
+
+def pcie_ratio(rows: Sequence[Row]) -> float:
+    """Rate of the forward over that of the backward, at equal shapes."""
+    rates: dict[tuple[Any, ...], dict[bool, float]] = {}
+    for row in rows:
+        key = (row.work.heads, row.work.key_heads, row.work.queries, row.work.head_dim)
+        rates.setdefault(key, {})[row.work.backward] = row.work.flops / row.seconds
+    return statistics.median(pair[False] / pair[True] for pair in rates.values() if len(pair) == 2)
 
 
 def flash_attention(row: dict[str, str], *, backward: bool, rate: str, impl: str) -> Attention:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,14 @@ from fit_kernels import (
     Pair,
     Row,
     attention_model,
+    azure_rows,
     both_rows,
     efficient_rows,
     evaluate,
     forward_rows,
     measured_products,
     of_direction,
-    product,
+    pcie_ratio,
     product_model,
     simumax_attention,
     simumax_products,
@@ -359,24 +360,6 @@ def a100(directory: Path) -> Document:
     same_rate(document, "bf16", "fp16", "the rate of bf16, which the tensor cores share")
     plain_rates(document, target)
     return document
-
-
-def azure_rows(table: Sequence[tuple[int, int, int, float]], rate: str) -> list[Row]:
-    """The rows of Azure's tables."""
-    rows = []
-    for m, n, k, teraflops in table:
-        work = product(1, m, n, k, rate)
-        rows.append(Row(f"azure-{rate}-{m}-{n}-{k}", work, work.flops / (teraflops * 1e12)))
-    return rows
-
-
-def pcie_ratio(rows: Sequence[Row]) -> float:
-    """Rate of the forward over that of the backward, at equal shapes."""
-    rates: dict[tuple[Any, ...], dict[bool, float]] = {}
-    for row in rows:
-        key = (row.work.heads, row.work.key_heads, row.work.queries, row.work.head_dim)
-        rates.setdefault(key, {})[row.work.backward] = row.work.flops / row.seconds
-    return statistics.median(pair[False] / pair[True] for pair in rates.values() if len(pair) == 2)
 
 
 def b200(directory: Path) -> Document:
