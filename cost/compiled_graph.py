@@ -61,8 +61,12 @@ class Options:
 
 
 def is_of_unit(hook: Any) -> bool:
-    """Whether a hook is one of an FSDP unit, which dynamo does not trace."""
-    return isinstance(getattr(hook, "__self__", None), FSDPState)
+    """Whether a hook is one of an FSDP unit, which dynamo does not trace; those of several modules are wrapped."""
+    while hook is not None:
+        if isinstance(getattr(hook, "__self__", None), FSDPState):
+            return True
+        hook = getattr(hook, "__wrapped__", None)
+    return False
 
 
 @dataclass(slots=True)

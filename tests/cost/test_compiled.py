@@ -438,3 +438,22 @@ def _host_kernels_of_context_parallel(folder) -> int:
 def test_a_backward_graph_that_is_compiled_in_the_middle_of_a_step_records_nothing_of_its_compilation(tmp_path):
     """Of a graph with a collective PyTorch compiles the backward when it is first called."""
     assert simulated.in_a_fork(_host_kernels_of_context_parallel, tmp_path) == 0
+
+
+def hooks_of_a_unit() -> list[bool]:
+    """For each hook of two modules that are one FSDP unit, whether it is known as one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with simulated_device(Capture(), rank=0, world=2, kind="cuda") as fake:
+        mesh = init_device_mesh("sim", (2,))
+        with fake, torch.device("sim"):
+            modules = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+            fully_shard(modules, mesh=mesh)
+            hooks = [(item._forward_pre_hooks, item._forward_hooks) for item in modules]
+    return [compiled_graph.is_of_unit(hook) for pair in hooks for held in pair for hook in held.values()]
+
+
+def test_the_hooks_of_a_unit_of_several_modules_run_outside_of_graphs():
+    assert simulated.in_a_fork(hooks_of_a_unit) == [True] * 4
+    assert not compiled_graph.is_of_unit(print)
