@@ -1,11 +1,11 @@
 """How does the simulator compare with torch's own estimators on published measurements: accuracy, and time to answer?
 
-    python benchmarks/torch_tools.py FOLDER            FOLDER holds memory_single_gpu.csv, memory_distributed.csv, …
+    python -m benchmarks.torch_tools FOLDER            FOLDER holds memory_single_gpu.csv, memory_distributed.csv, …
 
-Every row of the published tables that can be written as a plan is given to each tool in a process of its own, which
-starts cold: importing is part of the time to answer. That is processor time, user and system, since it hardly depends
-on what else runs on the machine; no tool waits for anything, or uses more than one core. All tools are asked about the
-same lowered program and the same optimizer step (the second, whose optimizer has its state):
+Rows of the published tables, written as the plans of `benchmarks.validation`, are each given to each tool in a process
+of its own, which starts cold: importing is part of the time to answer. That is processor time, user and system, since
+it hardly depends on what else runs on the machine; no tool waits for anything, or uses more than one core. All tools
+are asked about the same lowered program and the same optimizer step (the second, whose optimizer has its state):
 
 - `legoai`: `legoai.estimate` for the plan's H100, peak of active memory, step time.
 - `MemTracker`, and for shards `FSDPMemTracker`, of `torch.distributed._tools`: on fake tensors of a cpu, since on those
@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import resource
@@ -33,25 +33,17 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-ZOO: Final = Path(__file__).parents[1] / "plans" / "zoo"
+if TYPE_CHECKING:
+    from benchmarks.validation.rows import Row
+
 RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30
-MODELS: Final = {
-    "GEMMA_2B": "gemma_2b", "HF_CLIP": "clip_l14_336", "HF_GPT2": "gpt2_large", "HF_T5": "t5_large",
-    "LLAMA_1B": "llama3_1b", "CONVNEXT": "convnextv2_huge", "TIMM_VIT": "vit_h14",
-}  # fmt: skip
-"""The plan of each model of the published table."""
-RUNTIME_NAMES: Final = {
-    "GEMMA 2B": "GEMMA_2B", "HF CLIP": "HF_CLIP", "HF GPT2": "HF_GPT2", "HF T5": "HF_T5", "LLAMA": "LLAMA_1B",
-    "CONVNEXT": "CONVNEXT", "TIMM VIT": "TIMM_VIT",
-}  # fmt: skip
-"""The same models as the table of times names them."""
-VARIANTS: Final = {
-    ("MP", "No"): None, ("FP", "No"): "full", ("HP", "No"): "half", ("MP", "Yes"): "checkpointed",
-    ("FP", "Yes"): "full_checkpointed", ("HP", "Yes"): "half_checkpointed",
-}  # fmt: skip
+ROOT: Final = Path(__file__).parents[1]
+TABLES: Final = ("memory_single_gpu", "memory_distributed")
+"""Of measured memory, as `benchmarks.validation` knows them."""
+TIMES: Final = "runtime_single_gpu"
 LIMIT_SECONDS: Final = 600
 """Processor time after which a tool is given up."""
 
@@ -62,15 +54,15 @@ class Case:
 
     Attributes:
         name: model, batch, length, precision, checkpointing.
-        files: of the folder in which its plan stands, by name.
-        variant: of the plan.
+        plan: its text.
+        beside: bytes that the run held and no tool knows, such as workspaces; they are added to each tool's answer.
         gib: measured peak memory.
         seconds: measured time of a step, where it was published.
     """
 
     name: str
-    files: dict[str, str]
-    variant: str | None
+    plan: str
+    beside: float
     gib: float
     seconds: float | None = None
 
@@ -79,7 +71,7 @@ def main() -> int:
     """Ask every tool about every case."""
     if len(sys.argv) > 1 and sys.argv[1] == "--ask":
         resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS + 1))
-        print(json.dumps(_ask(sys.argv[2], Path(sys.argv[3]), sys.argv[4] or None, device=sys.argv[5])))
+        print(json.dumps(_ask(sys.argv[2], Path(sys.argv[3]), device=sys.argv[4])))
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the published tables")
@@ -87,7 +79,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/torch_tools.json and .md")
     arguments = parser.parse_args()
-    cases = [*_single(arguments.folder, arguments.each), *_distributed(arguments.folder)]
+    cases = list(_cases(arguments.folder, arguments.each))
     rows = []
     for case in (case for case in cases if arguments.only in case.name):
         tools = ["legoai", "FSDPMemTracker" if "FSDP" in case.name else "MemTracker"]
@@ -97,7 +89,7 @@ def main() -> int:
         print(_line(rows[-1]), flush=True)
         if arguments.write:
             _write(_document(rows))
-    on_cuda = _asked("MemTracker", next(case for case in cases if "LLAMA_1B" in case.name), device="cuda")
+    on_cuda = _asked("MemTracker", next(case for case in cases if case.name.startswith("LLAMA ")), device="cuda")
     document = _document(rows) | {"MemTracker on fake cuda tensors": on_cuda.get("error", "it works")}
     if arguments.write:
         _write(document)
@@ -105,93 +97,54 @@ def main() -> int:
     return 0
 
 
-def _published(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8") as lines:
-        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+def _cases(folder: Path, each: int) -> Iterator[Case]:
+    """Rows of published memory that can be stated: of each model those with a measured time first, then evenly others.
+
+    Of fully sharded training on many devices these are the rows on one axis of the mesh.
+    """
+    from benchmarks.validation.rows import UnstatedError, read
+    from benchmarks.validation.sources import SOURCES
+
+    times = {_key(row): row.number("actual_ms") for row in read(folder / f"{TIMES}.csv")}
+    for table in TABLES:
+        by_model: dict[str, list[Row]] = {}
+        for row in read(folder / f"{table}.csv"):
+            doubtful = row.text("note").startswith(("INCONSISTENT", "OCR-DOUBT"))
+            if not doubtful and "2D" not in row.text("parallelism"):
+                by_model.setdefault(row.text("model"), []).append(row)
+        for rows in by_model.values():
+            timed = [row for row in rows if _key(row) in times]
+            others = [row for row in rows if _key(row) not in times]
+            for row in (timed + others[:: max(1, -(-len(others) // each))])[:each]:
+                with contextlib.suppress(UnstatedError):
+                    stated = SOURCES[table].convert(row, None)
+                    seconds = times.get(_key(row))
+                    yield Case(
+                        name=" ".join((row.text("parallelism"), *_key(row))).strip(),
+                        plan=stated.for_memory or stated.text,
+                        beside=sum(stated.beside.values()),
+                        gib=row.number("actual_gib") or math.nan,
+                        seconds=None if seconds is None else seconds / 1e3,
+                    )
 
 
-def _single(folder: Path, each: int) -> Iterator[Case]:
-    """Rows of the table of single GPUs that are not marked as inconsistent: those with a time, then evenly others."""
-    times = {}
-    for row in _published(folder / "runtime_single_gpu.csv"):
-        checkpointed = "Yes" if row["ac"] == "TRUE" else "No"
-        model = RUNTIME_NAMES.get(row["model"], row["model"])
-        times[model, row["batch"], row["seq_or_img"], row["precision"], checkpointed] = float(row["actual_ms"]) / 1e3
-    rows = [
-        row
-        for row in _published(folder / "memory_single_gpu.csv")
-        if row["model"] in MODELS and not row["note"].startswith(("INCONSISTENT", "OCR-DOUBT"))
-    ]
-    for model, plan in MODELS.items():
-        own = {
-            (row["batch"], row["seq_or_img"], row["precision"], row["ac"]): row for row in rows if row["model"] == model
-        }
-        timed = [key for key in own if (model, *key) in times]
-        others = [key for key in own if key not in timed]
-        for key in (timed + others[:: max(1, -(-len(others) // each))])[:each]:
-            row = own[key]
-            yield Case(
-                name=" ".join((model, *key)),
-                files={
-                    "case.plan": _resized((ZOO / f"{plan}.plan").read_text("utf-8"), row["batch"], row["seq_or_img"]),
-                    f"{plan}.json": (ZOO / f"{plan}.json").read_text("utf-8"),
-                },
-                variant=VARIANTS[row["precision"], row["ac"]],
-                gib=float(row["actual_gib"]),
-                seconds=times.get((model, *key)),
-            )
-
-
-def _resized(text: str, batch: str, length: str) -> str:
-    """A plan with another batch, and where it reads text with another length."""
-    return "".join(_with_batch(line, batch, length) for line in text.splitlines(keepends=True))
-
-
-def _with_batch(line: str, batch: str, length: str) -> str:
-    if not line.startswith("batch"):
-        return line
-    # The table's number is a length of text, or else the width of an image, which the model's config has.
-    seq_len = f", seq_len = {length}" if "seq_len" in line and length != "336" else _kept(line)
-    return f"batch (global = {batch}, micro = {batch}{seq_len})\n"
-
-
-def _kept(line: str) -> str:
-    """The length of text that a plan has, if any."""
-    found = [part for part in line.strip().partition("(")[2].rstrip(")").split(",") if "seq_len" in part]
-    return f",{found[0]}" if found else ""
-
-
-def _distributed(folder: Path) -> Iterator[Case]:
-    """Rows of fully sharded Llama 3.1 70B on 64 devices, four on a host."""
-    for row in _published(folder / "memory_distributed.csv"):
-        if row["table"] != "4.15" or (row["batch"], row["seq_len"]) not in (("1", "8192"), ("2", "256")):
-            continue
-        batch, length = int(row["batch"]), int(row["seq_len"])
-        kept = "full" if row["ac"] == "FULL" else "selective([attention, alternate_matmul])"
-        text = f"""\
-plan case
-model llama3("70b")
-cluster h100_sxm(hosts = 16, devices = 4, fabric = infiniband_ndr)
-batch (global = {64 * batch}, micro = {batch}, seq_len = {length})
-mesh (dp_shard = 64)
-fsdp on dp_shard {{ layers.* = unit, root = unit }}
-checkpoint {{ layers.* = {kept} }}
-precision (param = bf16, reduce = fp32)
-optimizer adamw(lr = 1e-4)
-"""
-        name = f"FSDP 64 Llama 70B {batch} {length} {row['ac']}"
-        yield Case(name=name, files={"case.plan": text}, variant=None, gib=float(row["actual_gib"]))
+def _key(row: Row) -> tuple[str, ...]:
+    """What two tables call the same run: model, batch, length, precision and checkpointing."""
+    model = row.text("model").replace("_", " ").replace("LLAMA 1B", "LLAMA")
+    checkpointed = {"TRUE": "Yes", "FALSE": "No"}.get(row.text("ac"), row.text("ac"))
+    length = row.text("seq_or_img") or row.text("seq_len")
+    return model, row.text("batch"), length, row.text("precision"), checkpointed
 
 
 def _asked(tool: str, case: Case, *, device: str = "cpu") -> dict[str, Any]:
     """A tool's answer and the processor time until it came; its error where there was none."""
     with tempfile.TemporaryDirectory() as place:
-        for name, text in case.files.items():
-            (Path(place) / name).write_text(text, encoding="utf-8")
-        command = [sys.executable, __file__, "--ask", tool, str(Path(place) / "case.plan"), case.variant or "", device]
+        path = Path(place) / "case.plan"
+        path.write_text(case.plan, encoding="utf-8")
+        command = [sys.executable, "-m", "benchmarks.torch_tools", "--ask", tool, str(path), device]
         with (Path(place) / "output").open("w+") as output, (Path(place) / "errors").open("w+") as errors:
             process = subprocess.Popen(
-                command, stdout=output, stderr=errors, env={**os.environ, "TORCH_SHOW_CPP_STACKTRACES": "0"}
+                command, cwd=ROOT, stdout=output, stderr=errors, env={**os.environ, "TORCH_SHOW_CPP_STACKTRACES": "0"}
             )
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -203,7 +156,10 @@ def _asked(tool: str, case: Case, *, device: str = "cpu") -> dict[str, Any]:
         return {"error": f"no answer within {LIMIT_SECONDS} s of processor time"}
     if process.returncode:
         return {"error": _reason(told), "answer_s": took}
-    return {**json.loads(answer.splitlines()[-1]), "answer_s": took}
+    said = json.loads(answer.splitlines()[-1])
+    if "gib" in said:
+        said["gib"] += case.beside / GIB
+    return {**said, "answer_s": took}
 
 
 def _reason(text: str) -> str:
@@ -213,14 +169,14 @@ def _reason(text: str) -> str:
     return told or next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no output")
 
 
-def _ask(tool: str, path: Path, variant: str | None, *, device: str) -> dict[str, float]:
+def _ask(tool: str, path: Path, *, device: str) -> dict[str, float]:
     import legoai
 
     if tool == "legoai":
-        found = legoai.estimate(path, variant=variant)
+        found = legoai.estimate(path)
         return {"gib": found.peak_active / GIB, "seconds": found.step_time}
-    program = legoai.lower(path, variant=variant)
-    return _ask_torch(tool, program.text, world=legoai.load(path, variant=variant).mesh.world_size, device=device)
+    program = legoai.lower(path)
+    return _ask_torch(tool, program.text, world=legoai.load(path).mesh.world_size, device=device)
 
 
 def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, float]:
@@ -360,7 +316,7 @@ def _write(document: dict[str, Any]) -> None:
         f"{document['machine']}, torch {document['torch']}, Python {document['python']}, load average "
         f"{document['load_average']}. Peak memory in GiB, its error, and the processor time to answer from a cold "
         "start.",
-        "`python benchmarks/torch_tools.py FOLDER --write`",
+        "`python -m benchmarks.torch_tools FOLDER --write`",
         "",
         "| published run | measured | legoai | MemTracker or FSDPMemTracker |",
         "|---|---|---|---|",
