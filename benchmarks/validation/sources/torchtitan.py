@@ -118,13 +118,11 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     if compiled == "1" or (not compiled and float8):
-        asynchronous, staged = "AsyncTP" in notes, row.whole("pp", 1) > 1
-        option = "(async_tp = true) " if asynchronous and not staged else ""
+        left_out = "AsyncTP" in notes and float8
+        option = "(async_tp = true) " if "AsyncTP" in notes and not left_out else ""
         said.append(f"compile {option}{{ layers.* = inductor }}")
-        if asynchronous and staged:
-            draft.untimed = (
-                "AsyncTP in a pipeline of 405B, whose ranks take minutes to simulate; stated without AsyncTP"
-            )
+        if left_out:
+            draft.untimed = "AsyncTP of float8 products, which is not captured; stated without AsyncTP"
     if not compiled:
         draft.assumed.append("compiled, as float8 is slower without" if float8 else "not compiled")
     fused = "fused=True" in notes
