@@ -20,7 +20,7 @@ from legoai.cost.machine import Machine, Prices, machine_of
 from legoai.cost.memory import MemoryReport, memory, steps
 from legoai.cost.pipeline import simulate_pipeline
 from legoai.cost.profiles import ProfileError
-from legoai.cost.ranks import ActionTime
+from legoai.cost.rank_times import ActionTime
 from legoai.cost.reserved import MemoryUse, memory_use
 from legoai.cost.tape import uncollected
 from legoai.cost.timeline import Interval, Timeline, simulate

@@ -27,7 +27,8 @@ from legoai.cost.composed import items_between, once_each, records_of, renaming_
 from legoai.cost.device import Kind, SimulationError, backend
 from legoai.cost.memory import steps
 from legoai.cost.pieces import Pieces
-from legoai.cost.ranks import RankTimeline, StandstillError, simulate_ranks
+from legoai.cost.rank_times import RankTimeline, StandstillError
+from legoai.cost.ranks import simulate_ranks
 from legoai.cost.timeline import Cost, Host, Timed
 from legoai.cost.trace import Collective, Trace
 

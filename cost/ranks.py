@@ -21,6 +21,7 @@ from typing import Final
 
 from legoai.cost.intervals import Intervals, Stretch
 from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.rank_times import ActionTime, Piece, RankTimeline, StandstillError
 from legoai.cost.timeline import Cost, Host, Interval, Resource, Timed, Timeline
 from legoai.cost.trace import (
     Collective,
@@ -41,57 +42,6 @@ from legoai.cost.trace import (
 _INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
 _NETWORK: Final = ("intra_host", "inter_host")
 _POINT_TO_POINT: Final = ("send", "receive")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Many operations of one rank as one, where nothing in them waits for another rank.
-
-    Attributes:
-        stream: whose earlier work they follow and whose later work follows them.
-        seconds: of the device, where the host is ahead.
-        latency: from when the host begins to issue them to when the device is done, where the device is idle before.
-        host_seconds: for which the host issues them.
-        works: the collectives among them, by number, which later operations may wait for.
-        events: those that they record.
-        stretch: when each runs, from the beginning of the piece.
-    """
-
-    stream: int
-    seconds: float
-    latency: float
-    host_seconds: float
-    works: tuple[int, ...] = ()
-    events: tuple[int, ...] = ()
-    stretch: Stretch = field(default_factory=lambda: Stretch(()))
-
-
-class StandstillError(ValueError):
-    """Ranks wait for each other in a circle; the message names what each of them waits for."""
-
-
-@dataclass(frozen=True, slots=True)
-class ActionTime:
-    """An action of a pipeline on its rank's device, in seconds; `name` as in its mark."""
-
-    name: str
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimeline:
-    """When everything ran on one rank.
-
-    Attributes:
-        timeline: as for a rank alone.
-        actions: of a pipeline, in the order in which the host issued them.
-        waits: when the device did nothing because what was next waited for another rank.
-    """
-
-    timeline: Timeline
-    actions: tuple[ActionTime, ...]
-    waits: tuple[tuple[float, float], ...]
 
 
 def simulate_ranks(

@@ -12,7 +12,7 @@ from legoai.api import estimate
 from legoai.cost import pipeline
 from legoai.cost.pieces import Pieces
 from legoai.cost.pipeline import simulate_pipeline
-from legoai.cost.ranks import Piece
+from legoai.cost.rank_times import Piece
 from legoai.cost.timeline import Cost, Host
 from legoai.cost.trace import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
 
