@@ -223,13 +223,20 @@ def items_between(records: Sequence[Record], span: range) -> Sequence[Item]:
     return records.items[bisect.bisect_left(ends, span.start) : bisect.bisect_left(ends, span.stop)]
 
 
-def records_of(items: Iterable[Item]) -> Iterator[Record]:
-    """Yield the records for which items stand, with their numbers."""
+def records_of(items: Iterable[Item], renaming: Renaming | None = None) -> Iterator[Record]:
+    """Yield the records for which items stand, with their numbers.
+
+    Args:
+        items: records, and uses of parts.
+        renaming: from the names in the parts to those that are meant; None where they are the same.
+    """
     for item in items:
-        if isinstance(item, Use):
+        if not isinstance(item, Use):
+            yield item
+        elif renaming is None:
             yield from item.records()
         else:
-            yield item
+            yield from map(renaming.record, item.records())
 
 
 def once_each(records: Sequence[Record]) -> Iterator[Record]:

@@ -26,9 +26,15 @@ _PLACE: Final = {resource: place for place, resource in enumerate(RESOURCES)}
 
 @dataclass(frozen=True, eq=False)
 class Stretch:
-    """Operations that run in the same way whenever they are run; times are in seconds from its beginning."""
+    """Operations that run in the same way whenever they are run; times are in seconds from its beginning.
+
+    Attributes:
+        intervals: the operations.
+        named: whether their names are those that are meant, whatever else is renamed.
+    """
 
     intervals: tuple[Interval, ...]
+    named: bool = False
 
     @functools.cached_property
     def starts(self) -> Floats:
@@ -71,7 +77,13 @@ class Intervals(Sequence[Interval]):
     @functools.cached_property
     def _whole(self) -> tuple[Interval, ...]:
         found = [
-            Interval(self._meant(item.record), item.cost, item.queue, item.start + at, item.end + at)
+            Interval(
+                item.record if stretch.named else self._meant(item.record),
+                item.cost,
+                item.queue,
+                item.start + at,
+                item.end + at,
+            )
             for at, stretch in self.stretches
             for item in stretch.intervals
         ]

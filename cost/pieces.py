@@ -19,6 +19,7 @@ from legoai.cost.composed import Item, Part, Use, records_of
 from legoai.cost.intervals import Stretch
 from legoai.cost.marks import ACTION, END_ACTION
 from legoai.cost.rank_times import Piece
+from legoai.cost.renaming import Renaming
 from legoai.cost.tape import NONE
 from legoai.cost.timeline import Cost, Host, Timed, simulate
 from legoai.cost.trace import (
@@ -59,13 +60,18 @@ class Pieces:
     kept: list[object] = field(default_factory=list)
     """What the keys of `known` name by identity."""
 
-    def compressed(self, items: Sequence[Item]) -> list[Record | Piece]:
-        """Put pieces in the place of actions. The marks around them stay; those inside are left out."""
+    def compressed(self, items: Sequence[Item], renaming: Renaming | None = None) -> list[Record | Piece]:
+        """Put pieces in the place of actions. The marks around them stay; those inside are left out.
+
+        Args:
+            items: of a rank.
+            renaming: from the names in its parts to those that are meant. A piece keeps those of its part.
+        """
         result: list[Record | Piece] = []
         place = 0
         while place < len(items):
             item = items[place]
-            result += item.records() if isinstance(item, Use) else (item,)
+            result += records_of([item], renaming)
             place += 1
             if not (isinstance(item, Mark) and item.name.startswith(ACTION)) or item.name.endswith(_BESIDE):
                 continue
@@ -74,7 +80,7 @@ class Pieces:
             inside = items[place:stop]
             piece = self._piece(inside)
             if piece is None:
-                result += records_of(inside)
+                result += records_of(inside, renaming)
             else:
                 result.append(piece)
             place = stop

@@ -108,8 +108,8 @@ def simulate_pipeline(
     records = {}
     for number, (trace, _) in zip(numbers, captured, strict=True):
         last = steps(trace)[-1]
-        step = items_between(trace.records, last)
-        records[number] = list(records_of(step)) if whole else pieces.compressed(step)
+        step, renaming = items_between(trace.records, last), renaming_of(trace.records)
+        records[number] = list(records_of(step, renaming)) if whole else pieces.compressed(step, renaming)
     try:
         times = simulate_ranks(records, cost, host)
     except StandstillError as error:

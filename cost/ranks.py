@@ -199,7 +199,7 @@ class _Rank:
         return f"rank {self.number} after {where} for {', '.join(sorted(names)) or 'its own streams'}"
 
     def result(self) -> RankTimeline:
-        intervals = Intervals([(0.0, Stretch(tuple(self.intervals))), *self.stretches])
+        intervals = Intervals([(0.0, Stretch(tuple(self.intervals), named=True)), *self.stretches])
         return RankTimeline(
             timeline=Timeline(
                 intervals=intervals,

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from simulated import in_a_fork
+from test_other_ranks import text_of as of_four
 from test_pipeline_capture import text_of
 
 from legoai.api import estimate
 from legoai.cost import pipeline
+from legoai.cost.composed import renaming_of
+from legoai.cost.intervals import since
 from legoai.cost.pieces import Pieces
 from legoai.cost.pipeline import simulate_pipeline
 from legoai.cost.rank_times import Piece
@@ -70,6 +73,28 @@ def test_actions_as_pieces_agree_with_every_operation_of_every_rank(schedule: st
         assert pieces[0] == pytest.approx(whole[0], rel=0.01)
         assert pieces[1] == pytest.approx(whole[1], abs=0.01)
         assert pieces[2] == whole[2]
+
+
+def _names(text: str) -> list[tuple[set[str], set[tuple[int, ...]], float]]:
+    """Of each rank, stages and blocks that its operations are of, the ends of what it sends, and its end."""
+    step = simulate_pipeline(text, world=4, places=4, kind="cuda", cost=price, host=Host())
+    found = []
+    for item in step.ranks:
+        held = since(item.times.timeline.intervals, 0.0, renaming_of(item.trace.records))
+        blocks = {".".join(one.record.module.split(".")[:2]) for one in held if "layers." in one.record.module}
+        sent = {one.record.ranks for one in held if isinstance(one.record, Collective) and one.record.kind == "send"}
+        found.append((blocks | {one.name[0] for one in item.times.actions}, sent, step.seconds))
+    return found
+
+
+def test_every_rank_names_its_own_blocks_stages_and_neighbours(tmp_path: Path):
+    """Ranks 1 and 2 are alike, and one of them is told from the other."""
+    found = in_a_fork(_names, of_four(tmp_path, "GPipe", layers=6))
+    ends = [{(0, 1)}, {(1, 0), (1, 2)}, {(2, 1), (2, 3)}, {(3, 2)}]
+    assert [sent for _, sent, _ in found] == ends
+    blocks = [{name for name in names if "layers." in name} for names, *_ in found]
+    assert len(set.union(*blocks)) == sum(map(len, blocks)) == 6
+    assert [names - held for (names, *_), held in zip(found, blocks, strict=True)] == [{"0"}, {"1"}, {"2"}, {"3"}]
 
 
 PLAN = """\
