@@ -36,6 +36,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from benchmarks.validation.rows import Row
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -191,6 +193,7 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     from legoai.cost.simulation import _patched_meshes
     from legoai.runtime import step as runtime_step
     from legoai.runtime.device import Device
+    from legoai.runtime.initialize import cast_parameters
     from legoai.runtime.step import OptimizerStep
 
     # Fake tensors have no values: the loss that ranks agree on, and the count of steps that Adam reads.
@@ -208,9 +211,14 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
 
         return call
 
-    trainer = dataclasses.replace(
-        trainer, build_mesh=outside(trainer.build_mesh), build_model=outside(trainer.build_model)
-    )
+    def build_model() -> nn.Module:
+        # With its dtype: the data of a parameter cannot become a fake tensor.
+        model = built()
+        cast_parameters(model, trainer.master_dtype)
+        return model
+
+    built = trainer.build_model
+    trainer = dataclasses.replace(trainer, build_mesh=outside(trainer.build_mesh), build_model=outside(build_model))
     with _patched_meshes() if world > 1 else contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True):
         where = Device(type=device, holds_values=False)
         training = trainer.prepare(where, seed=0)
