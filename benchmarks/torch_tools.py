@@ -36,9 +36,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from benchmarks.validation.rows import Row
+    from torch import nn
 
 RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30
