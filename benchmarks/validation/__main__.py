@@ -162,7 +162,7 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version(), "torch": version("torch"), "legoai": legoai.__version__},
         "asked for": "memory" if options.memory else "time and memory",
-        "rows": {"in the file": len(rows), "taken": len(results)},
+        "rows": {"in the file": len(rows), "taken": len(results), "sample": options.sample},
         "dropped": dict(Counter(row.dropped for row in rows if row.dropped)),
         "summary": summary(results),
         "results": results,

@@ -32,6 +32,8 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "0066 and 0067 name no settings but the defaults: one sequence on each of 8 GPUs. 0003, software of the next "
         "month with two sequences, holds 38.8 GiB more: twice that for two sequences is all that it holds, parameters "
         "and optimizer state included. The two rows do not belong to one configuration.",
+        "0006 and 0007 (context parallel of 4 and 8): the measured throughput falls by more than the operations grow.",
+        "405B runs with pipelines and AsyncTP (0014 to 0017) hold less than the plan without AsyncTP.",
         "0047 to 0050 ran FSDP1, whose gathers lie in segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
         "Float8 runs gather weights in float8, half of what the plan gathers; delayed scales are not computed.",
@@ -43,6 +45,8 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "nanotron": (
         "Tensor parallelism of some rows may have been of the kind that reduces and does not scatter, which keeps "
         "more; the file does not say.",
+        "The rows that miss by most have 16 or 32 tensor-parallel ranks, in both directions; at 8 and fewer the errors "
+        "are a tenth.",
         "nanotron's cross entropy works in place on one fp32 copy of the logits.",
     ),
     "nanotron_failed": (
@@ -61,6 +65,11 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "vtrain": (
         "Attention step by step with scores in memory, dropout, and DeepSpeed's loop around each micro batch: the plan "
         "states fused attention, and the host's time is that of bare operators.",
+    ),
+    "simumax": ("Transformer Engine fuses norms into the layers behind them and keeps other inputs than the plan's.",),
+    "runtime_single_gpu": (
+        "The rows in full precision are too long: the profile's rate for products in fp32 without TF32 rests on no "
+        "measurement of an H100.",
     ),
     "mosaicml": ("Composer steps each parameter by itself, which the plan's optimizer does in lists.",),
 }

@@ -31,12 +31,18 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
     parts = ["# Published runs against the simulator", INTRODUCTION, _overview(documents), *_what_fits(documents)]
     for document in documents:
         name, versions, rows = document["source"], document["versions"], document["rows"]
-        sample = "" if rows["taken"] + sum(document["dropped"].values()) == rows["in the file"] else ", a seeded sample"
+        whole = rows["taken"] + sum(document["dropped"].values()) == rows["in the file"]
+        sample = (
+            "" if whole else ", a seeded sample" if rows.get("sample") else "; the others gave no answer in the time"
+        )
         asked = ", memory alone" if document.get("asked for") == "memory" else ""
         made = (
             f"{document['file']}: {rows['taken']} rows of {rows['in the file']}{sample}{asked}, {document['date']}, on "
             f"{document['machine']}, torch {versions['torch']}, Python {versions['python']}."
         )
+        states = len({item["code"] for item in document["results"] if "code" in item})
+        if states > 1:
+            made += f" The answers are of {states} states of the code within that day; each row names its own."
         fitted = f"Fitted to it: {document['fitted']}." if document["fitted"] else ""
         said = [made, fitted, PEERS.get(name, "")]
         parts += [f"## {_title(document)}", " ".join(line for line in said if line), table(document)]

@@ -75,7 +75,7 @@ def rank_memories(row: Row, rows: Sequence[Row], said: Prediction) -> tuple[Rank
         said: of the run.
     """
     case = _CASE.search(row.text("notes"))
-    if case is None or said.refused:
+    if case is None or said.refused or not said.active:
         return ()
     own = [item for item in rows if item.text("case") == case[1] == item.text("memory_source_case")]
     share = row.whole("n_gpus") // len(said.active)
