@@ -99,11 +99,12 @@ def shortened(text: str, plan: Plan) -> tuple[str, int] | None:
 
 
 def for_memory(text: str, plan: Plan) -> str:
-    """The plan with as few micro batches as hold as much memory.
+    """The plan with as few micro batches as hold the activations of one with many.
 
     A rank of a pipeline of p ranks under 1F1B has at most p micro batches under way, and has had them when it has run
-    as many; with twice as many it has taken all parts of a step. Without a pipeline a step has five different micro
-    batches at most.
+    as many; with twice as many it has taken all parts of a step. torch's stages keep a buffer besides, to receive in,
+    for each micro batch of a step, and Megatron and nanotron one for each that is under way: so it is in the shorter
+    plan. Without a pipeline a step has five different micro batches at most.
     """
     micro_batches, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
     enough = _SHORT if plan.pipeline is None else max(_SHORT, 2 * plan.mesh.pp)

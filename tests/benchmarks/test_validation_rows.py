@@ -416,7 +416,10 @@ def test_a_missing_file_is_said_and_not_raised(tmp_path, capsys):
 @pytest.mark.parametrize("fields", [{**NANOTRON, "global_batch": "256"}, {**NANOTRON, "pp": "1", "dp_replicate": "8"}])
 def test_memory_alone_is_that_of_the_whole_estimate(fields):
     stated = convert("nanotron", fields)
-    alone, whole = predict.predict(stated.text, memory_only=True), predict.predict(stated.text)
+    plan = lint(stated.text, "row.plan", directory=Path(), variants=False).plan
+    assert plan is not None
+    alone = predict.predict(stated.text, memory_only=True)
+    whole = predict.predict(predict.for_memory(stated.text, plan))
     assert not alone.refused
     assert alone.active == (whole.active[0], whole.active[-1])[: len(whole.active)]
     assert alone.reserved == (whole.reserved[0], whole.reserved[-1])[: len(whole.reserved)]
