@@ -30,8 +30,8 @@ def test_memory_that_was_freed_is_not_mapped_anew():
         )
         return int(done.stdout)
 
-    # glibc 2.36 takes a hole for an aligned block only if it is larger than the block by the alignment, so that the heap
-    # may grow for some rounds before a hole of every place fits; from then on it asks the system for nothing.
+    # glibc 2.36 takes a hole for an aligned block only if it exceeds the block by the alignment, so that the heap may
+    # grow for some rounds before a hole of every place fits; from then on it asks the system for nothing.
     pages = 20 * 2**24 * 4 // resource.getpagesize()
     assert faults("activated") < pages / 100
     assert faults("left as it is") >= pages
