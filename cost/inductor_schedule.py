@@ -315,7 +315,7 @@ def _name_of_group(origins: Sequence[torch.fx.Node]) -> str:
     """
     names: dict[str, None] = {}
     for node in origins:
-        if isinstance(node.target, OpOverload):
+        if isinstance(node.target, OpOverload) and not is_in_pieces(node.target):
             known = operator(node.target)
             if known.treatment in ("kernel", "copy") and node.target.overloadpacket not in flop_registry:
                 names[known.name] = None

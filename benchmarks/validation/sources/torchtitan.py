@@ -118,11 +118,8 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     if compiled == "1" or (not compiled and float8):
-        left_out = "AsyncTP" in notes and float8
-        option = "(async_tp = true) " if "AsyncTP" in notes and not left_out else ""
+        option = "(async_tp = true) " if "AsyncTP" in notes else ""
         said.append(f"compile {option}{{ layers.* = inductor }}")
-        if left_out:
-            draft.untimed = "AsyncTP of float8 products, which is not captured; stated without AsyncTP"
     if not compiled:
         draft.assumed.append("compiled, as float8 is slower without" if float8 else "not compiled")
     fused = "fused=True" in notes
