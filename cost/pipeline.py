@@ -21,6 +21,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from legoai.cost.alike_ranks import alike_places
 from legoai.cost.capture import capture_alike
 from legoai.cost.composed import items_between, once_each, records_of, renaming_of
@@ -207,6 +209,8 @@ _jobs: list[tuple[_Job, Callable[[Trace], Any]]] = []
 def _begin(job: _Job, measure: Callable[[Trace], Any]) -> None:
     """Begin a forked process; an interrupt ends it without a word, as its parent tells of it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.
+    torch.set_num_threads(1)
     _jobs.append((job, measure))
 
 

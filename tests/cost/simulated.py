@@ -57,6 +57,8 @@ def in_a_fork(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    # OpenMP's threads of the parent, if an earlier test computed with several, are missing here: they would be waited for.
+    torch.set_num_threads(1)
     try:
         pipe.send((True, function(*args, **kwargs)))
     except BaseException as error:
