@@ -57,7 +57,7 @@ def in_a_fork(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    # OpenMP's threads of the parent, if an earlier test computed with several, are missing here: they would be waited for.
+    # OpenMP's threads of the parent, if a test before computed with several, are missing here: it would wait for them.
     torch.set_num_threads(1)
     try:
         pipe.send((True, function(*args, **kwargs)))
