@@ -14,7 +14,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_map
 from legoai.cost.device import SIM, SimulationError, Stream, backend, current_stream
 from legoai.cost.operators import attributes, flops, operator, tensors, traffic, type_of
 from legoai.cost.recorder import Capture
+from legoai.cost.replaced import replaced
 from legoai.cost.schedule import Pieces, Slot, Work
 from legoai.cost.trace import Collective, WaitWork
 
@@ -41,8 +41,8 @@ def symmetric_memory() -> Iterator[None]:
     groups: dict[str, Any] = {}
     try:
         with (
-            mock.patch.object(_symmetric_memory, "enable_symm_mem_for_group", lambda name: groups.update({name: None})),
-            mock.patch.object(_symmetric_memory, "_group_name_to_store", groups),
+            replaced(_symmetric_memory, "enable_symm_mem_for_group", lambda name: groups.update({name: None})),
+            replaced(_symmetric_memory, "_group_name_to_store", groups),
         ):
             yield
     finally:
@@ -60,8 +60,8 @@ def as_with_nccl() -> Iterator[None]:
         return original(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"), order)
 
     with (
-        mock.patch.object(dist, "is_nccl_available", lambda: True),
-        mock.patch.object(_symmetric_memory, "make_contiguous_for_perm", restrided),
+        replaced(dist, "is_nccl_available", lambda: True),
+        replaced(_symmetric_memory, "make_contiguous_for_perm", restrided),
     ):
         yield
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import simulated
+from plans import SEQUENCE_PARALLEL
 
 from legoai.cost.reserved import MemoryUse
 from legoai.cost.trace import Collective, Kernel, Trace, WaitStream
@@ -19,19 +20,7 @@ model llama3("1b", n_layers = 1, max_seq_len = 4096)
 cluster h100_sxm(devices = 4)
 batch (global = 2, micro = 2, seq_len = 4096)
 mesh (tp = 4)
-shard on tp {
-  tok_embeddings                  = rowwise(input = replicate, output = shard(1))
-  layers.*.{attention, ffn}_norm  = sequence
-  layers.*.attention              = inputs(from = shard(1), to = replicate)
-  layers.*.attention.{wq, wk, wv} = colwise
-  layers.*.attention.wo           = rowwise(output = shard(1))
-  layers.*.feed_forward           = inputs(from = shard(1), to = replicate)
-  layers.*.feed_forward.{w1, w3}  = colwise
-  layers.*.feed_forward.w2        = rowwise(output = shard(1))
-  norm                            = sequence
-  output                          = colwise(input = shard(1), loss_parallel = true)
-}
-precision (param = bf16, master = bf16)
+SHARDSprecision (param = bf16, master = bf16)
 compile (async_tp = ASYNC) { layers.* = inductor }
 optimizer adamw(lr = 3e-4)
 """
@@ -43,7 +32,7 @@ def estimated(asynchronous: str, folder: Path) -> tuple[Trace, float, MemoryUse,
     from legoai.cost.capture import capture
 
     path = folder / "pieces.plan"
-    path.write_text(PLAN.replace("ASYNC", asynchronous), encoding="utf-8")
+    path.write_text(PLAN.replace("SHARDS", SEQUENCE_PARALLEL).replace("ASYNC", asynchronous), encoding="utf-8")
     trace = capture(legoai.lower(path).text, world=RANKS)
     left = sys.modules["torch._inductor.config"]._micro_pipeline_tp
     found = legoai.estimate(path)
