@@ -33,6 +33,7 @@ from legoai.cost.rank_times import RankTimeline, StandstillError
 from legoai.cost.ranks import simulate_ranks
 from legoai.cost.timeline import Cost, Host, Timed
 from legoai.cost.trace import Collective, Trace
+from legoai.runtime.signals import held_signals, release_signals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,8 @@ def _in_processes(
         return
     forked = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, mp_context=forked, initializer=_begin, initargs=(job, measure)) as pool:
-        found = [pool.submit(_capture_there, group) for group in groups]
+        with held_signals():
+            found = [pool.submit(_capture_there, group) for group in groups]
         try:
             for item in found:
                 yield from item.result()
@@ -209,6 +211,7 @@ _jobs: list[tuple[_Job, Callable[[Trace], Any]]] = []
 def _begin(job: _Job, measure: Callable[[Trace], Any]) -> None:
     """Begin a forked process; an interrupt ends it without a word, as its parent tells of it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    release_signals()
     # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.
     torch.set_num_threads(1)
     _jobs.append((job, measure))

@@ -1,11 +1,13 @@
-"""How does a run hear that it should stop?"""
+"""How does a run hear that it should stop, and a command that forks?"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -44,3 +46,29 @@ class StopRequest:
         if self.signal is None:
             self.signal = signal.Signals(number)
             self._since = time.monotonic()
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Hold the signals that end a program while processes are forked, and deliver them on leaving.
+
+    Without it an interruption can be lost: Python calls hooks of its own after a fork, and drops what the handler of a
+    signal raises in them. A process that is forked here holds the signals too, until :func:`release_signals`.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # where nothing is forked either
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def release_signals() -> None:
+    """Deliver the signals that :func:`held_signals` held when this process was forked."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+
+
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+from legoai.runtime.signals import held_signals, release_signals
+
 _DIES_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of Linux."""
 
@@ -77,15 +79,9 @@ class Processes:
         self._running: dict[str, _Running] = {}
 
     def __enter__(self) -> Processes:
-        context = _context()
         try:
-            for number, (name, job) in enumerate(self._jobs.items()):
-                ours, theirs = context.Pipe()
-                log = self._folder / f"output-{number}.txt"
-                process = context.Process(target=_serve, args=(job, theirs, log, os.getpid()), name=name, daemon=True)
-                process.start()
-                theirs.close()
-                self._running[name] = _Running(name, process, ours, log)
+            with held_signals():
+                self._start()
         except BaseException:
             self.end()
             raise
@@ -93,6 +89,16 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    def _start(self) -> None:
+        context = _context()
+        for number, (name, job) in enumerate(self._jobs.items()):
+            ours, theirs = context.Pipe()
+            log = self._folder / f"output-{number}.txt"
+            process = context.Process(target=_serve, args=(job, theirs, log, os.getpid()), name=name, daemon=True)
+            process.start()
+            theirs.close()
+            self._running[name] = _Running(name, process, ours, log)
 
     def end(self) -> None:
         """End every process that still runs."""
@@ -163,6 +169,7 @@ def _serve(job: Job, pipe: Connection, log: Path, parent: int) -> NoReturn:
     """Do a job in its process, and leave without the exit handlers of the process that was forked."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of it, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    release_signals()
     _die_with(parent)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(descriptor, 1)
