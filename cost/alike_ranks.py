@@ -14,6 +14,7 @@ from torch import nn
 
 from legoai.cost.capture import trainer_of
 from legoai.cost.depth import are_equal, treats_alike
+from legoai.cost.eager_torch import without_compiler
 from legoai.cost.unfilled import Unfilled
 
 if TYPE_CHECKING:
@@ -34,12 +35,13 @@ def alike_places(program: str, places: int) -> list[list[int]]:
     if not treats_alike(program):
         return apart
     try:
-        trainer = trainer_of(program)
-        pipeline = trainer.pipeline
-        if pipeline is None or len(pipeline.stages_of_rank) != places:
-            return apart
-        with torch.device("meta"), Unfilled():
-            model = trainer.build_model()
+        with without_compiler():
+            trainer = trainer_of(program)
+            pipeline = trainer.pipeline
+            if pipeline is None or len(pipeline.stages_of_rank) != places:
+                return apart
+            with torch.device("meta"), Unfilled():
+                model = trainer.build_model()
     except Exception:
         return apart  # its capture tells what is wrong
     return _groups(pipeline, model)

@@ -1,9 +1,9 @@
 """How does torch run eagerly without its compiler, which it would import only to tell it to keep away?
 
 Hooks of `fully_shard`, checkpoints and optimizers call `torch._dynamo.disable` and `torch._dynamo.graph_break`, since
-dynamo might be tracing them, and fake tensors read its settings. In a simulation it never traces, and importing it
-takes half a second. While a simulation runs, something stands in its place that answers these calls and has the
-settings; whatever else is asked of it, or imported from it, brings the real one.
+dynamo might be tracing them; fake tensors read its settings; pipelines know its modules. In a simulation it never
+traces, and importing it takes half a second. While a simulation runs, something stands in its place that answers these
+calls and has the settings; whatever else is asked of it, or imported from it, brings the real one.
 """
 
 from __future__ import annotations
@@ -54,8 +54,22 @@ class _Drawn(_Named):
     """That it is a value which dynamo drew, as none is here."""
 
 
+class _OfReal(type):
+    """Asks the real dynamo, where it is there; until then nothing is an instance of its classes."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        real = sys.modules.get(f"{NAME}.eval_frame")
+        return real is not None and isinstance(instance, real.OptimizedModule)
+
+
+class _OptimizedModule(metaclass=_OfReal):
+    """A compiled module, to one who imported this name while the real dynamo was not there."""
+
+
 class _Absent(types.ModuleType):
     """Stands for dynamo."""
+
+    OptimizedModule = _OptimizedModule
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

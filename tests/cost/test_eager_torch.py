@@ -66,7 +66,10 @@ CASES = {
         with without_compiler():
             kept = importlib.import_module("torch._dynamo")
             assert not real() and not hasattr(kept, "__no_such_attribute__")
-            assert issubclass(kept.OptimizedModule, torch.nn.Module) and real()
+            asked = kept.OptimizedModule
+            assert not isinstance(torch.nn.Linear(1, 1), asked) and not real()
+            assert callable(kept.reset) and real()
+            assert isinstance(torch.compile(torch.nn.Linear(1, 1)), asked) and not isinstance(step, asked)
             assert kept.disable(step) is not step
             kept.graph_break()
         works()
