@@ -33,7 +33,7 @@ from real_run import Real, run_program
 
 import legoai
 import legoai.runtime.trainer
-from legoai.cost.calibrate import processor_name
+from legoai.cost.calibration.profile import processor_name
 
 MEMORY_LIMIT, TIME_LIMIT = 0.02, 0.15
 RESULTS = Path(__file__).parent / "results"
@@ -124,7 +124,7 @@ def _predict(path: Path, world: int, profile: Path | None) -> dict[str, float]:
     """Peak memory of rank 0, and with a profile seconds of a step."""
     if profile is None:
         from legoai.cost.capture import capture
-        from legoai.cost.memory import memory
+        from legoai.cost.memory.storages import memory
 
         return {"peak": memory(capture(legoai.lower(path).text, world=world, kind="cpu")).peak}
     found = legoai.estimate(path, profile=str(profile))

@@ -189,7 +189,7 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from legoai.cost.simulation import _patched_meshes
+    from legoai.cost.simulated.process import _patched_meshes
     from legoai.runtime import step as runtime_step
     from legoai.runtime.device import Device
     from legoai.runtime.initialize import cast_parameters
@@ -269,7 +269,7 @@ class _Batches:
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
-    from legoai.cost.calibrate import processor_name
+    from legoai.cost.calibration.profile import processor_name
 
     tools: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

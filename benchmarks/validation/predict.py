@@ -142,8 +142,8 @@ def _remembered(text: str) -> dict[str, Any]:
     from legoai.api import load, lower
     from legoai.cost.capture import capture
     from legoai.cost.machine import machine_of
-    from legoai.cost.memory import memory
-    from legoai.cost.reserved import memory_use
+    from legoai.cost.memory.storages import memory
+    from legoai.cost.memory.use import memory_use
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.plan"

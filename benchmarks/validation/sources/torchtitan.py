@@ -46,7 +46,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
     """
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('source')}")
     seq_len, pp, notes = row.whole("seq_len"), row.whole("pp", 1), row.text("notes")
-    fabric = "roce_400"
+    fabric = "infiniband_ndr" if row.text("interconnect") == "InfiniBand" else "roce_400"
     if row.whole("n_gpus") > row.whole("gpus_per_node", 8) and not row.text("interconnect"):
         fabric = "infiniband_hdr" if "A100" in row.text("gpu") else fabric
         draft.assumed.append("the network between hosts")
