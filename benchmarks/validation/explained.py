@@ -55,10 +55,10 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "Only rows whose status says `failed` count; those with figures ran.",
     ),
     "runtime_distributed": (
-        "Whether 64 or 128 GPUs ran, and how many ranks were tensor-parallel, is not stated; four were taken, as in the "
-        "memory runs of the same author.",
-        "The text says InfiniBand and no more; the plan has one adapter of 400 Gb/s for each GPU. 0001 to 0003 and 0006 "
-        "are bound by the network: their steps are about as long as its traffic takes at half of that rate. The rows that "
+        "Whether 64 or 128 GPUs ran, and how many ranks were tensor-parallel, is not stated; four were taken, as "
+        "in the memory runs of that author.",
+        "The text says InfiniBand and no more; the plan has an adapter of 400 Gb/s for each GPU. 0001 to 0003 and 0006 "
+        "are bound by the network: their steps are about as long as its traffic takes at half of that rate. Those that "
         "compute for longer than they communicate (0004, 0005, 0007, 0008) do not miss.",
     ),
     "memory_single_gpu": (
