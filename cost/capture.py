@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -19,31 +18,32 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
-from legoai.cost.autocast import autocast_rules
-from legoai.cost.compiled import compilation
+from legoai.cost.compilation.modules import compilation
 from legoai.cost.composed import Composed, records_of
-from legoai.cost.depth import shorten, treats_alike
-from legoai.cost.depth_lists import Run
-from legoai.cost.depth_records import lengthen
-from legoai.cost.device import (
+from legoai.cost.pipelines.actions import UnequalError
+from legoai.cost.repetition.blocks import shorten, treats_alike
+from legoai.cost.repetition.lists import Run
+from legoai.cost.repetition.micro_batches import repeat_micro_batches
+from legoai.cost.repetition.records import lengthen
+from legoai.cost.replaced import replaced
+from legoai.cost.simulated.autocast import autocast_rules
+from legoai.cost.simulated.device import (
     SIM,
     Kind,
     SimulationError,
 )
-from legoai.cost.dispatch import Dispatch
-from legoai.cost.host import host_memory
-from legoai.cost.recorder import Capture
-from legoai.cost.repeat_actions import UnequalError
-from legoai.cost.replaced import replaced
-from legoai.cost.replay import repeat_micro_batches
-from legoai.cost.simulation import simulated_device
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.host import host_memory
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.program import trainer_of
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.simulated.unfilled import Unfilled
 from legoai.cost.tape import Tape, uncollected
 from legoai.cost.trace import (
     Mark,
     Record,
     Trace,
 )
-from legoai.cost.unfilled import Unfilled
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
 from legoai.runtime.data import SampleBatch
@@ -108,7 +108,7 @@ def capture_alike(
         world: number of ranks for which it was lowered.
         places: of the `pp` axis, which is the outermost.
         place: of the rank that is simulated, the first at its place.
-        others: places of ranks that have equal stages in the same order; see :mod:`legoai.cost.alike_ranks`.
+        others: places of ranks that have equal stages in the same order; see :mod:`legoai.cost.pipelines.alike`.
         kind: whose kernels the device has.
 
     Returns:
@@ -202,13 +202,13 @@ def _taken(
         then: Callable[[], object] | None = None
         found: list[Composed] = []
         if recorder.staged:
-            from legoai.cost.stages import listened_to, schedules_heard
+            from legoai.cost.pipelines.stages import listened_to, schedules_heard
 
             pipeline = trainer.pipeline
             trainer, heard = listened_to(trainer, recorder, repeat=few)
             hearing = schedules_heard(heard)
             if others and pipeline is not None:
-                from legoai.cost.other_ranks import others_of, records_of_others
+                from legoai.cost.pipelines.others import others_of, records_of_others
 
                 stride = world // len(pipeline.stages_of_rank)
                 alike = others_of(pipeline, rank // stride, others, stride=stride)
@@ -244,30 +244,6 @@ def _without_blocks(trainer: Trainer, runs: list[Run]) -> Trainer:
         return trainer.parallelize(model, mesh)
 
     return dataclasses.replace(trainer, parallelize=parallelize)
-
-
-def trainer_of(program: str | types.ModuleType | Trainer) -> Trainer:
-    """Return what a program's `trainer()` returns.
-
-    Raises:
-        SimulationError: it has none.
-    """
-    if isinstance(program, str):
-        module = types.ModuleType("lowered_program")
-        sys.modules[module.__name__] = module
-        try:
-            exec(compile(program, "<lowered program>", "exec"), module.__dict__)
-        except SyntaxError as error:
-            raise SimulationError(f"the program is no Python: {error}") from error
-        program = module
-    if isinstance(program, types.ModuleType):
-        made = getattr(program, "trainer", None)
-        if not callable(made):
-            raise SimulationError("the program has no trainer()")
-        program = made()
-    if not isinstance(program, Trainer):
-        raise SimulationError(f"trainer() returned {type(program).__name__}, not a Trainer")
-    return program
 
 
 def _outside_of_fake(trainer: Trainer) -> Trainer:

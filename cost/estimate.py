@@ -13,15 +13,15 @@ from typing import Final
 from legoai.cost.breakdown import Breakdown, breakdown
 from legoai.cost.capture import capture
 from legoai.cost.composed import items_between, renaming_of
-from legoai.cost.device import Kind, SimulationError
 from legoai.cost.intervals import since
 from legoai.cost.kernels import NoModelError
 from legoai.cost.machine import Machine, Prices, machine_of
-from legoai.cost.memory import MemoryReport, memory, steps
+from legoai.cost.memory.storages import MemoryReport, memory, steps
+from legoai.cost.memory.use import MemoryUse, memory_use
 from legoai.cost.pipeline import simulate_pipeline
+from legoai.cost.pipelines.times import ActionTime
 from legoai.cost.profiles import ProfileError
-from legoai.cost.rank_times import ActionTime
-from legoai.cost.reserved import MemoryUse, memory_use
+from legoai.cost.simulated.device import Kind, SimulationError
 from legoai.cost.tape import uncollected
 from legoai.cost.timeline import Interval, Timeline, simulate
 from legoai.cost.trace import Trace

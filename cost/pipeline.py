@@ -2,8 +2,8 @@
 
 One rank of each place on the `pp` axis is simulated, the first on every other axis, as ranks that differ on other axes
 only do the same. Each is captured as it is, its schedule being torch's own, in a process of its own where that is
-possible. Then all of them are timed together (:mod:`legoai.cost.ranks`), each action as one piece
-(:mod:`legoai.cost.pieces`).
+possible. Then all of them are timed together (:mod:`legoai.cost.pipelines.ranks`), each action as one piece
+(:mod:`legoai.cost.pipelines.pieces`).
 
 The *bubble* of a rank is the share of the step in which its device does nothing because what is next waits for another
 rank: for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the last of the ranks. The
@@ -23,14 +23,14 @@ from typing import Any
 
 import torch
 
-from legoai.cost.alike_ranks import alike_places
 from legoai.cost.capture import capture_alike
 from legoai.cost.composed import items_between, once_each, records_of, renaming_of
-from legoai.cost.device import Kind, SimulationError, backend
-from legoai.cost.memory import steps
-from legoai.cost.pieces import Pieces
-from legoai.cost.rank_times import RankTimeline, StandstillError
-from legoai.cost.ranks import simulate_ranks
+from legoai.cost.memory.storages import steps
+from legoai.cost.pipelines.alike import alike_places
+from legoai.cost.pipelines.pieces import Pieces
+from legoai.cost.pipelines.ranks import simulate_ranks
+from legoai.cost.pipelines.times import RankTimeline, StandstillError
+from legoai.cost.simulated.device import Kind, SimulationError, backend
 from legoai.cost.timeline import Cost, Host, Timed
 from legoai.cost.trace import Collective, Trace
 from legoai.runtime.signals import held_signals, release_signals

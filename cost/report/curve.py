@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from legoai.cost.allocator import round_block
 from legoai.cost.estimate import RankEstimate
+from legoai.cost.memory.allocator import round_block
 from legoai.cost.timeline import Interval
 from legoai.cost.trace import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost.estimate import Estimate, RankEstimate
-from legoai.cost.rank_times import ActionTime
+from legoai.cost.pipelines.times import ActionTime
 from legoai.cost.report import words
 from legoai.cost.report.bars import rank_tracks
 from legoai.cost.report.causes import Causes

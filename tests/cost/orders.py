@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from torch.distributed.pipelining import schedules
 
-from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.timeline import Cost
 from legoai.cost.trace import Collective, Kernel, Mark, Record, WaitWork
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.capture import capture
-from legoai.cost.operators import operator
+from legoai.cost.simulated.operators import operator
 from legoai.cost.trace import Trace
 from legoai.runtime import Trainer
 from legoai.runtime.data import SequenceBatch

@@ -24,7 +24,7 @@ from recorded import ALL_REDUCES, STEPS, Issued, run_and_record
 from simulated import in_a_fork
 
 from legoai.cost.capture import capture
-from legoai.cost.memory import steps
+from legoai.cost.memory.storages import steps
 from legoai.cost.trace import Collective, Trace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from legoai.cost.allocator import MIB, CachingAllocator, OutOfMemoryError, round_block, segment_size
-from legoai.cost.reserving import reserve
+from legoai.cost.memory.allocator import MIB, CachingAllocator, OutOfMemoryError, round_block, segment_size
+from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace import Allocate, Free, Resize, Trace
 
 

@@ -10,7 +10,7 @@ import pytest
 import simulated
 from plans import SEQUENCE_PARALLEL
 
-from legoai.cost.reserved import MemoryUse
+from legoai.cost.memory.use import MemoryUse
 from legoai.cost.trace import Collective, Kernel, Trace, WaitStream
 
 RANKS = 4

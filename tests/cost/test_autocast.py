@@ -13,11 +13,11 @@ import simulated
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legoai.cost.autocast import autocast_rules, rules
 from legoai.cost.capture import capture
-from legoai.cost.device import SimulationError
-from legoai.cost.memory import memory, steps
-from legoai.cost.operators import operator
+from legoai.cost.memory.storages import memory, steps
+from legoai.cost.simulated.autocast import autocast_rules, rules
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.operators import operator
 from legoai.cost.trace import Allocate, Kernel, Trace
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep
@@ -134,8 +134,8 @@ def test_what_torch_refuses_under_autocast_is_refused():
 
 
 def _refused() -> None:
-    from legoai.cost.device import Recorder
-    from legoai.cost.simulation import simulated_device
+    from legoai.cost.simulated.device import Recorder
+    from legoai.cost.simulated.process import simulated_device
 
     class Nothing(Recorder):
         def record(self, record) -> None: ...

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from legoai.cost.calibrate_movement import three_segments
-from legoai.cost.calibrate_run import NoDeviceError, calibrate_machine, profile_beside
-from legoai.cost.calibrate_timing import CACHE_BYTES, measure, out_of_cache
+from legoai.cost.calibration.movement import three_segments
+from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine, profile_beside
+from legoai.cost.calibration.timing import CACHE_BYTES, measure, out_of_cache
 from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import Movement, Product

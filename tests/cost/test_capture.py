@@ -11,8 +11,8 @@ import simulated
 import torch.distributed as dist
 
 from legoai.cost.capture import capture
-from legoai.cost.device import SimulationError
-from legoai.cost.memory import steps
+from legoai.cost.memory.storages import steps
+from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace import (
     Collective,
     Copy,

@@ -13,12 +13,12 @@ import simulated
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from legoai.cost import compiled_graph, inductor  # noqa: F401 (imported once, before the processes that need it)
 from legoai.cost.capture import capture
-from legoai.cost.compiled import compilation
-from legoai.cost.device import SimulationError
-from legoai.cost.recorder import Capture
-from legoai.cost.simulation import simulated_device
+from legoai.cost.compilation import graphs, inductor  # noqa: F401 (imported once, before the processes that need it)
+from legoai.cost.compilation.modules import compilation
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace import Allocate, Collective, Free, HostKernel, Kernel, Trace
 from legoai.runtime import keep_outputs, wait_for_output
 from legoai.runtime.device import Device
@@ -64,7 +64,7 @@ def _traced(kind: str, replay: bool, world: int, options) -> Trace:
 
 
 def steady(trace: Trace) -> list:
-    from legoai.cost.memory import steps
+    from legoai.cost.memory.storages import steps
 
     span = steps(trace)[-1]
     return list(trace.records[span.start : span.stop])
@@ -202,7 +202,7 @@ def test_equal_blocks_are_compiled_once():
 
 
 def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
-    from legoai.cost.compiled import _structure
+    from legoai.cost.compilation.modules import _structure
 
     def block(*kept: str) -> torch.nn.Module:
         return programs.checkpoint_wrapper(programs.FeedForward(), context_fn=keep_outputs(*kept))
@@ -216,13 +216,13 @@ def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
 
 def _count_graphs() -> int:
     traced_graphs = []
-    original = compiled_graph.Graph.trace
+    original = graphs.Graph.trace
 
     def trace(graph, *args):
         traced_graphs.append(graph)
         return original(graph, *args)
 
-    compiled_graph.Graph.trace = trace
+    graphs.Graph.trace = trace
     capture(trainer(backend="aot_eager"), world=1)
     return len(traced_graphs)
 
@@ -451,9 +451,9 @@ def hooks_of_a_unit() -> list[bool]:
             modules = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
             fully_shard(modules, mesh=mesh)
             hooks = [(item._forward_pre_hooks, item._forward_hooks) for item in modules]
-    return [compiled_graph.is_of_unit(hook) for pair in hooks for held in pair for hook in held.values()]
+    return [graphs.is_of_unit(hook) for pair in hooks for held in pair for hook in held.values()]
 
 
 def test_the_hooks_of_a_unit_of_several_modules_run_outside_of_graphs():
     assert simulated.in_a_fork(hooks_of_a_unit) == [True] * 4
-    assert not compiled_graph.is_of_unit(print)
+    assert not graphs.is_of_unit(print)

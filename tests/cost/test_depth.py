@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from legoai.cost import capture as capturing
-from legoai.cost.depth import TAKEN, shorten, treats_alike
-from legoai.cost.depth_records import lengthen
+from legoai.cost.repetition.blocks import TAKEN, shorten, treats_alike
+from legoai.cost.repetition.records import lengthen
 from legoai.cost.tape import Tape
 from legoai.cost.trace import Kernel, Mark, TensorType
 

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from legoai.cost.device import READ_VALUE, SIM, Recorder, SimulationError
-from legoai.cost.simulation import simulated_device
+from legoai.cost.simulated.device import READ_VALUE, SIM, Recorder, SimulationError
+from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace import (
     Copy,
     HostWaitDevice,

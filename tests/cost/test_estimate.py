@@ -11,7 +11,7 @@ import legoai
 from legoai.cost.estimate import CannotEstimateError
 from legoai.cost.intervals import busy
 from legoai.cost.machine import machine_of
-from legoai.cost.memory import memory
+from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
 from legoai.specs.directives.cluster import ClusterUse
 

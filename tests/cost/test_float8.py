@@ -12,14 +12,15 @@ import simulated
 import torch
 from torch import nn
 
-from legoai.cost import inductor, kernels  # noqa: F401 (imported once, before the processes that need it)
+from legoai.cost import kernels
 from legoai.cost.capture import capture
-from legoai.cost.compiled import compilation
-from legoai.cost.dispatch import Dispatch
+from legoai.cost.compilation import inductor  # noqa: F401 (imported once, before the processes that need it)
+from legoai.cost.compilation.modules import compilation
 from legoai.cost.kernels.work import Product, work_of
 from legoai.cost.profiles import profile
-from legoai.cost.recorder import Capture
-from legoai.cost.simulation import simulated_device
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace import Kernel, Trace
 
 ROWS, WIDTH = 8192, 4096

@@ -12,7 +12,7 @@ from plans import SEQUENCE_PARALLEL
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 
 from legoai.cost.capture import capture
-from legoai.cost.large_worlds import Chunks
+from legoai.cost.simulated.large_worlds import Chunks
 from legoai.cost.trace import Allocate, Collective, Kernel, Record, Trace
 
 PLAN = """\

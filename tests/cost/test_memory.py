@@ -9,11 +9,11 @@ import simulated
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from legoai.cost.autocast import autocast_rules
 from legoai.cost.capture import _Batches, _outside_of_fake
-from legoai.cost.device import SIM, Recorder
-from legoai.cost.memory import changes, memory, steps
-from legoai.cost.simulation import simulated_device
+from legoai.cost.memory.storages import changes, memory, steps
+from legoai.cost.simulated.autocast import autocast_rules
+from legoai.cost.simulated.device import SIM, Recorder
+from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace import Allocate, Free, Mark, Resize, Trace
 from legoai.runtime import Trainer
 from legoai.runtime.device import Device

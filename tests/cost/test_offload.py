@@ -13,9 +13,9 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from legoai.cost.capture import capture
-from legoai.cost.device import SimulationError
-from legoai.cost.memory import memory, steps
-from legoai.cost.operators import operator
+from legoai.cost.memory.storages import memory, steps
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.operators import operator
 from legoai.cost.timeline import Cost, Host, simulate
 from legoai.cost.trace import Copy, HostKernel, HostWaitEvent, Kernel, Trace, load, save
 from legoai.runtime.offload import offload_activations, offload_optimizer_state

@@ -13,9 +13,9 @@ from legoai.api import estimate
 from legoai.cost import pipeline
 from legoai.cost.composed import renaming_of
 from legoai.cost.intervals import since
-from legoai.cost.pieces import Pieces
 from legoai.cost.pipeline import simulate_pipeline
-from legoai.cost.rank_times import Piece
+from legoai.cost.pipelines.pieces import Pieces
+from legoai.cost.pipelines.times import Piece
 from legoai.cost.timeline import Cost, Host
 from legoai.cost.trace import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
 

@@ -15,8 +15,8 @@ from torch.distributed.pipelining import schedules
 from legoai.api import lower
 from legoai.cost import capture as capturing
 from legoai.cost.capture import capture
-from legoai.cost.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.memory import memory, steps
+from legoai.cost.memory.storages import memory, steps
+from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace import Collective, Kernel, Mark, Trace, WaitWork
 
 HEAD = """\

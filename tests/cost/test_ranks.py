@@ -5,8 +5,8 @@ from __future__ import annotations
 import orders
 import pytest
 
-from legoai.cost.rank_times import Piece, StandstillError
-from legoai.cost.ranks import simulate_ranks
+from legoai.cost.pipelines.ranks import simulate_ranks
+from legoai.cost.pipelines.times import Piece, StandstillError
 from legoai.cost.timeline import Cost, Host, simulate
 from legoai.cost.trace import (
     Collective,

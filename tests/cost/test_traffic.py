@@ -10,7 +10,7 @@ import pytest
 from simulated import in_a_fork
 
 from legoai.cost.capture import capture
-from legoai.cost.memory import steps
+from legoai.cost.memory.storages import steps
 from legoai.cost.trace import Collective
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))

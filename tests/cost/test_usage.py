@@ -8,7 +8,7 @@ import pytest
 import simulated
 
 from legoai.cost.capture import capture
-from legoai.cost.memory import steps
+from legoai.cost.memory.storages import steps
 from legoai.cost.trace import Kernel
 from legoai.cost.usage import forward_flops_per_token, model_flops
 from legoai.dsl.lint import lint

@@ -43,7 +43,7 @@ def run(arguments: Namespace) -> int:
     path: Path = arguments.output
     if path.suffix != ".toml":
         raise WrongUsage(f"--output names the device file, which ends in .toml, not `{path}`")
-    from legoai.cost.calibrate_run import NoDeviceError, calibrate_machine
+    from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine
 
     try:
         errors = calibrate_machine(

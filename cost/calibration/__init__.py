@@ -1,0 +1,1 @@
+"""How fast is this machine, measured and written as a profile?"""

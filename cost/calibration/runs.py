@@ -1,0 +1,161 @@
+"""How is a calibration run in processes, and written so that a plan can name it?"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from legoai.cost.calibration.profile import calibrate, processor_name
+from legoai.cost.profiles import read_document, write_document
+from legoai.runtime.host_memory import keep_freed_memory
+from legoai.runtime.torchrun import threads_per_process
+
+PROFILE_SUFFIX: Final = ".json.gz"
+
+
+class NoDeviceError(ValueError):
+    """The device that was asked for is not here, or not often enough."""
+
+
+def profile_beside(device_file: Path) -> Path:
+    """Where the profile of a device file is: beside it, `our_gpu.json.gz` for `our_gpu.toml`."""
+    return device_file.with_suffix(PROFILE_SUFFIX)
+
+
+def calibrate_machine(
+    path: Path,
+    *,
+    device: str | None,
+    seconds: float,
+    processes: int,
+    progress: Callable[[str], None],
+) -> Mapping[str, Mapping[str, Any]]:
+    """Measure this machine, write ``path`` and the profile beside it, and return the errors held out.
+
+    Args:
+        path: the device file to write.
+        device: `cpu`, `cuda`, or None for a gpu where there is one.
+        seconds: to take, about.
+        processes: among which collectives are measured; with one there are none.
+        progress: told what is measured.
+
+    Raises:
+        NoDeviceError: no such device is here, or fewer than the processes ask for.
+        OSError: a file cannot be written.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and torch.cuda.device_count() < processes:
+        raise NoDeviceError(f"{processes} processes need {processes} gpus, and there are {torch.cuda.device_count()}")
+    target = profile_beside(path)
+    if device == "cpu":
+        keep_freed_memory()
+    if processes == 1:
+        document = calibrate(device=device, name=path.stem, seconds=seconds, progress=progress)
+        write_document(target, document)
+    else:
+        _in_processes(target, device, path.stem, seconds, processes)
+        document, _ = read_document(target)
+    _write_text(path, device_file(path.stem, device, document, processes))
+    return document["held_out"]  # type: ignore[no-any-return]
+
+
+def _in_processes(target: Path, device: str, name: str, seconds: float, processes: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        arguments = (processes, str(store), str(target), device, name, seconds)
+        # A forked process has torch imported; CUDA forbids forking once it is used.
+        method = "fork" if device == "cpu" and "fork" in multiprocessing.get_all_start_methods() else "spawn"
+        start_processes(_member, arguments, nprocs=processes, start_method=method)  # type: ignore[no-untyped-call]
+
+
+def _member(rank: int, processes: int, store: str, target: str, *rest: Any) -> None:
+    """One process of a calibration: all take part in the collectives, the first writes the result."""
+    device, name, seconds = rest
+    torch.set_num_threads(threads_per_process(processes) if device == "cpu" else torch.get_num_threads())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=processes)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        said = _tell if rank == 0 else _silent
+        document = calibrate(device=device, name=name, seconds=seconds, group=group, progress=said)
+        if rank == 0:
+            write_document(Path(target), document)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _loopback() -> str:
+    """The interface to itself, which is what processes on one machine use."""
+    names = {name for _, name in socket.if_nameindex()}
+    return next((name for name in ("lo", "lo0") if name in names), "")
+
+
+def _tell(text: str) -> None:
+    import sys
+
+    print(f"legoai: {text}", file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    return None
+
+
+def device_file(name: str, device: str, document: Mapping[str, Any], processes: int) -> str:
+    """The device in the catalogue's schema, its rates as they were measured."""
+    source = document["sources"][0]
+    said = f"{source['from']}, {source['dated']}, torch {source['torch']}".replace('"', "'").replace("\\", "/")
+    rates = {rate: model["curve"]["peak"] for rate, model in sorted(document["products"].items()) if "curve" in model}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(torch.device("cuda"))
+        capacity, described = properties.total_memory, properties.name
+        capability = (properties.major, properties.minor)
+    else:
+        capacity, described, capability = _host_memory(), processor_name(), (0, 0)
+    described = described.replace('"', "'").replace("\\", "/")
+    lines = [
+        f'name = "{name}"',
+        f'description = "{described}"',
+        f'kind = "{device}"',
+        f"devices_per_host = {processes}",
+        "",
+        "[memory]",
+        f"capacity_bytes = {capacity}",
+        f"bandwidth_bytes_per_second = {document['movement']['elementwise']['rate']:.4g}",
+        f'source = "{said}"',
+        "",
+        "[peak_flops_per_second]",
+        *(f"{rate} = {value:.4g}" for rate, value in rates.items()),
+        f'source = "The best of the products that were measured: {said}"',
+        "",
+        "[features]",
+        f"symmetric_memory = {str(capability >= (9, 0)).lower()}",
+        f"float8 = {str(capability >= (8, 9)).lower()}",
+        f"mxfp8 = {str(capability >= (10, 0)).lower()}",
+        f'source = "From the compute capability, {capability[0]}.{capability[1]}"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _host_memory() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

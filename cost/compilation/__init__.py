@@ -1,0 +1,1 @@
+"""What does `torch.compile` make of a module, on the simulated device?"""

@@ -1,0 +1,369 @@
+"""How is a module traced and compiled for the simulated device, and how does the compiled graph run there?
+
+In place of dynamo the module's own forward is traced with its parameters and arguments, which gives the graph that
+dynamo hands on where nothing breaks it. What follows is PyTorch's own: AOT autograd makes the joint graph with
+inductor's decompositions, the partitioner chooses what is saved, and inductor schedules kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed import _functional_collectives
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.distributed.tensor import DTensor
+from torch.fx import traceback
+from torch.nn.modules import module as modules
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from legoai.cost.compilation import async_tp
+from legoai.cost.compilation.schedule import MODULE, Given, Pieces, Schedule, Slot, Step, Work
+from legoai.cost.compilation.schedule import Call as Communication
+from legoai.cost.simulated.device import SIM, Kind, current_stream
+from legoai.cost.simulated.dispatch import NEW_CATEGORY
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace import Kernel
+
+_WRAP_EAGERLY: Final = _functional_collectives._maybe_wrap_tensor
+"""PyTorch's own function, which waits for collectives at once where it traces; the simulated device has another."""
+
+_RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
+
+Runner = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What decides how a module is compiled.
+
+    Attributes:
+        inductor: whether its kernels are inductor's; otherwise the graphs run operator by operator (`aot_eager`).
+        replayed: whether the kernels of a call are launched as one CUDA graph, which takes the host no time for each.
+    """
+
+    inductor: bool
+    replayed: bool
+
+
+def is_of_unit(hook: Any) -> bool:
+    """Whether a hook is one of an FSDP unit, which dynamo does not trace; those of several modules are wrapped."""
+    while hook is not None:
+        if isinstance(getattr(hook, "__self__", None), FSDPState):
+            return True
+        hook = getattr(hook, "__wrapped__", None)
+    return False
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a module's forward as a function of tensors alone."""
+
+    module: nn.Module
+    forward: Callable[..., Any]
+    names: list[str]
+    leaves: list[Any]
+    places: list[int]
+    spec: TreeSpec
+    out_spec: TreeSpec | None = None
+    constants: list[Any] = field(default_factory=list)
+
+    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
+        """Call the module with these parameters, buffers and arguments, and return the tensors of its result."""
+        state = dict(zip(self.names, given, strict=False))
+        leaves = list(self.leaves)
+        for place, value in zip(self.places, given[len(self.names) :], strict=True):
+            leaves[place] = value
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        with _reparametrize_module(self.module, state, tie_weights=True):
+            out, self.out_spec = tree_flatten(self.forward(*args, **kwargs))
+        self.constants = [None if isinstance(item, torch.Tensor) else item for item in out]
+        return [item for item in out if isinstance(item, torch.Tensor)]
+
+
+class Graph:
+    """The compiled graph of modules that are alike."""
+
+    def __init__(self, capture: Capture, kind: Kind, options: Options) -> None:
+        self.capture = capture
+        self.kind = kind
+        self.options = options
+        self.compiled: Callable[..., Any]
+        self.call: Call
+
+    def trace(self, call: Call, given: list[torch.Tensor]) -> None:
+        """Trace a call of a module, and compile its forward and backward; nothing of it is recorded."""
+        from torch._functorch import partitioners
+        from torch._functorch.aot_autograd import aot_function
+
+        def partition(graph: Any, inputs: Any, **options: Any) -> Any:
+            # A recomputed operator that may be random would keep the generator's state, a few bytes of the host.
+            with mock.patch.object(partitioners, "functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
+                return partitioners.min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
+
+        decompositions = None
+        if self.options.inductor:
+            from torch._inductor.decomposition import select_decomp_table
+
+            from legoai.cost.compilation.inductor import prepare
+
+            decompositions = select_decomp_table()
+
+            def partition_prepared(graph: Any, inputs: Any, **options: Any) -> Any:
+                prepare(graph, self.kind)
+                return partition(graph, inputs, **options)
+
+        self.call = call
+        self.compiled = aot_function(
+            call,
+            fw_compiler=functools.partial(self._compile, is_backward=False),
+            bw_compiler=functools.partial(self._compile, is_backward=True),
+            partition_fn=partition_prepared if self.options.inductor else partition,
+            decompositions=decompositions,
+            num_params_buffers=len(call.names),
+        )
+        mode = next(mode for item in given if (mode := _mode_of(item)) is not None)
+        capture = self.capture
+        before, capture.paused = capture.paused, True
+        try:
+            with (
+                _disable_current_modes(),
+                mode,
+                _tracing_hooks(call.module),
+                _tagged_checkpoints(call.module),
+                tracing(TracingContext(mode)),
+                saved_tensors_hooks(_as_it_is, _as_it_is),
+                functorch_config.patch(force_non_lazy_backward_lowering=True, unlift_effect_tokens=True),
+            ):
+                self.compiled(*given)
+        finally:
+            capture.paused = before
+        call.module = call.forward = None  # type: ignore[assignment]
+        call.leaves = []
+
+    def run(self, given: list[torch.Tensor]) -> Any:
+        """Call the compiled graph."""
+        call = self.call
+        results = iter(self.compiled(*given))
+        assert call.out_spec is not None
+        out = [next(results) if constant is None else constant for constant in call.constants]
+        return tree_unflatten(out, call.out_spec)
+
+    def _compile(self, graph: torch.fx.GraphModule, inputs: Any, *, is_backward: bool) -> Runner:
+        if not self.options.inductor:
+            runner: Runner = functools.partial(_run_operators, graph)
+        else:
+            from legoai.cost.compilation.inductor import schedule
+
+            # Some backward graphs are compiled when they are first called, in the middle of a step.
+            before, self.capture.paused = self.capture.paused, True
+            try:
+                planned = schedule(graph, self.kind, is_backward=is_backward)
+            finally:
+                self.capture.paused = before
+            runner = functools.partial(self._run_kernels, planned)
+        runner._boxed_call = True  # type: ignore[attr-defined]
+        return runner
+
+    def _run_kernels(self, planned: Schedule, args: list[Any]) -> list[Any]:
+        return _Run(self.capture, planned, args, replayed=self.options.replayed).take()
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    """Stand before the hooks of a checkpoint around the module, which count what is saved."""
+    return tensor
+
+
+def _mode_of(tensor: torch.Tensor) -> FakeTensorMode | None:
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+
+
+def _run_operators(graph: torch.fx.GraphModule, args: list[Any]) -> list[Any]:
+    return list(torch.fx.Interpreter(graph).boxed_run(args))
+
+
+class _Run:
+    """One run of a schedule: makes the tensors that its kernels would make, and records these."""
+
+    def __init__(self, capture: Capture, planned: Schedule, args: list[Any], *, replayed: bool) -> None:
+        self.capture = capture
+        self.schedule = planned
+        self.attributes = {"replayed": True} if replayed else {}
+        self.tensors: dict[str, Any] = dict(zip(planned.inputs, args, strict=True))
+        self.paused = capture.paused
+        args.clear()
+
+    def take(self) -> list[Any]:
+        """Take all steps, and return the results."""
+        capture = self.capture
+        capture.paused = True
+        try:
+            for step in self.schedule.steps:
+                self._take(step)
+            return [self._value(item) for item in self.schedule.outputs]
+        finally:
+            capture.paused = self.paused
+            self.tensors.clear()
+
+    def _take(self, step: Step) -> None:
+        capture = self.capture
+        if not self.paused:
+            capture.locate()
+        for slot in step.makes:
+            made = self.tensors[slot.name] = torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype, device=SIM)
+            if not self.paused:
+                capture.allocate(made, NEW_CATEGORY[capture.phase])
+        for new, old in step.aliases:
+            self.tensors[new] = self.tensors[old]
+        if isinstance(step.work, Communication):
+            self._communicate(step.work)
+        elif isinstance(step.work, Pieces):
+            self._run_in_pieces(step.work)
+        elif step.work is not None and not self.paused:
+            self._record(step.work)
+        for name in step.drops:
+            self.tensors.pop(name, None)
+
+    def _value(self, item: Any) -> Any:
+        if isinstance(item, list | tuple):
+            return [self._value(one) for one in item]
+        if isinstance(item, Given):
+            return self.tensors[item.name]
+        if not isinstance(item, Slot):
+            return item
+        found = self.tensors[item.name]
+        if found.dtype != item.dtype:
+            found = found.view(item.dtype)
+        if found.shape == item.shape and found.stride() == item.stride and found.storage_offset() == item.offset:
+            return found
+        return found.as_strided(item.shape, item.stride, item.offset)
+
+    def _communicate(self, call: Communication) -> None:
+        """Call a collective, or the wait for one, so that it is recorded as where nothing is compiled."""
+        args, kwargs = self._value(call.args), {name: self._value(item) for name, item in call.kwargs.items()}
+        self.capture.paused = self.paused
+        try:
+            result = call.function(*args, **kwargs)
+        finally:
+            self.capture.paused = True
+        if call.result is not None:
+            self.tensors[call.result] = result
+
+    def _run_in_pieces(self, pieces: Pieces) -> None:
+        capture = self.capture
+        if self.paused:
+            return
+        capture.paused = False
+        try:
+            temporary = async_tp.temporary_of(pieces)
+            if temporary is not None:
+                capture.allocate(temporary, NEW_CATEGORY[capture.phase])
+            async_tp.run(capture, pieces, self._record)
+            del temporary
+        finally:
+            capture.paused = True
+
+    def _record(self, work: Work) -> None:
+        capture = self.capture
+        capture.record(
+            Kernel(
+                stream=current_stream(),
+                op=work.op,
+                inputs=work.inputs,
+                outputs=work.outputs,
+                flops=work.flops,
+                bytes_read=work.bytes_read,
+                bytes_written=work.bytes_written,
+                attributes={**work.attributes, **self.attributes},
+                module=".".join(part for part in (capture.module, work.module) if part),
+                phase=capture.phase,
+            )
+        )
+
+
+@contextlib.contextmanager
+def _tracing_hooks(module: nn.Module) -> Iterator[None]:
+    """While a module is traced, leave out what runs outside of its graph, and note which module makes a node."""
+    kept = []
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        own = {key: hook for key, hook in hooks.items() if is_of_unit(hook)}
+        kept.append((hooks, dict(hooks)))
+        for key in own:
+            del hooks[key]
+    paths = {id(inner): path for path, inner in module.named_modules()}
+    entered: list[Any] = []
+
+    def enter(inner: nn.Module, _: Any) -> None:
+        context = traceback.annotate({MODULE: paths.get(id(inner), "")})
+        context.__enter__()
+        entered.append(context)
+
+    def leave(inner: nn.Module, _: Any, __: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    before = modules._global_forward_pre_hooks, modules._global_forward_hooks
+    wraps = _functional_collectives._maybe_wrap_tensor
+    # Hooks of all modules share the numbers of each module's own, which count from 0.
+    modules._global_forward_pre_hooks = type(before[0])({-1: enter})
+    modules._global_forward_hooks = type(before[1])({-1: leave})
+    _functional_collectives._maybe_wrap_tensor = _WRAP_EAGERLY
+    try:
+        yield
+    finally:
+        modules._global_forward_pre_hooks, modules._global_forward_hooks = before
+        _functional_collectives._maybe_wrap_tensor = wraps
+        for hooks, all_of_them in kept:
+            hooks.clear()
+            hooks.update(all_of_them)
+
+
+@contextlib.contextmanager
+def _tagged_checkpoints(module: nn.Module) -> Iterator[None]:
+    """While a module is traced, let checkpoints inside of it tell the partitioner what to recompute, as dynamo does."""
+    wrappers = [inner for inner in module.modules() if isinstance(inner, CheckpointWrapper)]
+    before = [wrapper.checkpoint_fn for wrapper in wrappers]
+    for number, wrapper in enumerate(wrappers):
+        wrapper.checkpoint_fn = functools.partial(_tag, number, wrapper.checkpoint_fn)
+    try:
+        yield
+    finally:
+        for wrapper, function in zip(wrappers, before, strict=True):
+            wrapper.checkpoint_fn = function
+
+
+def _tag(number: int, checkpoint: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a checkpointed function with the tags of `torch._higher_order_ops.wrap.TagActivationCheckpoint`.
+
+    What is entered tags each operator as its policy says, and with the number of the checkpoint to which it belongs. A
+    checkpoint without a policy is one that recomputes everything.
+    """
+    contexts = getattr(checkpoint, "keywords", {}).get("context_fn")
+    if contexts is None:
+        contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: _RECOMPUTE)
+    forward = contexts()[0]
+    forward.ac_graph_id = number
+    before = dict(traceback.current_meta)
+    try:
+        with forward:
+            return function(*args, **kwargs)
+    finally:
+        for name in ("ac_graph_id", "recompute"):
+            traceback.current_meta.pop(name, None)
+            if name in before:
+                traceback.current_meta[name] = before[name]

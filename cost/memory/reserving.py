@@ -1,0 +1,285 @@
+"""How much memory does the allocator take for a trace, in which the same is asked of it over and over?
+
+What the requests of a part come to depends on the free blocks of the pools that they are served from: on their sizes,
+on which of two equal ones has the lower address, and on what lies beside the blocks that the part gives back. Where it
+finds these as an earlier use found them, the same happens, at other addresses; it is then done at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from legoai.cost.composed import Part, Use, items_of
+from legoai.cost.memory.allocator import SMALL, Block, CachingAllocator, OutOfMemoryError, Pool, round_block
+from legoai.cost.memory.effects import changed_by
+from legoai.cost.trace import Allocate, Free, Resize, Trace
+
+_FREE: Final = -(2**31)
+"""In the place of a slot: a piece of a segment that is free."""
+
+PoolKey: TypeAlias = tuple[int, bool]
+Pieces: TypeAlias = tuple[tuple[int, int], ...]
+"""Size of each piece that lies behind the one before it, and the slot of its storage, or `_FREE`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved:
+    """What the allocator took for a whole trace, in bytes.
+
+    Attributes:
+        peak_reserved: as `torch.cuda.max_memory_reserved()` would say.
+        peak_allocated: as `torch.cuda.max_memory_allocated()` would say.
+        retries: how often memory ran out and cached segments were given back.
+        fits: whether all requests were served.
+    """
+
+    peak_reserved: int
+    peak_allocated: int
+    retries: int
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """What a part asks of the allocator.
+
+    Attributes:
+        all: in their order: slot, bytes, stream; -1 bytes give the storage back.
+        pools: from which its storages are served.
+        held: slots of storages that have memory behind it, of those that it names.
+    """
+
+    all: tuple[tuple[int, int, int], ...]
+    pools: frozenset[PoolKey]
+    held: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What the requests of a part come to.
+
+    Attributes:
+        runs: the pieces into which neighbouring blocks turn, by the place of these among those that were found.
+        segments: that are taken from the device: the pool, and the pieces into which it is cut.
+        reserved: bytes of these.
+        allocated: bytes that are in use more, or less, behind it.
+        most: bytes that are in use more, at most, while it lasts.
+    """
+
+    runs: tuple[tuple[int, Pieces], ...]
+    segments: tuple[tuple[PoolKey, Pieces], ...]
+    reserved: int
+    allocated: int
+    most: int
+
+
+class RepeatingAllocator(CachingAllocator):
+    """An allocator that serves a part's requests at once where it served them before."""
+
+    def __init__(self, *, capacity: int | None = None) -> None:
+        super().__init__(capacity=capacity)
+        self.taken: list[Block] = []
+        """Segments that were taken from the device since somebody asked."""
+
+    def new_segment(self, wanted: int) -> Block:
+        """Take a segment from the device, and note it."""
+        block = super().new_segment(wanted)
+        self.taken.append(block)
+        return block
+
+    def use(self, use: Use) -> None:
+        """Serve the requests of a use of a part.
+
+        Raises:
+            OutOfMemoryError: one of them does not fit.
+        """
+        requests = _requests(use.part)
+        if not requests.all:
+            return
+        key, runs = self._found(use, requests)
+        outcome: _Outcome | None = use.part.known.get(("blocks", key))
+        if outcome is None:
+            outcome = self._serve(use, requests, runs)
+            if outcome is not None:
+                use.part.known["blocks", key] = outcome
+        elif self.capacity is not None and self.reserved + outcome.reserved > self.capacity:
+            self._serve(use, requests, runs)
+        else:
+            self._repeat(use, runs, outcome)
+
+    def _found(self, use: Use, requests: _Requests) -> tuple[object, list[tuple[PoolKey, list[Block]]]]:
+        """Return what decides what becomes of the requests, and the blocks that may change, neighbours together."""
+        given: dict[int, int] = {}
+        keys = set(requests.pools)
+        ends: list[Block] = []
+        for slot in changed_by(use.part):
+            held = self.used.get(use.number(slot))
+            if held is not None:
+                block, pool, small = held
+                given[id(block)] = slot
+                ends.append(block)
+                keys.add((pool.stream, small))
+        runs: list[tuple[PoolKey, list[Block]]] = []
+        beside: set[int] = set()
+        for end in ends:
+            if id(end) in beside:
+                continue
+            first = end
+            while first.before is not None and (first.before.free or id(first.before) in given):
+                first = first.before
+            run = [first]
+            while (after := run[-1].after) is not None and (after.free or id(after) in given):
+                run.append(after)
+            beside.update(map(id, run))
+            _, pool, small = self.used[use.number(given[id(end)])]
+            runs.append(((pool.stream, small), run))
+        for key in keys:
+            if key in self.pools:
+                runs += [(key, [one]) for one in self.pools[key].blocks.values() if id(one) not in beside]
+        runs.sort(key=lambda item: (item[0], item[1][0].address))
+        told = tuple(
+            (key, run[0].size)
+            if len(run) == 1 and run[0].free
+            else (key, *((one.size, given.get(id(one), _FREE)) for one in run))
+            for key, run in runs
+        )
+        return told, runs
+
+    def _serve(self, use: Use, requests: _Requests, runs: list[tuple[PoolKey, list[Block]]]) -> _Outcome | None:
+        """Serve the requests one by one; what they come to, unless memory ran out meanwhile."""
+        bounds = [(run[0], run[-1].address + run[-1].size) for _, run in runs]
+        before = [((run[0].size, _FREE),) if len(run) == 1 and run[0].free else () for _, run in runs]
+        reserved, allocated, retries, peak = self.reserved, self.allocated, self.retries, self.peak_allocated
+        self.taken, self.peak_allocated = [], self.allocated
+        try:
+            for slot, size, stream in requests.all:
+                if size < 0:
+                    self.free(use.number(slot))
+                else:
+                    self.allocate(use.number(slot), size, stream)
+        finally:
+            most = self.peak_allocated - allocated
+            self.peak_allocated = max(peak, self.peak_allocated)
+        if self.retries != retries:
+            return None
+        owners = {id(held[0]): slot for slot in requests.held if (held := self.used.get(use.number(slot))) is not None}
+        changed = []
+        for place, (start, end) in enumerate(bounds):
+            pieces = tuple(_pieces(start, end, owners))
+            if pieces != before[place]:
+                changed.append((place, pieces))
+        segments = []
+        for block in self.taken:
+            pieces = tuple(_pieces(block, None, owners))
+            segments.append((self._pool_of(block), pieces))
+        return _Outcome(tuple(changed), tuple(segments), self.reserved - reserved, self.allocated - allocated, most)
+
+    def _pool_of(self, segment: Block) -> PoolKey:
+        """Return the pool of a segment, of which it may be free or in use."""
+        for key, pool in self.pools.items():
+            block: Block | None = segment
+            while block is not None:
+                if pool.blocks.get(block.address) is block:
+                    return key
+                block = block.after
+        held = {id(block): (pool.stream, small) for block, pool, small in self.used.values()}
+        return held[id(segment)]
+
+    def _repeat(self, use: Use, runs: list[tuple[PoolKey, list[Block]]], outcome: _Outcome) -> None:
+        """Do at once what the requests come to."""
+        for slot in changed_by(use.part):
+            self.used.pop(use.number(slot), None)
+        for place, pieces in outcome.runs:
+            key, run = runs[place]
+            pool = self.pools[key]
+            for block in run:
+                if block.free:
+                    pool.remove(block)
+            self._cut(use, key, run[0].address, pieces, run[0].before, run[-1].after)
+        for key, pieces in outcome.segments:
+            self._cut(use, key, self.next_address, pieces, None, None)
+            self.next_address += sum(size for size, _ in pieces)
+        self.peak_allocated = max(self.peak_allocated, self.allocated + outcome.most)
+        self.allocated += outcome.allocated
+        self.reserved += outcome.reserved
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _cut(  # noqa: PLR0917
+        self, use: Use, key: PoolKey, address: int, pieces: Pieces, before: Block | None, after: Block | None
+    ) -> None:
+        """Put pieces in the place of what lay between two blocks."""
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool(key[0])
+        for size, slot in pieces:
+            block = Block(address, size)
+            block.before = before
+            if before is not None:
+                before.after = block
+            if slot == _FREE:
+                pool.add(block)
+            else:
+                block.free = False
+                self.used[use.number(slot)] = block, pool, key[1]
+            before, address = block, address + size
+        assert before is not None
+        before.after = after
+        if after is not None:
+            after.before = before
+
+
+def _pieces(start: Block, end: int | None, owners: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the blocks from one on, up to an address, each with the slot of its storage."""
+    block: Block | None = start
+    while block is not None and (end is None or block.address < end):
+        yield block.size, _FREE if block.free else owners[id(block)]
+        block = block.after
+
+
+def _requests(part: Part) -> _Requests:
+    found: _Requests | None = part.known.get("requests")
+    if found is None:
+        asked: list[tuple[int, int, int]] = []
+        held: dict[int, None] = {}
+        for record, slot in zip(part.records, part.slots, strict=True):
+            if isinstance(record, Free | Resize):
+                asked.append((slot, -1, 0))
+                held.pop(slot, None)
+            if isinstance(record, Allocate | Resize):
+                asked.append((slot, record.bytes, record.stream))
+                held[slot] = None
+        pools = frozenset((stream, round_block(size) <= SMALL) for _, size, stream in asked if size > 0)
+        found = part.known["requests"] = _Requests(tuple(asked), pools, tuple(held))
+    return found
+
+
+def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
+    """Run the storages of a trace through the allocator.
+
+    Args:
+        trace: of one rank, from the setup on.
+        capacity: bytes of the device that are left for segments; None for no limit.
+    """
+    allocator = RepeatingAllocator(capacity=capacity)
+    fits = True
+    try:
+        for item in items_of(trace.records):
+            if isinstance(item, Use):
+                allocator.use(item)
+            elif isinstance(item, Allocate):
+                allocator.allocate(item.storage, item.bytes, item.stream)
+            elif isinstance(item, Free):
+                allocator.free(item.storage)
+            elif isinstance(item, Resize):
+                allocator.free(item.storage)
+                allocator.allocate(item.storage, item.bytes, item.stream)
+    except OutOfMemoryError:
+        fits = False
+    return Reserved(
+        peak_reserved=allocator.peak_reserved,
+        peak_allocated=allocator.peak_allocated,
+        retries=allocator.retries,
+        fits=fits,
+    )

@@ -1,0 +1,260 @@
+"""How much memory do the storages of a trace need, when, and for what?"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from legoai.cost.composed import Composed, Item, Use, length_of, renaming_of
+from legoai.cost.memory.allocator import round_block
+from legoai.cost.memory.effects import categories_of, effect_of, survive
+from legoai.cost.trace import (
+    Allocate,
+    Categorise,
+    Category,
+    Free,
+    Kernel,
+    Mark,
+    Phase,
+    Record,
+    Resize,
+    Trace,
+)
+
+_STEP: Final = "step "
+_TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
+"""Records from which the phases of a step and its memory are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStorage:
+    """A storage at the peak, in bytes as the allocator rounds them."""
+
+    storage: int
+    bytes: int
+    category: Category
+    module: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """The active memory of one step of one rank, in bytes.
+
+    Every storage counts as the block that CUDA's allocator gives it, a multiple of 512 bytes. What a storage holds is
+    what it turns out to hold in the end: a buffer that becomes a gradient is a gradient all its life.
+
+    Attributes:
+        peak: the most that is active at once.
+        peak_record: index of the record of the trace at which it is first reached.
+        peak_phase: of that record.
+        start: what is active when the step begins.
+        by_category: of the peak.
+        by_module: of the peak, by the module that allocated each storage; "" is none.
+        by_phase: the most that is active while a phase runs.
+        live: the storages at the peak, largest first.
+    """
+
+    peak: int
+    peak_record: int
+    peak_phase: Phase
+    start: int
+    by_category: Mapping[Category, int]
+    by_module: Mapping[str, int]
+    by_phase: Mapping[Phase, int]
+    live: tuple[LiveStorage, ...]
+
+
+def steps(trace: Trace) -> list[range]:
+    """Return the indices of the records of each step, its marks included.
+
+    Raises:
+        ValueError: a step has no end.
+    """
+    begun: dict[str, int] = {}
+    found = []
+    for index, item in _placed(trace.records, {Mark}):
+        if isinstance(item, Mark):
+            if item.name.startswith(_STEP):
+                begun[item.name] = index
+            elif item.name.removeprefix("end ") in begun:
+                found.append(range(begun.pop(item.name.removeprefix("end ")), index + 1))
+    if begun:
+        raise ValueError(f"the trace has no end of {', '.join(begun)}")
+    return found
+
+
+def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
+    """Follow the storages of a trace through one step.
+
+    Args:
+        trace: of one rank, from the setup on.
+        step: which, as an index of :func:`steps`; the last is the one that all further steps are like.
+
+    Raises:
+        ValueError: the trace has no such step, or names a storage that does not live.
+    """
+    found = steps(trace)
+    if not -len(found) <= step < len(found):
+        raise ValueError(f"the trace has {len(found)} steps, and no step {step}")
+    span = found[step]
+    sizes: dict[int, int] = {}
+    active = start = peak = 0
+    peak_record = span.start
+    phase: Phase = "other"
+    peak_phase: Phase = phase
+    by_phase: dict[Phase, int] = {}
+    for index, item in _placed(trace.records, _TELLING):
+        if isinstance(item, Kernel):
+            phase = item.phase
+        elif isinstance(item, Mark):
+            if index == span.start:
+                start = peak = active
+            elif index + 1 == span.stop:
+                break
+        elif isinstance(item, Use):
+            effect = effect_of(item, sizes, phase)
+            if index >= span.start:
+                for name, most in effect.by_phase:
+                    by_phase[name] = max(by_phase.get(name, 0), active + most)
+                if active + effect.most > peak:
+                    peak, peak_record, peak_phase = active + effect.most, index + effect.place, effect.most_phase
+            active += effect.change
+            phase = effect.phase
+            effect.apply(item, sizes)
+        else:
+            if isinstance(item, Allocate):
+                phase = item.phase
+                sizes[item.storage] = size = round_block(item.bytes)
+                active += size
+            elif isinstance(item, Free):
+                active -= _size(sizes, item.storage)
+                del sizes[item.storage]
+            elif isinstance(item, Resize):
+                size = round_block(item.bytes)
+                active += size - _size(sizes, item.storage)
+                sizes[item.storage] = size
+            if index >= span.start:
+                if active > by_phase.get(phase, -1):
+                    by_phase[phase] = active
+                if active > peak:
+                    peak, peak_record, peak_phase = active, index, phase
+    live = _live(trace, peak_record)
+    categories: Counter[Category] = Counter()
+    modules: Counter[str] = Counter()
+    for storage in live:
+        categories[storage.category] += storage.bytes
+        modules[storage.module] += storage.bytes
+    return MemoryReport(
+        peak=peak,
+        peak_record=peak_record,
+        peak_phase=peak_phase,
+        start=start,
+        by_category=dict(categories.most_common()),
+        by_module=dict(modules.most_common()),
+        by_phase=by_phase,
+        live=live,
+    )
+
+
+def _size(sizes: Mapping[int, int], storage: int) -> int:
+    if storage not in sizes:
+        raise ValueError(f"storage {storage} is not allocated")
+    return sizes[storage]
+
+
+def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
+    """Return the storages behind a record, with what they turn out to hold."""
+    alive: dict[int, tuple[Allocate, int]] = {}
+    for index, item in _placed(trace.records, {Allocate, Free, Resize}):
+        if index > at:
+            break
+        if not isinstance(item, Use):
+            _survive(item, alive)
+        elif index + len(item.part.records) <= at + 1:
+            survive(item, alive)
+        else:
+            for record in itertools.islice(item.records(), at + 1 - index):
+                _survive(record, alive)
+    held: dict[int, Category] = {}
+    modules: dict[int, str] = {}
+    for _, item in _placed(trace.records, {Categorise}):
+        if isinstance(item, Use):
+            told = tuple((record, item.number(slot)) for record, slot in categories_of(item.part))
+        else:
+            assert isinstance(item, Categorise)
+            told = ((item, item.storage),)
+        for record, number in told:
+            if number in alive:
+                held[number] = record.category
+                if record.module:
+                    modules[number] = record.module
+    renaming = renaming_of(trace.records)
+    found = [
+        LiveStorage(
+            storage=number,
+            bytes=size,
+            category=held.get(number, made.category),
+            module=path if renaming is None else renaming.path(path),
+            phase=made.phase,
+        )
+        for number, (made, size) in alive.items()
+        for path in (modules.get(number, made.module),)
+        if size
+    ]
+    return tuple(sorted(found, key=lambda item: (-item.bytes, item.storage)))
+
+
+def _survive(record: Record, alive: dict[int, tuple[Allocate, int]]) -> None:
+    """Follow which storages are alive through one record."""
+    if isinstance(record, Allocate):
+        alive[record.storage] = record, round_block(record.bytes)
+    elif isinstance(record, Free):
+        del alive[record.storage]
+    elif isinstance(record, Resize):
+        alive[record.storage] = alive[record.storage][0], round_block(record.bytes)
+
+
+def _placed(records: Sequence[Record], kinds: AbstractSet[type]) -> Iterator[tuple[int, Item]]:
+    """Yield what a trace's records are held as, each with the place of its first record: all uses, and some records.
+
+    Args:
+        records: of the trace.
+        kinds: of the records that are wanted.
+    """
+    if not isinstance(records, Composed):
+        return ((index, record) for index, record in enumerate(records) if type(record) in kinds)
+    starts = itertools.accumulate(map(length_of, records.items), initial=0)
+    return (
+        (index, item)
+        for index, item in zip(starts, records.items, strict=False)
+        if type(item) is Use or type(item) in kinds
+    )
+
+
+def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:
+    """Yield the bytes that are active when a step begins, and then behind each change of them.
+
+    Args:
+        trace: of one rank, from the setup on.
+        step: which, as an index of :func:`steps`.
+
+    Yields:
+        The index of a record of the trace, and bytes.
+    """
+    span = steps(trace)[step]
+    sizes: dict[int, int] = {}
+    active = 0
+    for index, record in enumerate(itertools.islice(trace.records, span.stop)):
+        if isinstance(record, Allocate | Free | Resize):
+            size = 0 if isinstance(record, Free) else round_block(record.bytes)
+            active += size - sizes.pop(record.storage, 0)
+            sizes[record.storage] = size
+        elif index != span.start:
+            continue
+        if index >= span.start:
+            yield index, active

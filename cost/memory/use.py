@@ -1,0 +1,98 @@
+"""How much of a device's memory is taken: what torch reserves, what lies outside of it, and whether it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from legoai.cost.composed import once_each
+from legoai.cost.kernels.work import is_product
+from legoai.cost.machine import Machine
+from legoai.cost.memory.reserving import Reserved, reserve
+from legoai.cost.memory.storages import memory
+from legoai.cost.trace import Collective, Kernel, Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryUse:
+    """What one rank takes of its device, in bytes.
+
+    Attributes:
+        reserved: at most, as `torch.cuda.max_memory_reserved()` would say, with the workspaces of cuBLAS, which torch
+            takes from its own allocator. On a cpu, which has no such allocator, it is the peak of active memory.
+        workspace: of these, cuBLAS's, one for each stream that multiplies.
+        outside: what `nvidia-smi` counts beyond it, by what it is: the context, and NCCL's buffers.
+        capacity: of the device; None where it is not known.
+        retries: how often the allocator must give cached segments back to stay within the capacity.
+        fits: whether everything fits; None without a capacity.
+    """
+
+    reserved: int
+    workspace: int
+    outside: Mapping[str, int]
+    capacity: int | None
+    retries: int
+    fits: bool | None
+
+    @property
+    def total(self) -> int:
+        """All that is taken of the device."""
+        return self.reserved + sum(self.outside.values())
+
+
+def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
+    """Run a rank's storages through the allocator, and add what it does not see."""
+    known = machine.device.memory
+    capacity = known.capacity_bytes if known is not None else None
+    if machine.device.kind == "cpu":
+        peak = memory(trace).peak
+        return MemoryUse(
+            reserved=peak, workspace=0, outside={}, capacity=capacity, retries=0,
+            fits=None if capacity is None else peak <= capacity,
+        )  # fmt: skip
+    workspace = _workspace(trace, machine)
+    outside = _outside(trace, machine)
+    free: Reserved = reserve(trace)
+    reserved, retries = free.peak_reserved + workspace, 0
+    fits: bool | None = None
+    if capacity is not None:
+        left = capacity - workspace - sum(outside.values())
+        fits = free.peak_reserved <= left
+        if not fits and left > 0:
+            tight = reserve(trace, capacity=left)
+            fits, retries = tight.fits, tight.retries
+            if fits:
+                reserved = tight.peak_reserved + workspace
+    return MemoryUse(
+        reserved=reserved, workspace=workspace, outside=outside, capacity=capacity, retries=retries, fits=fits
+    )
+
+
+def _workspace(trace: Trace, machine: Machine) -> int:
+    one = machine.constant("cublas_workspace_bytes")
+    if one is None:
+        return 0
+    streams = {(item.stream, item.op) for item in once_each(trace.records) if isinstance(item, Kernel)}
+    return int(one) * len({stream for stream, op in streams if is_product(op)})
+
+
+def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
+    """Bytes that torch does not count. A communicator is made when its group first communicates."""
+    groups: dict[tuple[int, ...], bool] = {}
+    calls = (item for item in once_each(trace.records) if isinstance(item, Collective) and item.kind != "peer_copy")
+    for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
+        if len(ranks) > 1:
+            ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator
+            groups[ends] = groups.get(ends, False) or kind == "all_to_all"
+    found = {"context": int(machine.constant("context_bytes") or 0)}
+    pair, more = machine.constant("nccl_pair_bytes"), machine.constant("nccl_communicator_bytes")
+    buffers = sum(int((pair if len(ranks) == 2 else more) or 0) for ranks in groups)
+    peer = machine.constant("nccl_all_to_all_peer_bytes") or 0.0
+    per_host = machine.network.devices_per_host
+    for ranks, exchanges in groups.items():
+        if exchanges:
+            here = sum(rank // per_host == trace.rank // per_host for rank in ranks)
+            buffers += int(peer * max(0, here - 1))
+    if buffers:
+        found["nccl"] = buffers
+    return {name: size for name, size in found.items() if size}

@@ -1,0 +1,403 @@
+"""Which actions of a pipeline are equal, and how are they recorded without being run?
+
+The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was
+computed before. Of each kind of action of each stage the first two and the last of the first step are run, and the
+first of the second step, with all that is done to their micro batches. The second is the pattern: in place of those
+that are not run its records are written, with numbers of their own, and the tensors that the schedule goes on with,
+such as what is sent, stand there without anything having been computed. The last of the first step, which comes behind
+two others, must come out equal to the pattern, which comes behind one. Else, as where gradients of weights that one
+action leaves are added up by the next, :class:`UnequalError` is raised and the pipeline is to be captured whole.
+
+A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its kind
+whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it happens.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from legoai.cost.composed import KIND_OF, Part, Use, records_of, used
+from legoai.cost.simulated.device import SIM, backend
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.simulated.results import tensor_like
+from legoai.cost.tape import NONE, alike
+from legoai.cost.trace import Free, Record
+
+Action: TypeAlias = tuple[int, str, int]
+"""Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
+
+Place: TypeAlias = tuple[Literal["other", "latest", "made", "fixed"], object, int]
+"""How a number is told that an action names and does not make: by the slot that it has in another action of the same
+micro batch, or in the latest of a kind; by itself, where any other action made it; and by itself, where none did."""
+
+_FEWEST: Final = 5
+"""Micro batches of a pass below which nothing is left out."""
+
+_STORAGE, _WORK, _EVENT = range(3)
+
+
+class UnequalError(BaseException):
+    """Actions are not equal, or cannot be seen to be.
+
+    Not an ordinary exception: torch's schedules log those, with all of their actions, before they raise them again.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor with which the schedule goes on.
+
+    Attributes:
+        shape: of the local tensor.
+        stride: of it.
+        dtype: of it.
+        spec: of the DTensor whose local tensor it is; None for a plain tensor.
+        place: of its storage among those that the action made.
+        work: of the collective whose result it is and for which nobody has waited yet; None for none.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    spec: DTensorSpec | None
+    place: int
+    work: int | None
+
+
+@dataclass(slots=True)
+class _Pattern:
+    """What an action was seen to do.
+
+    Attributes:
+        use: its records.
+        outside: how each number is told that it names and does not make.
+        results: tensors with which the schedule goes on.
+        on_buffers: of a backward, for each input: whether its gradient is that of the buffer in which it was received.
+        gives_up: the record at which the outputs of the stage are given up; -1 where they are not.
+        parts: what is recorded where the action is not run: all but the end of tensors with which the schedule goes on,
+            in two parts where the outputs are given up between them.
+    """
+
+    use: Use
+    outside: tuple[Place, ...]
+    results: tuple[_Tensor | None, ...]
+    on_buffers: tuple[bool, ...] = ()
+    gives_up: int = -1
+    parts: tuple[Part, ...] = ()
+
+
+@dataclass(slots=True)
+class Repeats:
+    """The actions of a rank that were run, and those that need not be.
+
+    Args:
+        recorder: of the rank.
+        micro_batches: of a pass.
+    """
+
+    recorder: Capture
+    micro_batches: int
+    orders: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+    """The micro batches of each kind of action of each stage, in the order of a pass."""
+    step: int = 0
+    passes: int = 0
+    patterns: dict[tuple[int, str], _Pattern] = field(default_factory=dict)
+    made: dict[Action, Use] = field(default_factory=dict)
+    """What each action of this pass made."""
+    maker: dict[tuple[int, int], tuple[Action, int]] = field(default_factory=dict)
+    """The action that made a number of a kind, and its slot there, of those that were run."""
+    written: list[tuple[int, Action]] = field(default_factory=list)
+    """The first storage of each action that was not run, ascending."""
+    latest: dict[tuple[int, str], int] = field(default_factory=dict)
+    """The micro batch of the latest action of each kind."""
+    tied: set[int] = field(default_factory=set)
+    """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
+    outputs: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """The storages of what the forward of a stage returned for a micro batch."""
+    firsts: dict[tuple[int, int, str], _Pattern] = field(default_factory=dict)
+    """What the first action of each kind of each stage did in each step."""
+    alone: dict[tuple[int, int, str], list[Use]] = field(default_factory=dict)
+    """What was done for no micro batch in particular, by step, stage and name."""
+    like: torch.Tensor | None = None
+    """A tensor whose mode and device all have."""
+    replays: bool = False
+    """Whether nothing is run any more, but all of it is written as it was recorded."""
+    gathered: set[int] = field(default_factory=set)
+    """Stages whose parameters were gathered as before, and for which nobody has waited yet."""
+    replayed: Counter[tuple[int, int, str]] = field(default_factory=Counter)
+
+    def begin_pass(self) -> None:
+        """Note that a pass begins."""
+        self.passes = self.passes + 1 if self.step == self.recorder.step else 0
+        self.step = self.recorder.step
+        self.made.clear()
+        self.maker.clear()
+        self.written.clear()
+        self.latest.clear()
+        self.outputs.clear()
+        self.replayed.clear()
+
+    def follow(self, actions: Iterable[Action]) -> None:
+        """Hear of all actions of a pass that compute, in their order."""
+        for stage, kind, micro_batch in actions:
+            self.orders.setdefault((stage, kind), []).append(micro_batch)
+
+    def runs(self, stage: int, micro_batch: int) -> bool:
+        """Whether the actions of a micro batch of this pass are run."""
+        if self.replays:
+            return False
+        if self.micro_batches < _FEWEST:
+            return True
+        for (other, _), order in self.orders.items():
+            compared = (order[min(1, len(order) - 1)], order[-1]) if self.step == 1 and not self.passes else ()
+            if other == stage and micro_batch in (order[0], *compared):
+                return True
+        return False
+
+    def ran(self, action: Action, start: int, results: Iterable[Any], on_buffers: tuple[bool, ...] = ()) -> None:
+        """Take what an action did, which was run: keep it as the pattern, or compare it.
+
+        Args:
+            action: which.
+            start: index of its first record.
+            results: tensors with which the schedule goes on.
+            on_buffers: of a backward, which of them are gradients of buffers.
+        """
+        if self.micro_batches < _FEWEST:
+            return
+        stage, kind, micro_batch = action
+        records = self.recorder.records
+        use = used(list(records_of(records[start:])))
+        self.made[action] = use
+        outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(use))
+        for of, numbers in enumerate(use.own):
+            self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
+        described = tuple(self._described(item, use) for item in results)
+        pattern = _Pattern(use, outside, described, on_buffers)
+        if kind == "F":
+            self.outputs[stage, micro_batch] = _storages(described, use.own)
+        pattern.gives_up = self._first_end(use, self.outputs.get((stage, micro_batch), set()))
+        self.latest[stage, kind] = micro_batch
+        records[start:] = [use]
+        if micro_batch == self._first(stage, kind):
+            self.firsts.setdefault((self.step, stage, kind), pattern)
+            return
+        known = self.patterns.get((stage, kind))
+        if known is None:
+            self.patterns[stage, kind] = pattern
+        elif not self._equal(known, pattern):
+            raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
+
+    def _first(self, stage: int, kind: str) -> int:
+        """The micro batch with which the actions of a kind begin in each pass."""
+        return self.orders[stage, "F" if kind == "L" else kind][0]
+
+    def by_itself(self, stage: int, name: str, run: Callable[[], object]) -> None:
+        """Run what a pass does for no micro batch in particular, or record it as it was recorded before."""
+        if self.replays:
+            self.again(stage, name)
+            return
+        start = len(self.recorder.records)
+        run()
+        self.keep(stage, name, start)
+
+    def keep(self, stage: int, name: str, start: int) -> None:
+        """Keep what was recorded from an index on, for no micro batch in particular."""
+        if self.micro_batches >= _FEWEST:
+            records = self.recorder.records
+            use = used(list(records_of(records[start:])))
+            records[start:] = [use]
+            self.alone.setdefault((self.step, stage, name), []).append(use)
+
+    def again(self, stage: int, name: str) -> None:
+        """Record what was kept of the same place in a pass like this one."""
+        key = self.step, stage, name
+        place, known = self.replayed[key], self.alone.get(key, [])
+        if place == len(known):
+            raise UnequalError(f"{name} of stage {stage} comes more often than it was recorded")
+        self.replayed[key] += 1
+        self.recorder.records.append(known[place])
+
+    def _first_end(self, use: Use, storages: set[int]) -> int:
+        """Return the record at which the first of some storages ends; -1 for none."""
+        for index, (record, slot) in enumerate(zip(use.part.records, use.part.slots, strict=True)):
+            if isinstance(record, Free) and use.number(slot) in storages:
+                return index
+        return -1
+
+    def _described(self, value: Any, use: Use) -> _Tensor | None:
+        if value is None:
+            return None
+        spec = value._spec if isinstance(value, DTensor) else None
+        local = value._local_tensor if isinstance(value, DTensor) else value
+        local = local.elem if isinstance(local, AsyncCollectiveTensor) else local
+        number = self.recorder.number_of(local)
+        if number is None or number not in use.own[_STORAGE]:
+            raise UnequalError("an action returns what it did not make")
+        self.tied.add(number)
+        work = self.recorder.pending.get(number)
+        if work is not None and work not in use.own[_WORK]:
+            raise UnequalError("an action returns what another one gathers")
+        place = None if work is None else use.own[_WORK].index(work)
+        return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, use.own[_STORAGE].index(number), place)
+
+    def _place(self, kind: int, number: int, micro_batch: int) -> Place:
+        """Tell a number that an action names and does not make."""
+        found = self.maker.get((kind, number)) or self._writer(kind, number)
+        if found is not None:
+            (stage, name, other), slot = found
+            if other == micro_batch:
+                return "other", (stage, name), slot
+            if other == self.latest.get((stage, name)):
+                return "latest", (stage, name), slot
+            return "made", found[0], number
+        return "fixed", None, number
+
+    def _writer(self, kind: int, number: int) -> tuple[Action, int] | None:
+        """Return the action that was not run and that makes a number, and its slot there."""
+        if kind == _STORAGE:
+            place = bisect.bisect_right(self.written, number, key=lambda item: item[0]) - 1
+            candidates = self.written[max(0, place) : place + 1]
+        else:
+            candidates = self.written
+        for _, action in candidates:
+            numbers = self.made[action].own[kind]
+            if number in numbers:
+                return action, numbers.index(number) * 3 + kind
+        return None
+
+    def _equal(self, known: _Pattern, other: _Pattern) -> bool:
+        """Whether two are equal but for the end of tensors with which the schedule goes on."""
+        mine, theirs = self._told(known), self._told(other)
+        return (
+            (known.results, known.on_buffers) == (other.results, other.on_buffers)
+            and [len(numbers) for numbers in known.use.own] == [len(numbers) for numbers in other.use.own]
+            and len(mine) == len(theirs)
+            and all(one[1] == two[1] and alike(one[0], two[0]) for one, two in zip(mine, theirs, strict=True))
+        )
+
+    def _told(self, pattern: _Pattern) -> list[tuple[Record, object]]:
+        use = pattern.use
+        return [
+            (record, slot if slot >= NONE else pattern.outside[-2 - slot])
+            for record, slot in zip(use.part.records, use.part.slots, strict=True)
+            if not (isinstance(record, Free) and use.number(slot) in self.tied)
+        ]
+
+    def write(self, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
+        """Record an action that is not run, and return the tensors with which the schedule goes on.
+
+        Args:
+            action: which.
+            give_up: lets go of the outputs of the stage, where the action does so.
+        """
+        stage, kind, micro_batch = action
+        first = self.replays and micro_batch == self._first(stage, kind)
+        pattern = self._pattern(action)
+        pattern.parts = pattern.parts or self._parts(pattern)
+        own = pattern.use.own if first else self._reserved(pattern.use)
+        outside = tuple(self._number(action, place) for place in pattern.outside)
+        if own[_STORAGE] and not self.replays:
+            self.written.append((own[_STORAGE][0], action))
+        uses = [Use(part, own, outside) for part in pattern.parts]
+        self.recorder.records.append(uses[0])
+        if pattern.gives_up >= 0:
+            give_up()
+            self.recorder.records.append(uses[1])
+        self.made[action] = uses[0]
+        if kind == "F":
+            self.outputs[stage, micro_batch] = _storages(pattern.results, own)
+        self.latest[stage, kind] = micro_batch
+        return [None if item is None else self._tensor(item, own) for item in pattern.results]
+
+    def _pattern(self, action: Action) -> _Pattern:
+        """What an action does that is not run."""
+        stage, kind, micro_batch = action
+        if self.replays and micro_batch == self._first(stage, kind):
+            found = self.firsts.get((self.step, stage, kind))
+            if found is not None and any(of in ("latest", "made") for of, *_ in found.outside):
+                raise UnequalError(f"the first {kind} of stage {stage} goes on with what another action left")
+        else:
+            found = self.patterns.get((stage, kind))
+        if found is None:
+            raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
+        return found
+
+    def on_buffers(self, action: Action) -> tuple[bool, ...]:
+        """For each input of a backward that is not run, whether its gradient is that of the buffer."""
+        return self._pattern(action).on_buffers
+
+    def _parts(self, pattern: _Pattern) -> tuple[Part, ...]:
+        use = pattern.use
+        kept: tuple[list[tuple[Record, int]], ...] = ([], [])
+        for index, (record, slot) in enumerate(zip(use.part.records, use.part.slots, strict=True)):
+            if not (isinstance(record, Free) and use.number(slot) in self.tied):
+                kept[0 <= pattern.gives_up <= index].append((record, slot))
+        return tuple(
+            Part(tuple(record for record, _ in pairs), tuple(slot for _, slot in pairs))
+            for pairs in kept[: 1 + (pattern.gives_up >= 0)]
+        )
+
+    def _number(self, action: Action, place: Place) -> int:
+        of, other, slot = place
+        if of in ("made", "fixed"):
+            return slot
+        assert isinstance(other, tuple)
+        micro_batch = action[2] if of == "other" else self.latest.get(other)
+        made = None if micro_batch is None else self.made.get((*other, micro_batch))
+        if made is None:
+            raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
+        return made.number(slot)
+
+    def _reserved(self, use: Use) -> tuple[range, range, range]:
+        """Set numbers aside for what an action makes that is not run."""
+        recorder = self.recorder
+        storages, works, events = (len(numbers) for numbers in use.own)
+        storage, work = recorder.storage_count, recorder.work_count
+        recorder.storage_count += storages
+        recorder.work_count += works
+        event = min([backend.next_event() for _ in range(events)], default=0)
+        return range(storage, storage + storages), range(work, work + works), range(event, event + events)
+
+    def _tensor(self, item: _Tensor, own: Sequence[Sequence[int]]) -> torch.Tensor:
+        """A tensor of which nothing was computed, on the storage that the records name."""
+        recorder = self.recorder
+        if self.like is None:
+            before, recorder.paused = recorder.paused, True
+            try:
+                self.like = torch.empty(0, device=SIM)
+            finally:
+                recorder.paused = before
+        assert isinstance(self.like, FakeTensor)
+        tensor: torch.Tensor = tensor_like(self.like, item.shape, item.stride, item.dtype)
+        number = own[_STORAGE][item.place]
+        recorder.adopt(tensor, number)
+        self.tied.add(number)
+        if item.work is not None:
+            recorder.pending[number] = own[_WORK][item.work]
+            tensor = AsyncCollectiveTensor(tensor)
+        return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _storages(results: Iterable[_Tensor | None], own: Sequence[Sequence[int]]) -> set[int]:
+    """Return the storages of tensors with which the schedule goes on."""
+    return {own[_STORAGE][item.place] for item in results if item is not None}
+
+
+def _outside(use: Use) -> Iterator[tuple[int, int]]:
+    """Yield the kind and the number of each of those that a use names and does not make, in their order."""
+    seen = 0
+    for record, slot in zip(use.part.records, use.part.slots, strict=True):
+        if slot == -2 - seen:
+            yield KIND_OF[type(record)], use.outside[seen]
+            seen += 1

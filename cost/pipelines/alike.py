@@ -1,0 +1,81 @@
+"""Which ranks of a pipeline do the same, but for the order in which micro batches pass their stages?
+
+Those whose stages are equal one by one: as many modules, of the same classes and shapes, to which the program does the
+same. The first stage, which reads the samples, and the last, which has the loss, are equal to none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from legoai.cost.repetition.blocks import are_equal, treats_alike
+from legoai.cost.simulated.eager_torch import without_compiler
+from legoai.cost.simulated.program import trainer_of
+from legoai.cost.simulated.unfilled import Unfilled
+
+if TYPE_CHECKING:
+    from legoai.runtime.pipeline import Pipeline
+
+
+def alike_places(program: str, places: int) -> list[list[int]]:
+    """Sort the places of the `pp` axis into groups of which all do the same.
+
+    Args:
+        program: its text.
+        places: of the axis.
+
+    Returns:
+        The groups, each ascending. A program of which that cannot be said has as many as places.
+    """
+    apart = [[place] for place in range(places)]
+    if not treats_alike(program):
+        return apart
+    try:
+        with without_compiler():
+            trainer = trainer_of(program)
+            pipeline = trainer.pipeline
+            if pipeline is None or len(pipeline.stages_of_rank) != places:
+                return apart
+            with torch.device("meta"), Unfilled():
+                model = trainer.build_model()
+    except Exception:
+        return apart  # its capture tells what is wrong
+    return _groups(pipeline, model)
+
+
+def _groups(pipeline: Pipeline, model: nn.Module) -> list[list[int]]:
+    last = len(pipeline.stages) - 1
+    representatives: list[Sequence[str]] = []
+    kinds: list[int] = []
+    for stage, modules in enumerate(pipeline.stages):
+        same = (
+            kind
+            for kind, others in enumerate(representatives)
+            if 0 < stage < last and kind != kinds[0] and _are_alike(model, modules, others)
+        )
+        kind = next(same, len(representatives))
+        kinds.append(kind)
+        if kind == len(representatives):
+            representatives.append(modules)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for place, stages in enumerate(pipeline.stages_of_rank):
+        groups.setdefault(tuple(kinds[stage] for stage in sorted(stages)), []).append(place)
+    return list(groups.values())
+
+
+def _are_alike(model: nn.Module, modules: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two stages have equal modules in the same order."""
+    return len(modules) == len(others) and all(
+        are_equal(model.get_submodule(mine), model.get_submodule(theirs), _place(mine), _place(theirs))
+        for mine, theirs in zip(modules, others, strict=True)
+    )
+
+
+def _place(path: str) -> int:
+    """Return the place of a module in its container; -1 where it has a name."""
+    name = path.rpartition(".")[2]
+    return int(name) if name.isdecimal() else -1

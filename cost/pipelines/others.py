@@ -1,0 +1,182 @@
+"""What do the other ranks of a pipeline do that have stages equal to those of the rank that was captured?
+
+They set up the same, gather the same and update the same, under other names; only the order in which micro batches pass
+their stages is another. So the schedule is run once more for each of them, by torch as before, in the order of that
+rank, but with nothing computed: every action is written as it was recorded, and what is sent, received, waited for and
+given up is seen as it happens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
+
+from legoai.cost.composed import Composed, Item, Use
+from legoai.cost.memory.effects import changed_by
+from legoai.cost.pipelines.actions import UnequalError
+from legoai.cost.pipelines.stages import Heard, computing
+from legoai.cost.renaming import Renaming
+from legoai.cost.trace import Allocate, Free
+from legoai.runtime.pipeline import Pipeline
+
+_CHANGED: Final = ("pipeline_order_with_comms", "_comp_type_to_function_map")
+"""What a schedule has otherwise while it is run for another rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """A rank that is like the one that was captured.
+
+    Attributes:
+        place: on the `pp` axis.
+        stages: that it has, ascending.
+        renaming: from the names of the one that was captured to its own.
+    """
+
+    place: int
+    stages: tuple[int, ...]
+    renaming: Renaming
+
+
+def others_of(pipeline: Pipeline, place: int, others: Sequence[int], *, stride: int) -> list[Other]:
+    """Return ranks that are like one.
+
+    Args:
+        pipeline: of the program.
+        place: of the one on the `pp` axis.
+        others: places of ranks whose stages are equal to its own, in their order.
+        stride: ranks of a place.
+    """
+    found = []
+    mine = sorted(pipeline.stages_of_rank[place])
+    for other in others:
+        theirs = sorted(pipeline.stages_of_rank[other])
+        modules = {
+            own: path
+            for stage, like in zip(mine, theirs, strict=True)
+            for own, path in zip(pipeline.stages[stage], pipeline.stages[like], strict=True)
+        }
+        here = range(place * stride, (place + 1) * stride)
+        renaming = Renaming(modules, dict(zip(mine, theirs, strict=True)), here, (other - place) * stride)
+        found.append(Other(place=other, stages=tuple(theirs), renaming=renaming))
+    return found
+
+
+def records_of_others(heard: Heard, others: Sequence[Other]) -> list[Composed]:
+    """Return the records of other ranks of a pipeline.
+
+    Args:
+        heard: of the rank that was captured, which has taken its steps, one pass in each.
+        others: the ranks.
+
+    Raises:
+        UnequalError: it cannot be said what they do.
+    """
+    recorder, passes = heard.recorder, list(heard.passes)
+    if len(passes) != 2 or recorder.step != 2:
+        raise UnequalError("a step of several passes")
+    own = recorder.records
+    parts = own[: passes[0].prepared], own[passes[0].end : passes[1].begin], own[passes[1].end :]
+    found = []
+    heard.repeats.replays = True
+    try:
+        for other in others:
+            first, second = (_pass(heard, other, step) for step in (1, 2))
+            items = [*parts[0], *first, *parts[1], *second, *parts[2]]
+            _check(items)
+            rename = other.renaming.record
+            found.append(Composed([i if isinstance(i, Use) else rename(i) for i in items], other.renaming))
+    finally:
+        recorder.records = own
+        heard.passes[:] = passes
+        heard.repeats.replays = False
+    return found
+
+
+def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
+    """Run the schedule in the order of another rank, and return what it does."""
+    recorder, schedule = heard.recorder, heard.schedule
+    recorder.records = []
+    recorder.step = step
+    recorder.outside = recorder.phase = "forward"
+    like = {theirs: mine for mine, theirs in other.renaming.stages.items()}
+    before = {
+        name: getattr(schedule, name, None) for name in ("pipeline_order_with_comms", "_comp_type_to_function_map")
+    }
+    stage = heard.stages[0]
+    index = stage.stage_index
+    if isinstance(schedule, _PipelineScheduleRuntime):
+        order = [_translated(action, like) for action in schedule.pipeline_order_with_comms[other.place]]
+        schedule.pipeline_order_with_comms = {schedule.rank: order}
+        schedule._comp_type_to_function_map = {UNSHARD: _gather(heard), RESHARD: _free(heard)}
+        _check_order(heard)
+    else:
+        stage.stage_index = other.stages[0]  # by which torch's 1F1B knows how many forwards come first
+    try:
+        schedule.step(target=None, losses=None, return_outputs=False)
+    finally:
+        stage.stage_index = index
+        for name, value in before.items():
+            if value is not None:
+                setattr(schedule, name, value)
+    done = heard.passes[-1]
+    return recorder.records[done.prepared if step == 1 else done.begin : done.end]
+
+
+def _translated(action: _Action, like: dict[int, int]) -> _Action:
+    """Return an action of another rank's stage as that of the stage of this rank that is like it.
+
+    Two that are taken together are of no stage.
+    """
+    return action._replace(
+        stage_index=like.get(action.stage_index, action.stage_index),
+        sub_actions=action.sub_actions and tuple(_translated(part, like) for part in action.sub_actions),
+    )
+
+
+def _check_order(heard: Heard) -> None:
+    """Check that each kind of action begins with the same micro batch, and comes as often."""
+    orders: dict[tuple[int, str], list[int]] = {}
+    for stage, kind, micro_batch in computing(heard.schedule):
+        orders.setdefault((stage, kind), []).append(micro_batch)
+    known = heard.repeats.orders
+    if orders.keys() != known.keys() or any(
+        order[0] != known[key][0] or Counter(order) != Counter(known[key]) for key, order in orders.items()
+    ):
+        raise UnequalError("the actions of another rank are others")
+
+
+def _gather(heard: Heard) -> Any:
+    def gather(action: _Action, _: Any) -> None:
+        heard.repeats.again(action.stage_index, "UNSHARD")
+        if heard.repeats.alone.get((heard.repeats.step, action.stage_index, "wait")):
+            heard.repeats.gathered.add(action.stage_index)
+
+    return gather
+
+
+def _free(heard: Heard) -> Any:
+    def free(action: _Action, _: Any) -> None:
+        heard.repeats.again(action.stage_index, "RESHARD")
+
+    return free
+
+
+def _check(items: Sequence[Item]) -> None:
+    """Check that what is seen to end was made, and ends only once."""
+    made: set[int] = set()
+    for item in items:
+        if isinstance(item, Use):
+            made.update(item.own[0])
+            if not all(item.number(slot) in made for slot in changed_by(item.part)):
+                raise UnequalError("something changes or ends that was not made")
+        elif isinstance(item, Allocate):
+            made.add(item.storage)
+        elif isinstance(item, Free):
+            if item.storage not in made:
+                raise UnequalError("something ends that was not made")
+            made.remove(item.storage)

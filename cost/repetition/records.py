@@ -1,0 +1,475 @@
+"""How does the trace of a model of few equal blocks become that of one of many?
+
+Wherever a trace goes through the blocks, in order or against it, the part of one block in the middle is repeated. That
+is right if the parts of two neighbours in the middle are equal, once every number is told by the block that made it,
+and counted from the block that names it. Between them, kernels that take the tensors of all blocks as a list get a
+longer list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from legoai.cost.repetition.lists import Lists, Run, Unequal
+from legoai.cost.tape import NONE, Tape, Touch, alike, is_micro_batch
+from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
+
+_FAR: Final = 2
+"""Blocks that are farther apart than this have nothing to do with each other in particular."""
+
+
+class _Made(NamedTuple):
+    """Where a number was made: in which sweep, in whose part, as which, counted from the part's end."""
+
+    sweep: int
+    block: int
+    order: int
+
+
+class _Sweep(NamedTuple):
+    """Records that go through the blocks once.
+
+    Attributes:
+        bounds: where the part of each block begins, in the order of the records, and where the last one ends.
+        blocks: whose parts they are.
+    """
+
+    bounds: tuple[int, ...]
+    blocks: tuple[int, ...]
+
+
+def lengthen(tape: Tape, run: Run, *, last: bool = True) -> Tape | None:
+    """Return the tape of the model with all blocks of a run; None where they are not equal.
+
+    Args:
+        tape: with the touches of all kernels.
+        run: blocks that were left out.
+        last: whether no other run follows, so that the touches are not needed any more.
+    """
+    if not run.missing:
+        return tape
+    try:
+        return _Lengthening(tape, run, keep_touches=not last).result()
+    except Unequal:
+        return None
+
+
+class _Lengthening(Lists):
+    def __init__(self, tape: Tape, run: Run, *, keep_touches: bool = False) -> None:
+        self.tape = tape
+        self.keep_touches = keep_touches
+        self.run = run
+        self.place = {name: index for index, name in enumerate(run.kept)}
+        self.blocks: dict[str, int] = {}
+        self.renamed_path = functools.cache(self._renamed_path)
+        self.owners = self._owners()
+        self.sweeps = self._sweeps()
+        self.made: dict[int, _Made] = {}
+        self.numbers: dict[_Made, int] = {}
+        self.fixed: set[int] = set()
+        """Numbers that all blocks name, as of a mask that the first block computes for all."""
+        self.relative: set[int] = set()
+        self.stretched = self.find_stretched()
+        self.own: list[int] = [NONE] * len(tape)
+        self._place_numbers()
+        self.copies = self._number_copies()
+        self.shared: dict[tuple[int, int], Record] = {}
+
+    def block_of(self, path: str) -> int:
+        """Return which kept block a module is of; `NONE` for none."""
+        block = self.blocks.get(path)
+        if block is None:
+            inside = path.startswith(self.run.prefix)
+            name = path[len(self.run.prefix) :].partition(".")[0]
+            block = self.blocks[path] = self.place.get(name, NONE) if inside else NONE
+        return block
+
+    def _renamed_path(self, path: str, block: int) -> str:
+        """Return the path of a module of a block as that of another block of the whole model."""
+        rest = path[len(self.run.prefix) :].partition(".")[2]
+        return f"{self.run.prefix}{self.run.names[block]}{'.' if rest else ''}{rest}"
+
+    def _owners(self) -> dict[int, int]:
+        """Return of which block each storage is, as far as that is told by a module or a list."""
+        owners: dict[int, int] = {}
+        tape = self.tape
+        for record, number in zip(tape.records, tape.numbers, strict=True):
+            if isinstance(record, Allocate | Categorise):
+                block = self.block_of(record.module)
+                if block != NONE:
+                    owners[number] = block
+        for touch in tape.touches:
+            if touch is not None and len(touch.outputs) > 1 and len(touch.outputs) == len(touch.inputs):
+                for source, target in zip(touch.inputs, touch.outputs, strict=True):
+                    if source in owners and target != NONE:
+                        owners.setdefault(target, owners[source])
+        return owners
+
+    def _labels(self) -> list[int]:
+        """Return for each record the block on whose behalf it is made, where that is certain."""
+        tape, labels = self.tape, [NONE] * len(self.tape)
+        owners = self.owners
+        between = self._between_passes()
+        for index, record in enumerate(tape.records):
+            if isinstance(record, Kernel):
+                labels[index] = self.block_of(record.module)
+                if labels[index] == NONE and between[index]:
+                    labels[index] = self._touched(tape.touches[index])
+            elif isinstance(record, Mark):
+                head, _, path = record.name.partition(" ")
+                if head == "forward" and path.removeprefix(self.run.prefix) in self.place:
+                    labels[index] = self.block_of(path)
+            elif between[index]:
+                if isinstance(record, Allocate | Categorise):
+                    block = self.block_of(record.module)
+                    labels[index] = block if block != NONE else owners.get(tape.numbers[index], NONE)
+                elif isinstance(record, Free | Resize):
+                    labels[index] = owners.get(tape.numbers[index], NONE)
+        return labels
+
+    def _touched(self, touch: Touch | None) -> int:
+        """Return the only block whose storages a kernel touches."""
+        if touch is None:
+            return NONE
+        blocks = {self.owners.get(number, NONE) for number in (*touch.inputs, *touch.outputs)} - {NONE}
+        return blocks.pop() if len(blocks) == 1 else NONE
+
+    def _between_passes(self) -> list[bool]:
+        """Return which records are neither of a forward nor of a backward."""
+        records = self.tape.records
+        between = [True] * len(records)
+        start = None
+        last = 0
+        for index, record in enumerate(records):
+            if isinstance(record, Mark):
+                if start is not None and (is_micro_batch(record) or record.name.startswith("end step ")):
+                    between[start : last + 1] = [False] * (last + 1 - start)
+                    start = None
+                if is_micro_batch(record) or record.name.startswith("step "):
+                    start, last = index, index
+            elif isinstance(record, Kernel | Collective | Copy) and record.phase in ("backward", "recompute"):
+                last = index
+        return between
+
+    def _sweeps(self) -> list[_Sweep]:
+        """Find where the trace goes through the blocks."""
+        runs: list[tuple[int, int]] = []
+        before = None
+        backward = False
+        for index, (record, label) in enumerate(zip(self.tape.records, self._labels(), strict=True)):
+            if isinstance(record, Kernel):
+                backward = record.phase in ("backward", "recompute")
+            if label != NONE and (label, backward) != before:
+                runs.append((index, label))
+                before = label, backward
+        found: list[_Sweep] = []
+        middle, size = self.middle, len(runs)
+        for at, (_, label) in enumerate(runs):
+            if label != middle:
+                continue
+            if not 0 < at < size - 1:
+                raise Unequal
+            step = runs[at + 1][1] - label
+            if abs(step) != 1 or runs[at - 1][1] != label - step:
+                raise Unequal
+            first = last = at
+            while first and runs[first - 1][1] == runs[first][1] - step:
+                first -= 1
+            while last + 1 < size and runs[last + 1][1] == runs[last][1] + step:
+                last += 1
+            end = self._end(runs[last][0], runs[last + 1][0] if last + 1 < size else len(self.tape))
+            starts = [start for start, _ in runs[first : last + 1]]
+            found.append(_Sweep((*starts, end), tuple(block for _, block in runs[first : last + 1])))
+        beside = [sum(label == middle + step for _, label in runs) for step in (-1, 0, 1)]
+        if not found or len(set(beside)) != 1:
+            raise Unequal
+        return found
+
+    def _end(self, start: int, stop: int) -> int:
+        """Return where the last part of a sweep ends, which begins at one place and ends before another."""
+        first = self.tape.records[start]
+        if isinstance(first, Mark):
+            last = first.name.replace("forward", "end", 1)
+            for index in range(start, stop):
+                record = self.tape.records[index]
+                if isinstance(record, Mark) and record.name == last:
+                    return index + 1
+        return stop
+
+    def _place_numbers(self) -> None:
+        for index, sweep in enumerate(self.sweeps):
+            for block, start, stop in zip(sweep.blocks, sweep.bounds, sweep.bounds[1:], strict=False):
+                found = self.tape.made(start, stop)
+                for number, order in found.items():
+                    if number not in self.made:
+                        made = _Made(index, block, order - len(found))
+                        self.made[number] = made
+                        self.numbers[made] = number
+                self.own[start:stop] = [block] * (stop - start)
+
+    def result(self) -> Tape:
+        """Return the lengthened tape."""
+        for sweep in self.sweeps:
+            place = sweep.blocks.index(self.middle)
+            before, start, stop = sweep.bounds[place - 1 : place + 2]
+            self._compare(before, start, stop, sweep.blocks[place - 1])
+        if self.fixed & self.relative:
+            raise Unequal
+        result = Tape([], [], [])
+        at = 0
+        for sweep in self.sweeps:
+            place = sweep.blocks.index(self.middle)
+            forward = sweep.blocks[place + 1] > self.middle
+            start, stop = sweep.bounds[place], sweep.bounds[place + 1]
+            part = self.tape.part(start, stop)
+            insert = stop if forward else start
+            self._copy_range(result, at, insert)
+            news = range(self.middle + 1, self.middle + 1 + self.missing)
+            self._repeat(result, part, news if forward else reversed(news))
+            at = insert
+        self._copy_range(result, at, len(self.tape))
+        self._check(result)
+        return result
+
+    def _check(self, result: Tape) -> None:
+        """Check that all that is named was made, and that the missing blocks free what the middle one does."""
+        made: set[int] = set()
+        for record, number in zip(result.records, result.numbers, strict=True):
+            if isinstance(record, Allocate | Collective):
+                made.add(number)
+            elif number != NONE and number % 3 != 2 and number not in made:
+                raise Unequal
+        ours = {number for number, place in self.made.items() if place.block == self.middle}
+        kept = _living(self.tape)
+        if len(_living(result)) != len(kept) + self.missing * len(kept & ours):
+            raise Unequal
+
+    def _compare(self, before: int, start: int, stop: int, other: int) -> None:
+        """Check that the part of the middle block is equal to that of the one before it."""
+        tape = self.tape
+        if stop - start != start - before:
+            raise Unequal
+        for place in range(stop - start):
+            one, two = before + place, start + place
+            if not alike(self._moved(tape.records[one], other), self._moved(tape.records[two], self.middle)):
+                raise Unequal
+            self._compare_numbers(tape.numbers[one], tape.numbers[two], other)
+            first, second = tape.touches[one], tape.touches[two]
+            if (first is None) != (second is None):
+                raise Unequal
+            if first is not None and second is not None:
+                pairs = zip((*first.inputs, *first.outputs), (*second.inputs, *second.outputs), strict=True)
+                for mine, theirs in pairs:
+                    self._compare_numbers(mine, theirs, other)
+
+    def _compare_numbers(self, mine: int, theirs: int, other: int) -> None:
+        first, second = self.made.get(mine), self.made.get(theirs)
+        if mine == theirs:
+            if first is not None:
+                if abs(first.block - self.middle) <= 1:
+                    raise Unequal
+                self.fixed.add(mine)
+            return
+        if first is None or second is None:
+            raise Unequal
+        if first._replace(block=first.block - other) != second._replace(block=second.block - self.middle):
+            raise Unequal
+        self.relative |= {mine, theirs}
+
+    def _moved(self, record: Record, own: int) -> Record:
+        """Return a record with its module told from its own block."""
+        path = _path_of(record)
+        if path is None:
+            return record
+        block = self.block_of(path)
+        if block == NONE:
+            return record
+        rest = path[len(self.run.prefix) :].partition(".")[2]
+        return _with_path(record, f"{block - own}:{rest}")
+
+    def _target(self, own: int, block: int) -> int:
+        """Return the block of the whole model that a kept one stands for, where another one names it."""
+        if own == NONE or abs(block - own) > _FAR:
+            return block if block <= self.middle else block + self.missing
+        return block if own <= self.middle else block + self.missing
+
+    def _number(self, made: _Made, block: int) -> int:
+        """Return the number of what was made for a block of the whole model."""
+        kept = block if block <= self.middle else block - self.missing
+        if block <= self.middle or kept > self.middle:
+            found = self.numbers.get(made._replace(block=kept))
+            if found is None:
+                raise Unequal
+            return found
+        base, size, orders = self.copies[made.sweep]
+        place = orders.get(made.order)
+        if place is None:
+            raise Unequal
+        number, kind = place
+        return (base + (block - self.middle - 1) * size + number) * 3 + kind
+
+    def _number_copies(self) -> list[tuple[int, int, dict[int, tuple[int, int]]]]:
+        """Set numbers aside for what the missing blocks make.
+
+        Returns:
+            For each sweep the first number of the first missing block, how many each block has, and the place among
+            them and the kind of each thing that a block makes.
+        """
+        base = max(self.tape.numbers, default=0) // 3 + 1
+        found = []
+        for index, sweep in enumerate(self.sweeps):
+            place = sweep.blocks.index(self.middle)
+            made = self.tape.made(sweep.bounds[place], sweep.bounds[place + 1])
+            orders = {
+                self.made[number].order: (order, number % 3)
+                for order, number in enumerate(made)
+                if self.made[number].sweep == index
+            }
+            found.append((base, len(made), orders))
+            base += len(made) * self.missing
+        return found
+
+    def _copy_range(self, result: Tape, start: int, stop: int) -> None:
+        """Append records as they are, with names and numbers of the whole model."""
+        tape = self.tape
+        for index in range(start, stop):
+            own, touch = self.own[index], tape.touches[index]
+            name = functools.partial(self._renumbered, own)
+            record = self._renamed(tape.records[index], own)
+            number = tape.numbers[index]
+            if touch is not None and isinstance(record, Kernel):
+                record, touch = self.widened(record, touch, name)
+            if isinstance(record, Allocate) and number in self.stretched:
+                short, long = self.stretched[number]
+                record = dataclasses.replace(record, bytes=record.bytes * long // short)
+            elif number in self.stretched and isinstance(record, Collective | Resize):
+                raise Unequal
+            result.records.append(record)
+            result.numbers.append(NONE if number == NONE else name(number))
+            result.touches.append(touch)
+
+    def _renumbered(self, own: int, number: int) -> int:
+        made = self.made.get(number)
+        if made is None or number in self.fixed:
+            return number
+        block = self._target(own, made.block)
+        return number if block == made.block <= self.middle else self._number(made, block)
+
+    def _renamed(self, record: Record, own: int) -> Record:
+        path = _path_of(record)
+        if path is None:
+            return record
+        block = self.block_of(path)
+        if block == NONE:
+            return record
+        return self._shared(record, self._target(own, block), path)
+
+    def _shared(self, record: Record, block: int, path: str) -> Record:
+        """Return a record with the path of another block, the same one for the same record."""
+        renamed = self.renamed_path(path, block)
+        if renamed == path:
+            return record
+        key = id(record), block
+        found = self.shared.get(key)
+        if found is None:
+            found = self.shared[key] = _with_path(record, renamed)
+        return found
+
+    def _repeat(self, result: Tape, part: Tape, blocks: Iterable[int]) -> None:
+        """Append the part of the middle block as that of each block that was left out."""
+        middle, last = self.middle, self.middle + self.missing
+        bases, steps, near, far = self._relative_numbers(part)
+        named = [
+            (index, record, path, self.block_of(path) - middle)
+            for index, record in enumerate(part.records)
+            if (path := _path_of(record)) is not None and self.block_of(path) != NONE
+        ]
+        for block in blocks:
+            records = list(part.records)
+            for index, record, path, distance in named:
+                records[index] = self._shared(record, block + distance, path)
+            result.records.extend(records)
+            name = functools.partial(self._number_beside, block)
+            if middle < block + near and block + far <= last:
+                result.numbers.extend([base + step * block for base, step in zip(bases, steps, strict=True)])
+            else:
+                result.numbers.extend([number if number == NONE else name(number) for number in part.numbers])
+            if self.keep_touches:
+                result.touches.extend(None if touch is None else touch.renamed(name) for touch in part.touches)
+            else:
+                result.touches.extend([None] * len(records))
+
+    def _relative_numbers(self, part: Tape) -> tuple[list[int], list[int], int, int]:
+        """Return the numbers of a part as multiples of the block that it is repeated for.
+
+        Returns:
+            What is added to the multiple, and the multiple, for each number; how many blocks before and behind its own
+            one the part names.
+        """
+        bases, steps, distances = [], [], [0]
+        for number in part.numbers:
+            made = None if number == NONE or number in self.fixed else self.made.get(number)
+            if made is None:
+                bases.append(number)
+                steps.append(0)
+                continue
+            base, size, orders = self.copies[made.sweep]
+            if made.order not in orders:
+                raise Unequal
+            place, kind = orders[made.order]
+            distance = made.block - self.middle
+            bases.append((base + (distance - self.middle - 1) * size + place) * 3 + kind)
+            steps.append(3 * size)
+            distances.append(distance)
+        return bases, steps, min(distances), max(distances)
+
+    def _number_beside(self, block: int, number: int) -> int:
+        """Return what a number of the middle block is for a block that was left out."""
+        made = self.made.get(number)
+        if made is None or number in self.fixed:
+            return number
+        return self._number(made, block + made.block - self.middle)
+
+    def copy_of(self, number: int, block: int) -> int:
+        made = self.made.get(number)
+        if made is None:
+            raise Unequal
+        return self._number(made, block + made.block - self.middle)
+
+
+def _living(tape: Tape) -> set[int]:
+    """Return the storages that are there in the end."""
+    pairs = list(zip(tape.records, tape.numbers, strict=True))
+    freed = {number for record, number in pairs if isinstance(record, Free)}
+    return {number for record, number in pairs if isinstance(record, Allocate)} - freed
+
+
+def _path_of(record: Record) -> str | None:
+    """Return the path of the module that a record names."""
+    if isinstance(record, Mark):
+        head, _, path = record.name.partition(" ")
+        return path if head in ("forward", "end") and not path.startswith("step ") else None
+    return getattr(record, "module", None)
+
+
+def _with_path(record: Record, path: str) -> Record:
+    """Return a record of another module."""
+    if isinstance(record, Mark):
+        return Mark(f"{record.name.partition(' ')[0]} {path}")
+    if isinstance(record, Kernel):
+        return Kernel(
+            stream=record.stream,
+            op=record.op,
+            inputs=record.inputs,
+            outputs=record.outputs,
+            flops=record.flops,
+            bytes_read=record.bytes_read,
+            bytes_written=record.bytes_written,
+            attributes=record.attributes,
+            module=path,
+            phase=record.phase,
+        )
+    return dataclasses.replace(record, module=path)  # type: ignore[arg-type]

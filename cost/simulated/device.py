@@ -1,0 +1,250 @@
+"""What is the accelerator on which a lowered program runs without a GPU and without values?
+
+It is a PyTorch device named `sim` whose backend is written in Python: tensors are fake, streams and events tell a
+recorder what the program does with them, and process groups are of the `fake` backend, of any size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from legoai.cost.trace import (
+    Copy,
+    HostWaitDevice,
+    HostWaitEvent,
+    HostWaitStream,
+    Phase,
+    Record,
+    RecordEvent,
+    WaitEvent,
+    WaitStream,
+)
+
+SIM: Final = "sim"
+"""The name of the device type."""
+
+Kind: TypeAlias = Literal["cuda", "cpu"]
+"""Whose kernels the simulated device has: which one serves attention, and what is one kernel, depends on it."""
+
+READ_VALUE: Final = 2.0**40
+"""What a value is that the program reads from the device; so large that gradients are clipped."""
+
+aten = torch.ops.aten
+
+
+class SimulationError(RuntimeError):
+    """A program cannot be simulated."""
+
+
+class Recorder(Protocol):
+    """Whom the simulated device tells what happens, such as :class:`legoai.cost.simulated.recorder.Capture`.
+
+    Attributes:
+        module: path of the module that runs.
+        phase: of the step.
+        paused: whether what happens is no part of the program, such as the propagation of shapes.
+    """
+
+    module: str = ""
+    phase: Phase = "setup"
+    paused: bool = False
+
+    def record(self, record: Record) -> None:
+        """Take the next record."""
+
+
+class Stream:
+    """A queue of kernels, known by its number."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.stream_id = backend.next_stream()
+        self.priority = priority
+        self.device = torch.device(SIM, 0)
+
+    def wait_stream(self, other: Stream) -> None:
+        """Let later work wait for what the other stream has now."""
+        backend.tell(WaitStream(self.stream_id, other.stream_id))
+
+    def wait_event(self, event: Event) -> None:
+        """Let later work wait for the event."""
+        backend.tell(WaitEvent(self.stream_id, event.number))
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Put an event behind the stream's work."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        """Let the host wait for the stream."""
+        backend.tell(HostWaitStream(self.stream_id))
+
+    def query(self) -> bool:
+        """Say that all is done, as no time passes."""
+        return True
+
+    def __enter__(self) -> Stream:
+        self._outer = backend.current
+        backend.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        backend.current = self._outer
+
+
+class Event:
+    """A point in a stream."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.number = backend.next_event()
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Be complete when the stream's earlier work is."""
+        backend.tell(RecordEvent(self.number, (stream or backend.current).stream_id))
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let later work of the stream wait."""
+        backend.tell(WaitEvent((stream or backend.current).stream_id, self.number))
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        backend.tell(HostWaitEvent(self.number))
+
+    def query(self) -> bool:
+        """Say that it is complete, as no time passes."""
+        return True
+
+
+_Stream: TypeAlias = Stream
+
+
+class _Sim:
+    """The backend module `torch.sim`; what it has is what torch asks of `torch.cuda`."""
+
+    Stream = Stream
+    Event = Event
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+        self.streams = self.events = 0
+        self.single = False
+        self.current: _Stream
+
+    def start(self, recorder: Recorder, *, single: bool = False) -> None:
+        """Begin a simulation; ``single`` gives every stream the same number, as those of a cpu are no queues."""
+        if self.recorder is not None:
+            raise SimulationError("a simulation runs already in this process")
+        self.recorder = recorder
+        self.streams = self.events = 0
+        self.single = single
+        self.current = Stream()
+
+    def stop(self) -> None:
+        self.recorder = None
+
+    def tell(self, record: Record) -> None:
+        if self.recorder is not None and not self.recorder.paused:
+            self.recorder.record(record)
+
+    def next_stream(self) -> int:
+        if self.single:
+            return 0
+        self.streams += 1
+        return self.streams - 1
+
+    def next_event(self) -> int:
+        self.events += 1
+        return self.events - 1
+
+    def is_available(self) -> bool:
+        return self.recorder is not None
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device: Any) -> None:
+        pass
+
+    def current_stream(self, device: Any = None) -> _Stream:
+        return self.current
+
+    def set_stream(self, stream: _Stream) -> None:
+        self.current = stream
+
+    def stream(self, stream: _Stream | None) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if stream is None else stream
+
+    def device(self, device: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def synchronize(self, device: Any = None) -> None:
+        self.tell(HostWaitDevice())
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        with unset_fake_temporarily():
+            return torch.zeros(16, dtype=torch.uint8)
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        pass
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def manual_seed_all(self, seed: int) -> None:
+        pass
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return 0
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return 0
+
+
+backend = _Sim()
+
+
+@functools.cache
+def register() -> None:
+    """Make torch know the device; it cannot forget it again."""
+    _setup_privateuseone_for_python_backend(SIM, backend_module=backend)
+
+
+def current_stream() -> int:
+    """Return the number of the current stream."""
+    return backend.current.stream_id
+
+
+def read_from_device(size: int) -> None:
+    """Record that the host reads bytes of a tensor and waits for them."""
+    recorder = backend.recorder
+    assert recorder is not None
+    where = current_stream()
+    backend.tell(
+        Copy(
+            stream=where,
+            direction="device_to_host",
+            bytes=size,
+            blocking=True,
+            module=recorder.module,
+            phase=recorder.phase,
+        )
+    )
+    backend.tell(HostWaitStream(where))

@@ -1,0 +1,322 @@
+"""Which record is an operator that a program calls on the simulated device?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from legoai.cost.simulated.device import (
+    READ_VALUE,
+    current_stream,
+    read_from_device,
+)
+from legoai.cost.simulated.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
+from legoai.cost.simulated.recorder import Capture, is_simulated
+from legoai.cost.simulated.results import Results
+from legoai.cost.simulated.touches import touch_of
+from legoai.cost.trace import (
+    Categorise,
+    Category,
+    Collective,
+    Copy,
+    HostKernel,
+    HostWaitStream,
+    Kernel,
+    Phase,
+    WaitWork,
+)
+
+NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
+    "setup": "other",
+    "forward": "activation",
+    "recompute": "activation",
+    "backward": "temporary",
+    "optimizer": "temporary",
+    "other": "other",
+}
+
+
+aten = torch.ops.aten
+
+_ASKS_DEVICE: Final = torch.ops.prim.device.default
+
+
+@functools.cache
+def _wraps(kind: type) -> bool:
+    return is_traceable_wrapper_subclass_type(kind)
+
+
+_FUSED_UPDATES: Final = frozenset(
+    {aten._fused_adagrad_.default, aten._fused_adam_.default, aten._fused_adamw_.default, aten._fused_sgd_.default}
+)
+"""Updates of lists of tensors, element by element."""
+
+
+def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the arguments of an update with the local tensors of its DTensors; None where these lie differently.
+
+    What DTensor does is the same, but it looks for the placement of hundreds of results that have those of the
+    arguments.
+    """
+    lists = [item for item in args if isinstance(item, list | tuple) and item and isinstance(item[0], DTensor)]
+    for same in zip(*lists, strict=False):
+        first = same[0]._spec
+        where = first.placements, first.mesh
+        if any(item.is_partial() for item in first.placements):
+            return None
+        if any(not isinstance(item, DTensor) or (item._spec.placements, item._spec.mesh) != where for item in same):
+            return None
+    return tuple(
+        [tensor._local_tensor if isinstance(tensor, DTensor) else tensor for tensor in item]
+        if isinstance(item, list | tuple)
+        else item
+        for item in args
+    )
+
+
+@functools.cache
+def _pair(sender: int, receiver: int) -> tuple[int, int]:
+    """Return two ranks, for the same two the same tuple."""
+    return sender, receiver
+
+
+class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every operator on plain tensors of this rank."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.capture = capture
+        self.results = Results()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that dynamo need not be kept away: it traces nothing here, and its guard costs more than a call."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _ASKS_DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        for kind in types:
+            if kind is not FakeTensor and _wraps(kind):
+                local = _on_local_tensors(args) if func in _FUSED_UPDATES else None
+                if local is None:
+                    return NotImplemented
+                with self:
+                    return func(*local, **(kwargs or {}))
+        kwargs = kwargs or {}
+        capture = self.capture
+        if capture.paused:
+            return func(*args, **kwargs)
+        known = operator(func)
+        if known.treatment == "read":
+            if not is_simulated(args[0]):
+                return func(*args, **kwargs)
+            capture.locate()
+            read_from_device(args[0].itemsize)
+            return READ_VALUE
+        inputs = [item for item in tensors((args, tuple(kwargs.values()))) if is_simulated(item)]
+        if known.treatment == "wait" and inputs:
+            # The real kernel returns its argument; the fake one would return a new tensor, and end the argument's life.
+            capture.locate()
+            self._wait(inputs)
+            return inputs[0]
+        before = {item.untyped_storage()._cdata for item in inputs}
+        out = self.results.of(func, known, args, kwargs)
+        results = [item for item in tensors(out) if is_simulated(item)]
+        if not inputs and not results:
+            self._on_host(func, known, args, kwargs, out)
+            return out
+        capture.locate()
+        if known.treatment == "collective":
+            self._collective(known, args, out, inputs, results)
+        elif known.treatment == "copy" and (moved := self._host_copy(known, args, kwargs, inputs, results)):
+            capture.record(moved)
+        else:
+            self._compute(func, known, args, kwargs, inputs, results, before, out)
+        return out
+
+    def _on_host(
+        self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
+        """Record an operator on tensors in host memory; single numbers are a part of the program's own work."""
+        if known.treatment not in ("kernel", "copy") or func.namespace != "aten":
+            return
+        inputs = [item for item in tensors((args, tuple(kwargs.values()))) if isinstance(item, FakeTensor)]
+        known_storages = {item.untyped_storage()._cdata for item in inputs}
+        fresh = [
+            item
+            for item in tensors(out)
+            if isinstance(item, FakeTensor) and item.untyped_storage()._cdata not in known_storages
+        ]
+        if not any(item.dim() and item.is_floating_point() for item in (*inputs, *fresh)):
+            return
+        capture = self.capture
+        capture.locate()
+        read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in fresh))
+        capture.record(
+            HostKernel(
+                op=known.name,
+                inputs=tuple(map(type_of, inputs)),
+                outputs=tuple(map(type_of, fresh)),
+                flops=flops(func, known, args, kwargs, out),
+                bytes_read=read,
+                bytes_written=written,
+                attributes=attributes(known, func, args, kwargs),
+                module=capture.module,
+                phase=capture.phase,
+            )
+        )
+
+    def _wait(self, inputs: list[torch.Tensor]) -> None:
+        number = self.capture.number_of(inputs[0])
+        work = self.capture.pending.pop(number, None) if number is not None else None
+        if work is not None:
+            self.capture.record(WaitWork(current_stream(), work))
+
+    def _allocate(self, results: Sequence[torch.Tensor], category: Category | None = None) -> None:
+        for result in results:
+            self.capture.allocate(result, category or NEW_CATEGORY[self.capture.phase])
+
+    def _compute(  # noqa: PLR0917
+        self,
+        func: OpOverload,
+        known: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        results: list[torch.Tensor],
+        before: set[int],
+        out: Any,
+    ) -> None:
+        fresh = [item for item in results if item.untyped_storage()._cdata not in before]
+        self._allocate(fresh)
+        if known.treatment == "nothing" or not (fresh or known.written or known.name == "fsdp.all_gather_copy_in"):
+            return
+        new = sum(item.numel() * item.itemsize for item in fresh)
+        read, written = traffic(known, args, kwargs, inputs, new)
+        capture = self.capture
+        if known.name == "fsdp.chunk_cat":
+            for item in tensors(args[0]):
+                number = capture.number_of(item)
+                if number is not None:
+                    capture.record(Categorise(number, "unsharded_gradient", capture.module))
+        if capture.touches is not None:
+            capture.touches[len(capture.records)] = touch_of(
+                known, args, kwargs, inputs, fresh, (read, written), capture.number_of
+            )
+        capture.record(
+            Kernel(
+                stream=current_stream(),
+                op=known.name,
+                inputs=tuple(map(type_of, inputs)),
+                outputs=tuple(map(type_of, fresh)),
+                flops=flops(func, known, args, kwargs, out),
+                bytes_read=read,
+                bytes_written=written,
+                attributes=attributes(known, func, args, kwargs),
+                module=capture.module,
+                phase=capture.phase,
+            )
+        )
+
+    def _host_copy(
+        self,
+        known: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        results: list[torch.Tensor],
+    ) -> Copy | None:
+        """Return the copy between host and device that a call is, if it is one."""
+        target, source = (args[0], args[1]) if known.name == "aten.copy_" else (None, args[0])
+        arrives = is_simulated(target) if target is not None else bool(results)
+        leaves = is_simulated(source)
+        if arrives and leaves:
+            return None
+        self._allocate(results, "input")
+        blocking = not kwargs.get("non_blocking", args[2] if known.name == "aten.copy_" and len(args) > 2 else False)
+        if leaves and blocking:
+            self.capture.record(HostWaitStream(current_stream()))
+        return Copy(
+            stream=current_stream(),
+            direction="host_to_device" if arrives else "device_to_host",
+            bytes=source.numel() * source.itemsize,
+            blocking=blocking,
+            module=self.capture.module,
+            phase=self.capture.phase,
+        )
+
+    def _collective(
+        self,
+        known: Operator,
+        args: tuple[Any, ...],
+        out: Any,
+        inputs: list[torch.Tensor],
+        results: list[torch.Tensor],
+    ) -> None:
+        capture = self.capture
+        kind = known.collective
+        assert kind is not None
+        ranks, axis = capture.group(args[known.group])
+        here = dist.get_rank()
+        if known.name == "c10d.send":
+            ranks = _pair(here, ranks[args[2]])
+        elif known.name == "c10d.recv_":
+            ranks = _pair(ranks[args[2]], here)
+        issued = known.name.startswith("c10d.")
+        self._allocate(results)
+        whole = _whole_buffer(known, args, out, inputs)
+        work = capture.work_count
+        capture.work_count += 1
+        capture.record(
+            Collective(
+                work=work,
+                stream=current_stream(),
+                kind=kind,
+                ranks=ranks,
+                axis=axis,
+                bytes=sum(item.numel() * item.itemsize for item in whole),
+                dtype=type_of(whole[0]).dtype if whole else "",
+                module=capture.module,
+                phase=capture.phase,
+            )
+        )
+        if issued:
+            handle = FakeWork.unbox(out[1] if isinstance(out, tuple) else out)
+            assert isinstance(handle, FakeWork)
+            handle.seq_id = work
+            for item in inputs:
+                number = capture.number_of(item)
+                if number is not None and kind in ("all_gather", "reduce_scatter"):
+                    capture.record(Categorise(number, "communication", capture.module))
+        else:
+            for item in results or inputs:
+                number = capture.number_of(item)
+                if number is not None:
+                    capture.pending[number] = work
+
+
+def _whole_buffer(known: Operator, args: tuple[Any, ...], out: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that together are the buffer whose size a collective's record tells."""
+    if known.collective == "barrier":
+        return []
+    if known.name.startswith("c10d."):
+        output_first = known.group == 2
+        if output_first:
+            place = 0 if known.collective == "all_gather" else 1
+            return list(tensors(args[place]))
+        return list(tensors(args[0]))
+    if known.collective == "all_gather":
+        return list(tensors(out))
+    return list(tensors(args[0]))

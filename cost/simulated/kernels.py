@@ -1,0 +1,124 @@
+"""Which kernels does the simulated device have for attention and normalisation?"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+
+from legoai.cost.simulated.device import Kind, SimulationError
+
+aten = torch.ops.aten
+
+_ONE_KERNEL: Final[dict[Kind, tuple[str, ...]]] = {
+    "cuda": ("_fused_rms_norm", "silu_backward", "mish_backward"),
+    "cpu": ("silu_backward", "mish_backward"),
+}
+"""Operators that are one kernel there, and fall apart on a device that has none for them."""
+
+
+@contextlib.contextmanager
+def kernels_of(kind: Kind) -> Iterator[None]:
+    """Let attention and normalisation be the kernels that a device of the kind runs, with what they save."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    attend = _attend_on_gpu if kind == "cuda" else _attend_on_cpu
+    library.impl("scaled_dot_product_attention", attend, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+    if kind == "cpu":
+        library.impl("dropout", _drop_on_cpu, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+    for name in _ONE_KERNEL[kind]:
+        library.impl(name, _never_computed, "PrivateUse1")  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+
+def _never_computed(*_: Any, **__: Any) -> Any:
+    raise SimulationError("the simulated device computes no values")
+
+
+def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` by the first allowed kernel that can compute it, in PyTorch's order for CUDA.
+
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`.
+    """
+    allowed = _cur_sdpa_kernel_backends()
+    grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    width = query.shape[-1]
+    grouped = query.shape[-3] != key.shape[-3]
+    flash = half and attn_mask is None and width <= 256 and value.shape[-1] == width
+    if SDPBackend.FLASH_ATTENTION in allowed and flash:
+        pad = -width % 8
+        if pad:
+            scale = 1 / math.sqrt(width) if scale is None else scale
+            query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return out[..., :width] if pad else out
+    if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and width % (8 if half else 4) == 0:
+        return aten._scaled_dot_product_efficient_attention(
+            query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
+        )[0]
+    if SDPBackend.CUDNN_ATTENTION in allowed and half and width % 8 == 0:
+        return aten._scaled_dot_product_cudnn_attention(
+            query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, False, scale=scale
+        )[0]
+    if SDPBackend.MATH in allowed:
+        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    names = ", ".join(sorted(backend.name for backend in allowed))
+    raise SimulationError(f"no attention kernel of {names} takes {tuple(query.shape)} {query.dtype}")
+
+
+def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` as `aten/src/ATen/native/transformers/attention.cpp` does it on a CPU."""
+    flash = SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()
+    alike = query.shape[-1] == value.shape[-1]
+    # Its backward gives no gradient of a mask, such as a bias by distance that is learned.
+    learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+    if flash and alike and not dropout_p and query.dim() == 4 and not learned:
+        return aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, dropout_p, is_causal, attn_mask=_float_mask(attn_mask, query), scale=scale
+        )[0]
+    return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _drop_on_cpu(values: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """`dropout` as `aten/src/ATen/native/Dropout.cpp` does it where no kernel is fused: noise of the same dtype."""
+    if not p or not train or not values.numel():
+        return values
+    noise = torch.empty_like(values)
+    return values * noise.bernoulli_(1 - p).div_(1 - p)
+
+
+def _math_attention(*args: Any, **kwargs: Any) -> Any:
+    return aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+
+
+def _float_mask(mask: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor | None:
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))

@@ -1,0 +1,263 @@
+"""What does one call of an operator compute, read and write?"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch._ops import OpOverload
+from torch.utils.flop_counter import flop_registry
+
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.trace import CollectiveKind, TensorType
+
+Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
+"""`nothing` makes a view or reserves memory; `read` brings one value to the host."""
+
+_NOTHING: Final = frozenset(
+    {
+        "aten._reshape_alias", "aten._unsafe_view", "aten.alias", "aten.detach", "aten.detach_", "aten.empty",
+        "aten.empty_like", "aten.empty_strided", "aten.is_same_size", "aten.lift_fresh", "aten.new_empty",
+        "aten.new_empty_strided", "aten.requires_grad_", "aten.resize_", "aten.set_",
+        "aten.stride", "aten.sym_numel", "aten.sym_size", "aten.sym_storage_offset", "aten.sym_stride", "prim.device",
+    }
+)  # fmt: skip
+
+_OVERWRITES: Final = frozenset(
+    {
+        "aten.bernoulli_", "aten.copy_", "aten.exponential_", "aten.fill_", "aten.normal_", "aten.random_",
+        "aten.uniform_", "aten.zero_", "aten._foreach_copy_", "aten._foreach_zero_", "fsdp.all_gather_copy_in",
+        "fsdp.chunk_cat", "fsdp.split_with_sizes_copy",
+    }
+)  # fmt: skip
+"""In-place operators that do not read what they overwrite."""
+
+_GATHERS: Final = frozenset({"aten.embedding", "aten.gather", "aten.index", "aten.index_select", "aten.take"})
+"""Operators that read as much of their first argument as they write."""
+
+_WRITES_SOME: Final = frozenset({"aten._fused_adam_", "aten._fused_adamw_", "aten._fused_sgd_", "aten._fused_adagrad_"})
+"""Operators whose schema also names the gradients as written, which they are only where a loss scale is undone."""
+
+_ATTENTION: Final = frozenset(
+    {
+        "aten._scaled_dot_product_flash_attention",
+        "aten._scaled_dot_product_flash_attention_for_cpu",
+        "aten._scaled_dot_product_efficient_attention",
+        "aten._scaled_dot_product_cudnn_attention",
+    }
+)
+_ATTENTION_BACKWARD: Final = frozenset(
+    {
+        "aten._scaled_dot_product_flash_attention_backward",
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+        "aten._scaled_dot_product_efficient_attention_backward",
+        "aten._scaled_dot_product_cudnn_attention_backward",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What is known of an operator without its arguments.
+
+    Attributes:
+        name: as `aten.mm`.
+        treatment: how a call of it is recorded.
+        collective: which, where it is one.
+        group: the index of the argument that names the process group.
+        written: arguments that it writes.
+    """
+
+    name: str
+    treatment: Treatment
+    collective: CollectiveKind | None = None
+    group: int = 0
+    written: tuple[str | int, ...] = ()
+
+
+_COLLECTIVES: Final[Mapping[str, tuple[CollectiveKind, int]]] = {
+    "c10d._allgather_base_": ("all_gather", 2),
+    "c10d.allgather_": ("all_gather", 2),
+    "c10d.allgather_into_tensor_coalesced_": ("all_gather", 2),
+    "c10d._reduce_scatter_base_": ("reduce_scatter", 2),
+    "c10d.reduce_scatter_": ("reduce_scatter", 2),
+    "c10d.reduce_scatter_tensor_coalesced_": ("reduce_scatter", 2),
+    "c10d.allreduce_": ("all_reduce", 1),
+    "c10d.allreduce_coalesced_": ("all_reduce", 1),
+    "c10d.broadcast_": ("broadcast", 1),
+    "c10d.alltoall_": ("all_to_all", 2),
+    "c10d.alltoall_base_": ("all_to_all", 2),
+    "c10d.send": ("send", 1),
+    "c10d.recv_": ("receive", 1),
+    "c10d.barrier": ("barrier", 1),
+    "_c10d_functional.all_gather_into_tensor": ("all_gather", 2),
+    "_c10d_functional.all_gather_into_tensor_out": ("all_gather", 2),
+    "_c10d_functional.all_gather_into_tensor_coalesced": ("all_gather", 2),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce_scatter", 3),
+    "_c10d_functional.reduce_scatter_tensor_coalesced": ("reduce_scatter", 3),
+    "_c10d_functional.all_reduce": ("all_reduce", 2),
+    "_c10d_functional.all_reduce_": ("all_reduce", 2),
+    "_c10d_functional.all_reduce_coalesced": ("all_reduce", 2),
+    "_c10d_functional.all_reduce_coalesced_": ("all_reduce", 2),
+    "_c10d_functional.all_to_all_single": ("all_to_all", 3),
+    "_c10d_functional.broadcast": ("broadcast", 2),
+    "_c10d_functional.broadcast_": ("broadcast", 2),
+    "_dtensor.shard_dim_alltoall": ("all_to_all", 3),
+}
+
+
+class UnknownCollective(ValueError):  # noqa: N818 (it names what was met)
+    """An operator communicates in a way that has no record."""
+
+
+@functools.cache
+def operator(func: OpOverload) -> Operator:
+    """Return what is known of an operator.
+
+    Raises:
+        UnknownCollective: it communicates, and is none of those above.
+        SimulationError: what it does to memory is not captured.
+    """
+    name = f"{func.namespace}.{func._schema.name.partition('::')[2]}"
+    written = tuple(
+        item.name if item.kwarg_only else index
+        for index, item in enumerate(func._schema.arguments)
+        if item.alias_info is not None and item.alias_info.is_write
+    )
+    if name in _COLLECTIVES:
+        kind, group = _COLLECTIVES[name]
+        return Operator(name=name, treatment="collective", collective=kind, group=group, written=written)
+    if name == "_c10d_functional.wait_tensor":
+        return Operator(name=name, treatment="wait")
+    if name == "_c10d_functional._wrap_tensor_autograd":
+        return Operator(name=name, treatment="nothing")
+    if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"):
+        raise UnknownCollective(name)
+    if name == "aten.record_stream":
+        raise SimulationError(
+            "`record_stream` keeps memory until the device has passed a point of another stream, which is not "
+            "captured; let the stream that made the tensor wait for an event, as FSDP does"
+        )
+    if name == "aten._local_scalar_dense":
+        return Operator(name=name, treatment="read")
+    if name in _NOTHING or func.is_view:
+        return Operator(name=name, treatment="nothing")
+    if name in ("aten._to_copy", "aten.copy_"):
+        return Operator(name=name, treatment="copy", written=written)
+    if name in _WRITES_SOME:
+        grads = next(index for index, item in enumerate(func._schema.arguments) if item.name == "grads")
+        written = tuple(item for item in written if item != grads)
+    return Operator(name=name, treatment="kernel", written=written)
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of an argument or result, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors(item)
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    """Return the bytes of the elements that a tensor shows; those that a dim of stride 0 repeats count once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride or not size:
+            count *= size
+    return count * tensor.itemsize
+
+
+_DTYPES: Final[dict[torch.dtype, str]] = {}
+
+
+def type_of(tensor: torch.Tensor) -> TensorType:
+    """Return shape and dtype."""
+    dtype = tensor.dtype
+    if dtype not in _DTYPES:
+        _DTYPES[dtype] = str(dtype).removeprefix("torch.")
+    return TensorType(tuple(tensor.shape), _DTYPES[dtype])
+
+
+def traffic(
+    known: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[torch.Tensor], new: int
+) -> tuple[int, int]:
+    """Return the bytes that a call must read and those that it must write, each once.
+
+    Args:
+        known: the operator.
+        args: of the call.
+        kwargs: of the call.
+        inputs: all tensors among them.
+        new: bytes of the results that are new.
+    """
+    written: list[torch.Tensor] = []
+    for key in known.written:
+        value = kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
+        written.extend(tensors(value))
+    over = sum(map(size_of, written))
+    if known.name == "fsdp.all_gather_copy_in":
+        moved = sum(map(size_of, tensors(args[0])))
+        return moved, moved
+    if known.name in _GATHERS:
+        return new + sum(map(size_of, inputs[1:])), new
+    read = sum(map(size_of, inputs))
+    if overwrites(known):
+        read -= over
+    return read, over + new
+
+
+def overwrites(known: Operator) -> bool:
+    """Whether an operator does not read what it writes in place."""
+    return known.name in _OVERWRITES or "out" in known.written
+
+
+def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
+    """Return the floating-point operations of matrix products, convolutions and attention; 0 for all else.
+
+    Attention is counted whole, without regard to a causal mask: two products of queries and keys in forward, five in
+    backward, which computes the scores again (Dao 2023, section 3.1).
+    """
+    if known.name in _ATTENTION:
+        return _attention_flops(args[0], args[1], args[2], products=1)
+    if known.name in _ATTENTION_BACKWARD:
+        return _attention_flops(args[1], args[2], args[3], products=2.5)
+    count = flop_registry.get(func.overloadpacket)
+    return 0 if count is None else int(count(*args, **kwargs, out_val=out))
+
+
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, products: float) -> int:
+    *outer, queries, width = query.shape
+    one = 2 * math.prod(outer) * queries * key.shape[-2]
+    return int(products * one * (width + value.shape[-1]))
+
+
+def attributes(known: Operator, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what else decides the time of a call."""
+    wanted = _wanted(func)
+    if not wanted:
+        return {}
+    found = {}
+    for index, name, label in wanted:
+        found[label] = args[index] if index < len(args) else kwargs.get(name)
+    return {label: value for label, value in found.items() if value is not None}
+
+
+@functools.cache
+def _wanted(func: OpOverload) -> tuple[tuple[int, str, str], ...]:
+    labels = {
+        "is_causal": "causal", "dropout_p": "dropout", "stride": "stride", "padding": "padding",
+        "dilation": "dilation", "groups": "groups", "transposed": "transposed",
+    }  # fmt: skip
+    name = func._schema.name
+    if "attention" not in name and "convolution" not in name:
+        return ()
+    return tuple(
+        (index, item.name, labels[item.name])
+        for index, item in enumerate(func._schema.arguments)
+        if item.name in labels
+    )

@@ -1,0 +1,212 @@
+"""How does a process become one rank of many on the simulated device?
+
+What torch does there otherwise than on a real device is patched while a simulation runs, and restored after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeWork
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed import _functional_collectives
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fully_shard
+from torch.distributed.tensor import DTensor, _redistribute
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from legoai.cost.replaced import replaced
+from legoai.cost.simulated.device import (
+    READ_VALUE,
+    SIM,
+    Kind,
+    Recorder,
+    SimulationError,
+    backend,
+    current_stream,
+    read_from_device,
+    register,
+)
+from legoai.cost.simulated.eager_torch import without_compiler
+from legoai.cost.simulated.kernels import kernels_of
+from legoai.cost.simulated.large_worlds import one_rank_alone
+from legoai.cost.simulated.routing import even_routing
+from legoai.cost.trace import WaitWork
+from legoai.runtime.mesh import split_off_experts
+
+
+@contextlib.contextmanager
+def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -> Iterator[FakeTensorMode]:
+    """Run what is inside as one rank of many on the simulated device.
+
+    Inside, `cpu:fake,sim:fake` is the default process group, and a fake tensor mode can be entered. What is patched in
+    torch is restored on leaving; only the device type stays known.
+
+    Args:
+        recorder: told what happens.
+        rank: which.
+        world: number of ranks.
+        kind: whose kernels the device has.
+
+    Raises:
+        SimulationError: this process has a process group, or simulates already.
+    """
+    if dist.is_initialized():
+        raise SimulationError("this process belongs to a process group; simulate in a process of its own")
+    register()
+    _forget_meshes()
+    backend.start(recorder, single=kind == "cpu")
+    threads = torch.autograd.is_multithreading_enabled()
+    with contextlib.ExitStack() as stack:
+        stack.callback(backend.stop)
+        for patch in (
+            _patched_fake_mode(),
+            _patched_meshes(),
+            _patched_propagation(recorder),
+            _patched_waits(),
+            one_rank_alone(),
+            without_compiler(),
+        ):
+            stack.enter_context(patch)
+        for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
+            stack.enter_context(replaced(torch.autograd.profiler.record_function, name, silent))
+        stack.enter_context(even_routing())
+        stack.enter_context(kernels_of(kind))
+        torch.autograd.set_multithreading_enabled(False)
+        stack.callback(torch.autograd.set_multithreading_enabled, threads)
+        dist.init_process_group(f"cpu:fake,{SIM}:fake", store=FakeStore(), rank=rank, world_size=world)
+        stack.callback(dist.destroy_process_group)
+        yield FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _itself(label: Any) -> Any:
+    """Begin a label of the profiler, whom nobody asks; as an operator it would go through every mode."""
+    return label
+
+
+def _nothing(*_: Any) -> None:
+    """End a label of the profiler."""
+
+
+def _forget_meshes() -> None:
+    """Forget the meshes that DTensor and the runtime have kept from an earlier simulation.
+
+    They are equal to those of this one, and name groups that are gone or that have other ranks now.
+    """
+    # As `torch.distributed.tensor.debug` does it, which imports inductor.
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    _redistribute.clear_redistribute_planner_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    split_off_experts.cache_clear()
+
+
+@contextlib.contextmanager
+def _patched_fake_mode() -> Iterator[None]:
+    """Keep tensor constructors from the device's own kernels, and answer when values are read.
+
+    Fake tensors of a device that is a Python backend would otherwise be made by kernels that it does not have.
+    """
+
+    def read(tensor: FakeTensor) -> Any:
+        if tensor.device.type != SIM:
+            return original(tensor)
+        read_from_device(tensor.numel() * tensor.itemsize)
+        return _filled(tuple(tensor.shape))
+
+    original = FakeTensor.tolist
+    with (
+        replaced(_functional_collectives, "_maybe_wrap_tensor", _InFlight.apply),
+        replaced(FakeTensorMode, "avoid_device_init", property(lambda _: True)),
+        replaced(FakeTensor, "tolist", read),
+    ):
+        yield
+
+
+class _InFlight(torch.autograd.Function):
+    """The result of a functional collective, for which its first use waits, as it does outside of fake tensor modes.
+
+    PyTorch takes a fake mode for compilation, and would wait at once.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
+        return AsyncCollectiveTensor(result)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def _filled(shape: tuple[int, ...]) -> Any:
+    return READ_VALUE if not shape else [_filled(shape[1:]) for _ in range(shape[0])]
+
+
+_MESH_METHODS: Final = (
+    "_concatenate", "_flatten", "_get_mesh_tensor_from_full_mesh", "_sym_get_coordinate", "_unflatten", "__getitem__",
+    "get_coordinate", "get_group", "get_local_rank", "size",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _patched_meshes() -> Iterator[None]:
+    """Run what meshes compute with tensors of ranks, whose values matter, outside of fake tensor modes."""
+    with contextlib.ExitStack() as stack:
+        for name in _MESH_METHODS:
+            method = DeviceMesh.__dict__.get(name)
+            if method is None:
+                continue
+            if isinstance(method, staticmethod):
+                stack.enter_context(replaced(DeviceMesh, name, staticmethod(_outside_fake(method.__func__))))
+            else:
+                stack.enter_context(replaced(DeviceMesh, name, _outside_fake(method)))
+        # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
+        made = _outside_fake(_fully_shard.__dict__["_get_post_forward_mesh_info"])
+        stack.enter_context(replaced(_fully_shard, "_get_post_forward_mesh_info", made))
+        yield
+
+
+def _outside_fake(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _patched_propagation(recorder: Recorder) -> Iterator[None]:
+    """Pause the recorder while DTensor finds out shapes with tensors of global shape, which no device allocates."""
+
+    def paused(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, recorder.paused = recorder.paused, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                recorder.paused = before
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
+            stack.enter_context(replaced(ShardingPropagator, name, paused(getattr(ShardingPropagator, name))))
+        yield
+
+
+@contextlib.contextmanager
+def _patched_waits() -> Iterator[None]:
+    """Tell when a stream waits for a collective; `seq_id` of its work is the number that was given to it."""
+
+    def wait(work: FakeWork, *_: Any) -> bool:
+        backend.tell(WaitWork(current_stream(), work.seq_id))
+        return True
+
+    with replaced(FakeWork, "wait", wait):
+        yield

@@ -1,0 +1,33 @@
+"""What is the trainer of a program, given as text, as a module, or as the trainer itself?"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from legoai.cost.simulated.device import SimulationError
+from legoai.runtime import Trainer
+
+
+def trainer_of(program: str | types.ModuleType | Trainer) -> Trainer:
+    """Return what a program's `trainer()` returns.
+
+    Raises:
+        SimulationError: it has none.
+    """
+    if isinstance(program, str):
+        module = types.ModuleType("lowered_program")
+        sys.modules[module.__name__] = module
+        try:
+            exec(compile(program, "<lowered program>", "exec"), module.__dict__)
+        except SyntaxError as error:
+            raise SimulationError(f"the program is no Python: {error}") from error
+        program = module
+    if isinstance(program, types.ModuleType):
+        made = getattr(program, "trainer", None)
+        if not callable(made):
+            raise SimulationError("the program has no trainer()")
+        program = made()
+    if not isinstance(program, Trainer):
+        raise SimulationError(f"trainer() returned {type(program).__name__}, not a Trainer")
+    return program

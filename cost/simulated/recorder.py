@@ -1,0 +1,337 @@
+"""How is what one rank does written down: its phases, modules, storages and process groups?
+
+The recorder keeps the trace while the program runs. It knows which module runs, in which phase, and which storages
+live.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
+
+from legoai.cost.composed import Item
+from legoai.cost.simulated.device import (
+    SIM,
+    Recorder,
+    SimulationError,
+    current_stream,
+)
+from legoai.cost.simulated.operators import UnknownCollective
+from legoai.cost.tape import MICRO_BATCH, Touch
+from legoai.cost.trace import (
+    LOSS,
+    Allocate,
+    Categorise,
+    Category,
+    Free,
+    Mark,
+    Phase,
+    Record,
+    Resize,
+)
+from legoai.runtime.errors import RunError
+from legoai.runtime.initialize import plain_path
+from legoai.runtime.step import Training
+
+_ACCUMULATION: Final = 2**64 - 1
+"""The number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
+
+
+class StorageRef(weakref.ref[torch.UntypedStorage]):
+    """Tells when the last tensor on a storage is gone."""
+
+    __slots__ = ("key", "number")
+    key: int
+    number: int
+
+
+class Capture(Recorder):
+    """Keeps what one rank does."""
+
+    def __init__(self) -> None:
+        self.records: list[Item] = []
+        self.touches: dict[int, Touch] | None = None
+        """What kernels touch, by the index of their record; None where nobody asks."""
+        self.closed = False
+        self.storages: dict[int, StorageRef] = {}
+        self.storage_count = 0
+        self.work_count = 0
+        self.pending: dict[int, int] = {}
+        self.paths: dict[int, str] = {}
+        self.running: list[str] = []
+        self.outside: Phase = "setup"
+        self.micro_batch = 0
+        self.staged = False
+        self.step = 0
+        self.starts: list[int] = []
+        self.started: list[str] = []
+        self.gradient_module = ""
+        self.outer = ""
+        """On whose behalf is computed what no module computes: before the model nobody's, behind it the loss's."""
+        self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
+        self.mesh: DeviceMesh | None = None
+
+    def record(self, record: Record) -> None:
+        """Take the next record."""
+        self.records.append(record)
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn what a program may raise into a simulation's error."""
+        try:
+            yield
+        except SimulationError:
+            raise
+        except RunError as error:
+            raise SimulationError(str(error)) from error
+        except UnknownCollective as error:
+            raise SimulationError(f"{error} communicates in a way that is not captured") from error
+        except Exception as error:
+            where = f" in {self.module}" if self.module else ""
+            raise SimulationError(f"the program failed{where}: {type(error).__name__}: {error}") from error
+
+    def next_batch(self) -> None:
+        """Note that the next micro batch begins; a pipeline reads all of a pass at once, and marks its actions."""
+        self.outside = "forward"
+        self.phase = "forward"
+        self.outer = ""
+        if self.staged:
+            return
+        self.starts, self.started = [], []
+        self.record(Mark(f"{MICRO_BATCH}{self.micro_batch}"))
+        self.micro_batch += 1
+
+    def begin_step(self, number: int) -> None:
+        """Note that a step begins."""
+        self.micro_batch = 0
+        self.step = number
+        self.record(Mark(f"step {number}"))
+        if self.staged:
+            self.starts, self.started = [], []
+            self.outside = self.phase = "forward"
+
+    def end_pass(self) -> None:
+        """Note that a pipeline has taken its last action of a pass: what follows belongs to the optimizer."""
+        self.outside = "optimizer"
+
+    def begin_action(self, phase: Phase) -> None:
+        """Note that a pipeline's stage begins a forward or a backward."""
+        self.outside = phase
+        self.outer = self.gradient_module = ""
+
+    def end_action(self) -> None:
+        """Note that it ends: what autograd records from here on belongs to no module."""
+        self.outer = ""
+        self._begin("")
+
+    def locate(self) -> None:
+        """Find out where the program is: the phase, and the module on whose behalf it works."""
+        if torch._C._current_graph_task_id() == -1:
+            if self.phase in ("backward", "recompute") and not self.staged:
+                self.outside = "optimizer"
+            self.phase = self.outside
+            outer = self.outer if self.phase == "forward" else ""
+            self.module = self.running[-1] if self.running else outer
+            return
+        if self.running:
+            self.phase = "recompute"
+            self.module = self.running[-1]
+            return
+        # Gradients are not differentiated: where autograd records in a backward, something is computed again.
+        self.phase = "recompute" if torch.is_grad_enabled() else "backward"
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            number = node._sequence_nr()
+            if number != _ACCUMULATION:  # which belongs to the module whose gradient it is
+                place = bisect.bisect_right(self.starts, number) - 1
+                if place >= 0:
+                    self.gradient_module = self.started[place]
+        self.module = self.gradient_module
+
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
+        """While entered, hear of modules that are called and of storages that are resized."""
+        resize = torch.UntypedStorage.resize_
+
+        def enter(module: nn.Module, _: Any) -> None:
+            path = self.paths.get(id(module))
+            if path is None:
+                return
+            self.running.append(path)
+            self._begin(path)
+            if len(self.running) < 2 or self.running[-2] != path:
+                self.record(Mark(f"forward {path}"))
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            path = self.paths.get(id(module))
+            if path is None or not self.running:
+                return
+            assert self.running.pop() == path
+            if torch._C._current_graph_task_id() == -1:
+                self.outer = "" if self.running else LOSS
+            outer = self.running[-1] if self.running else self.outer
+            self._begin(outer)
+            if outer != path or not self.running:
+                self.record(Mark(f"end {path}"))
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            ref = self.storages.get(storage._cdata)
+            if ref is not None and not self.closed:
+                self.record(Resize(ref.number, size, current_stream()))
+                self.record(Categorise(ref.number, "unsharded_parameter", ""))
+            return result
+
+        handles = (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        )
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, path: str) -> None:
+        """Note that what autograd records from here on belongs to a module."""
+        self.starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self.started.append(path)
+
+    def adopt_state(self, training: Training) -> None:
+        """Record the storages of parameters and buffers, which are there before the first step."""
+        for part in training.parts:
+            for path, parameter in part.named_parameters():
+                category: Category = "sharded_parameter" if isinstance(parameter, DTensor) else "parameter"
+                self._adopt(parameter, category, plain_path(path).rpartition(".")[0])
+            for path, buffer in part.named_buffers():
+                self._adopt(buffer, "other", plain_path(path).rpartition(".")[0])
+
+    def _adopt(self, tensor: torch.Tensor, category: Category, module: str) -> None:
+        for local in locals_of(tensor):
+            if is_simulated(local):
+                self.module = module
+                self.allocate(local, category)
+
+    def categorise_gradients(self, training: Training) -> None:
+        """Record which storages are gradients of parameters."""
+        for part in training.parts:
+            for path, parameter in part.named_parameters():
+                if parameter.grad is not None:
+                    category: Category = "sharded_gradient" if isinstance(parameter, DTensor) else "gradient"
+                    self._categorise(parameter.grad, category, plain_path(path).rpartition(".")[0])
+
+    def categorise_optimizer(self, training: Training) -> None:
+        """Record which storages are state of the optimizer."""
+        names: dict[torch.Tensor, str] = {
+            parameter: plain_path(path).rpartition(".")[0]
+            for part in training.parts
+            for path, parameter in part.named_parameters()
+        }
+        for parameter, state in training.optimizer.state.items():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self._categorise(value, "optimizer_state", names.get(parameter, ""))
+
+    def _categorise(self, tensor: torch.Tensor, category: Category, module: str) -> None:
+        for local in locals_of(tensor):
+            if is_simulated(local):
+                number = self.number_of(local)
+                if number is not None:
+                    self.record(Categorise(number, category, module))
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of a tensor's storage, if it has one."""
+        ref = self.storages.get(tensor.untyped_storage()._cdata)
+        return None if ref is None else ref.number
+
+    def allocate(self, tensor: torch.Tensor, category: Category) -> bool:
+        """Record the storage of a tensor, if it is new, and return whether it is."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.storages:
+            return False
+        ref = StorageRef(storage, self._freed)
+        ref.key, ref.number = key, self.storage_count
+        self.storage_count += 1
+        self.storages[key] = ref
+        self.record(
+            Allocate(
+                storage=ref.number,
+                bytes=storage.nbytes(),
+                stream=current_stream(),
+                category=category,
+                module=self.module,
+                phase=self.phase,
+            )
+        )
+        return True
+
+    def adopt(self, tensor: torch.Tensor, number: int) -> None:
+        """Let the storage of a tensor be the one of a number, whose allocation is recorded already."""
+        storage = tensor.untyped_storage()
+        ref = StorageRef(storage, self._freed)
+        ref.key, ref.number = storage._cdata, number
+        self.storages[ref.key] = ref
+
+    def _freed(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(ref, StorageRef)
+        del self.storages[ref.key]
+        self.pending.pop(ref.number, None)
+        if not self.closed:
+            self.record(Free(ref.number))
+
+    def group(self, value: Any) -> tuple[tuple[int, ...], str]:
+        """Return the global ranks of a process group, and the mesh axes that it spans."""
+        group = _resolve_process_group(GroupName(value)) if isinstance(value, str) else ProcessGroup.unbox(value)
+        known = self.groups.get(group.group_name)
+        if known is None:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            ranks = next((same for same, _ in self.groups.values() if same == ranks), ranks)
+            known = self.groups[group.group_name] = ranks, self._axes(ranks, group)
+        return known
+
+    def _axes(self, ranks: Sequence[int], group: dist.ProcessGroup) -> str:
+        """Return the axes of the program's mesh along which the ranks differ."""
+        assert self.mesh is not None
+        names, shape = self.mesh.mesh_dim_names or (), self.mesh.shape
+        varying, size, stride = [], 1, self.mesh.size()
+        for name, length in zip(names, shape, strict=True):
+            stride //= length
+            if len({rank // stride % length for rank in ranks}) > 1:
+                varying.append(name)
+                size *= length
+        if size == len(ranks):
+            return "+".join(varying)
+        return group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
+
+
+def locals_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors of which one consists on this rank."""
+    if is_traceable_wrapper_subclass_type(type(tensor)):
+        for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+            inner = getattr(tensor, name)
+            if isinstance(inner, torch.Tensor):
+                yield from locals_of(inner)
+    else:
+        yield tensor
+
+
+def is_simulated(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is on the simulated device."""
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == SIM

@@ -1,0 +1,172 @@
+"""What does a call of an operator return, whose like has been made before?
+
+A fake tensor mode finds out shapes, strides and aliases of every call anew, or from a cache of its own that costs as
+much. Here a call on tensors of the simulated device that looks like an earlier one is answered from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from legoai.cost.simulated.device import SIM
+from legoai.cost.simulated.operators import Operator
+
+_NAMESPACES: Final = frozenset({"_c10d_functional", "aten", "fsdp"})
+_CHANGES_SHAPE: Final = frozenset(
+    {"aten.detach_", "aten.requires_grad_", "aten.resize_", "aten.resize_as_", "aten.set_", "aten.record_stream"}
+)
+_UNKNOWN: Final = (torch.Tag.inplace_view, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_PLAIN: Final = frozenset(
+    {bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+class _Result(NamedTuple):
+    """One result: an argument as it is, a view of one, or a new tensor.
+
+    ``argument`` counts the tensors among the arguments; it is -1 for a new one. ``shape`` is None for an argument as it
+    is.
+    """
+
+    argument: int
+    shape: tuple[int, ...] | None
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype | None
+
+
+class _Answer(NamedTuple):
+    """What a call returns; ``kind`` is the type of a sequence of results, or None for a single one."""
+
+    results: tuple[_Result | None, ...]
+    kind: type | None
+
+
+class Results:
+    """Answers calls that are like earlier ones."""
+
+    def __init__(self) -> None:
+        self.answers: dict[object, _Answer | None] = {}
+        self.like: FakeTensor | None = None
+        """One of the tensors of this simulation, whose mode and device all have."""
+
+    def of(self, func: OpOverload, known: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a call returns, from the fake tensor mode or as that did before."""
+        if func.namespace not in _NAMESPACES or known.name in _CHANGES_SHAPE:
+            return func(*args, **kwargs)
+        parts: list[object] = [func]
+        inputs: list[FakeTensor] = []
+        if not (_describe(args, parts, inputs) and _describe(kwargs.items(), parts, inputs)):
+            return func(*args, **kwargs)
+        key = tuple(parts)
+        if key in self.answers:
+            answer = self.answers[key]
+            return func(*args, **kwargs) if answer is None else self._again(answer, inputs)
+        out = func(*args, **kwargs)
+        self.answers[key] = None if any(tag in func.tags for tag in _UNKNOWN) else self._answer(out, inputs)
+        return out
+
+    def _answer(self, out: Any, inputs: Sequence[FakeTensor]) -> _Answer | None:
+        """Return how to answer such a call again; None where that is not certain."""
+        kind = type(out) if isinstance(out, list | tuple) else None
+        if kind not in (None, list, tuple):
+            return None
+        results: list[_Result | None] = []
+        for item in out if kind is not None else (out,):
+            if item is None:
+                results.append(None)
+                continue
+            result = self._result(item, inputs) if type(item) is FakeTensor else None
+            if result is None:
+                return None
+            results.append(result)
+        return _Answer(tuple(results), kind)
+
+    def _result(self, item: FakeTensor, inputs: Sequence[FakeTensor]) -> _Result | None:
+        if item.fake_device.type != SIM or item.constant is not None or item.layout is not torch.strided:
+            return None
+        self.like = self.like if self.like is not None else _without_storage(item)
+        storage = item.untyped_storage()
+        shape, stride, offset = tuple(item.shape), item.stride(), int(item.storage_offset())
+        for place, other in enumerate(inputs):
+            if other is item:
+                return _Result(place, None, (), 0, None)
+            if other.untyped_storage()._cdata == storage._cdata:
+                return _Result(place, shape, stride, offset, item.dtype)
+        if offset or storage.nbytes() != _bytes(shape, stride, item.itemsize):
+            return None
+        return _Result(-1, shape, stride, 0, item.dtype)
+
+    def _again(self, answer: _Answer, inputs: Sequence[FakeTensor]) -> Any:
+        if answer.kind is None:
+            return self._made(answer.results[0], inputs)
+        return answer.kind([self._made(result, inputs) for result in answer.results])
+
+    def _made(self, result: _Result | None, inputs: Sequence[FakeTensor]) -> FakeTensor | None:
+        if result is None:
+            return None
+        if result.shape is None:
+            return inputs[result.argument]
+        assert self.like is not None
+        with torch._C._DisableTorchDispatch():
+            if result.argument < 0:
+                elem = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
+            else:
+                elem = torch.empty((0,), dtype=result.dtype, device="meta")
+                storage = inputs[result.argument].untyped_storage()
+                elem.set_(storage, result.offset, result.shape, result.stride)
+            return _fake(elem, self.like)
+
+
+def tensor_like(like: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> FakeTensor:
+    """Return a new tensor of the mode and device of another one, of which nothing is recorded."""
+    with torch._C._DisableTorchDispatch():
+        return _fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), like)
+
+
+def _without_storage(tensor: FakeTensor) -> FakeTensor:
+    """Return an empty tensor of the same mode and device, which keeps no storage alive."""
+    with torch._C._DisableTorchDispatch():
+        return FakeTensor(tensor.fake_mode, torch.empty(0, device="meta"), tensor.fake_device)
+
+
+def _fake(elem: torch.Tensor, like: FakeTensor) -> FakeTensor:
+    """Return a fake tensor as its constructor would make it, which looks at every argument of a dozen again."""
+    made: FakeTensor = torch.Tensor._make_subclass(
+        FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=like.fake_device
+    )
+    torch._C._set_throw_on_mutable_data_ptr(made)
+    made.__dict__.update(like.__dict__)
+    return made
+
+
+def _bytes(shape: Sequence[int], stride: Sequence[int], item: int) -> int:
+    """Return the bytes of the smallest storage that a tensor fits in."""
+    if 0 in shape:
+        return 0
+    return item * (1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
+
+
+def _describe(values: Any, parts: list[object], inputs: list[FakeTensor]) -> bool:
+    """Append what decides the shape of a call's results; whether all of it is known."""
+    for value in values:
+        kind = type(value)
+        if kind is FakeTensor:
+            if value.fake_device.type != SIM or value.constant is not None:
+                return False
+            inputs.append(value)
+            parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
+        elif kind in _PLAIN:
+            parts += (kind, value)
+        elif isinstance(value, list | tuple):
+            parts += (kind, len(value))
+            if not _describe(value, parts, inputs):
+                return False
+        else:
+            return False
+    return True

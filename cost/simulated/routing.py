@@ -1,0 +1,57 @@
+"""How many rows reach each expert of a model whose router has no values?
+
+Which token goes to which expert is decided by values, and the simulated device has none. A router is trained to use
+its experts alike (Shazeer et al. 2017, section 4), so that each is given the same number of rows, to within one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from legoai.cost.simulated.device import SIM, read_from_device
+from legoai.runtime import experts as runtime_experts
+from legoai.specs.models import mixtral
+
+
+def even_parts(rows: int, parts: int) -> list[int]:
+    """Cut rows into parts that differ by at most one, the larger ones first."""
+    share, rest = divmod(rows, parts)
+    return [share + (index < rest) for index in range(parts)]
+
+
+@contextlib.contextmanager
+def even_routing() -> Iterator[None]:
+    """While entered, numbers of rows that are read from the simulated device are those of an even routing."""
+    exchanged, kept, groups = runtime_experts.rows_exchanged, runtime_experts.rows_with_room, mixtral.rows_of_groups
+
+    def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
+        if counts.device.type != SIM:
+            return exchanged(counts, rows)
+        read_from_device(counts.numel() * counts.itemsize)
+        sent = even_parts(rows, counts.shape[1])
+        # Every rank of the group sends alike, to this one what it sends to its own place among them.
+        return [sent, [sent[dist.get_rank() % len(sent)]] * len(sent)]
+
+    def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
+        if place.device.type != SIM:
+            return kept(place, capacity, experts)
+        read_from_device(place.itemsize)  # `nonzero` tells the host how many it has found
+        return place[: sum(min(size, capacity) for size in even_parts(len(place), experts))].clone()
+
+    def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
+        if group_sizes.device.type != SIM:
+            return groups(group_sizes, rows)
+        read_from_device(group_sizes.numel() * group_sizes.itemsize)
+        return even_parts(rows, len(group_sizes))
+
+    runtime_experts.rows_exchanged, runtime_experts.rows_with_room = rows_exchanged, rows_with_room
+    mixtral.rows_of_groups = rows_of_groups
+    try:
+        yield
+    finally:
+        runtime_experts.rows_exchanged, runtime_experts.rows_with_room = exchanged, kept
+        mixtral.rows_of_groups = groups

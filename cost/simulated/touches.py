@@ -1,0 +1,55 @@
+"""Which storages does a kernel touch, and how much of its traffic is each tensor's?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from legoai.cost.simulated.operators import Operator, overwrites, size_of, tensors
+from legoai.cost.tape import NONE, Touch, encoded
+
+
+def touch_of(  # noqa: PLR0917
+    known: Operator,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[torch.Tensor],
+    fresh: Sequence[torch.Tensor],
+    traffic: tuple[int, int],
+    number_of: Callable[[torch.Tensor], int | None],
+) -> Touch:
+    """Return what a call touches.
+
+    Args:
+        known: the operator.
+        args: of the call.
+        kwargs: of the call.
+        inputs: all tensors of the device among them, in order.
+        fresh: results that are new.
+        traffic: bytes that the call reads and writes in all.
+        number_of: tells the number of a tensor's storage.
+    """
+    written = {
+        id(item)
+        for key in known.written
+        for item in tensors(kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None)
+    }
+    over = overwrites(known)
+    sizes = [size_of(item) for item in inputs]
+    read = tuple(0 if over and id(item) in written else size for item, size in zip(inputs, sizes, strict=True))
+    wrote = tuple(size if id(item) in written else 0 for item, size in zip(inputs, sizes, strict=True))
+    new = tuple(item.numel() * item.itemsize for item in fresh)
+    return Touch(
+        inputs=tuple(_encoded(number_of(item)) for item in inputs),
+        outputs=tuple(_encoded(number_of(item)) for item in fresh),
+        read=read,
+        written=wrote,
+        new=new,
+        whole=traffic == (sum(read), sum(wrote) + sum(new)),
+    )
+
+
+def _encoded(number: int | None) -> int:
+    return NONE if number is None else encoded("storage", number)
