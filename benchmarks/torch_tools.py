@@ -9,8 +9,10 @@ are asked about the same lowered program and the same optimizer step (the second
 
 - `legoai`: `legoai.estimate` for the plan's H100, peak of active memory, step time.
 - `MemTracker`, and for shards `FSDPMemTracker`, of `torch.distributed._tools`: on fake tensors of a cpu, since on those
-  of `cuda` a torch that was built without CUDA ends the process. They see a cpu's kernels then.
-- `RuntimeEstimator` of the same package, by its cost model of operators.
+  of `cuda` a torch that was built without CUDA ends the process. They see a cpu's kernels then. DTensor is made to
+  infer shapes on fake tensors of their own: by those of the step, the tracker would take whole tensors for memory.
+- `RuntimeEstimator` of the same package, by its cost model of operators. It asks the GPU of the process for its rates;
+  here it is told those of the H100's datasheet.
 
 What a tool says when it fails is written down in its place.
 """
@@ -34,6 +36,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 if TYPE_CHECKING:
     from benchmarks.validation.rows import Row
@@ -187,6 +190,7 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+    from torch.distributed.tensor import _sharding_prop
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from legoai.cost.simulated.process import _patched_meshes
@@ -195,6 +199,7 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     from legoai.runtime.initialize import cast_parameters
     from legoai.runtime.step import OptimizerStep
 
+    _sharding_prop.detect_fake_mode = lambda *_: None
     # Fake tensors have no values: the loss that ranks agree on, and the count of steps that Adam reads.
     runtime_step.sum_over_world = lambda values: [1.0] * len(values)
     sys.modules["torch.optim.adam"]._get_value = lambda value: 1.0
@@ -228,7 +233,7 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
 
         if tool == "RuntimeEstimator":
             take(0)
-            with RuntimeEstimator()("operator-level-cost-model") as estimator:
+            with _rates_of_h100(), RuntimeEstimator()("operator-level-cost-model") as estimator:
                 take(1)
             return {"seconds": estimator.total_runtime / 1e3}
         sharded = tool == "FSDPMemTracker"
@@ -241,6 +246,31 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
             take(1)
         peak = tracker.get_tracker_snapshot("peak")
         return {"gib": max(sizes["Total"] for sizes in peak.values()) / GIB}
+
+
+@contextlib.contextmanager
+def _rates_of_h100() -> Iterator[None]:
+    """Let torch's estimator run where there is no GPU, with the rates that it would look up for an H100."""
+    import torch
+    from torch.utils import _runtime_estimation
+
+    from legoai.specs.cluster import device
+
+    h100 = device("h100_sxm")
+
+    def tflops(dtype: torch.dtype) -> float:
+        single = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "fp32"
+        named = {torch.float32: single, torch.float64: "fp64", torch.bfloat16: "bf16", torch.float16: "fp16"}
+        return h100.peak(named[dtype]) / 1e12
+
+    with (
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(_runtime_estimation, "get_device_tflops", tflops),
+        mock.patch.object(
+            _runtime_estimation, "get_gpu_dram_gbps", lambda: h100.memory.bandwidth_bytes_per_second / 1e9
+        ),
+    ):
+        yield
 
 
 class _Batches:
