@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from torch import nn
@@ -34,6 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from legoai.cost.compilation import async_tp
 from legoai.cost.compilation.schedule import MODULE, Given, Pieces, Schedule, Slot, Step, Work
 from legoai.cost.compilation.schedule import Call as Communication
+from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SIM, Kind, current_stream
 from legoai.cost.simulated.dispatch import NEW_CATEGORY
 from legoai.cost.simulated.recorder import Capture
@@ -112,7 +112,7 @@ class Graph:
 
         def partition(graph: Any, inputs: Any, **options: Any) -> Any:
             # A recomputed operator that may be random would keep the generator's state, a few bytes of the host.
-            with mock.patch.object(partitioners, "functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
+            with replaced(partitioners, "functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
                 return partitioners.min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
 
         decompositions = None

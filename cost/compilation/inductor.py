@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from torch._guards import TracingContext
@@ -32,6 +31,7 @@ from torch.utils._pytree import tree_map
 from legoai.cost.compilation.async_tp import as_with_nccl
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.compilation.scheduler import Reader
+from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import Kind
 
 _DEVICE: Final[dict[Kind, str]] = {"cuda": "cuda:0", "cpu": "cpu"}
@@ -128,9 +128,9 @@ def _without_a_gpu() -> Iterator[None]:
         return inverted
 
     with (
-        mock.patch.object(torch.Tensor, "copy_", copy),
-        mock.patch.object(torch.Tensor, "__invert__", invert),
-        mock.patch.object(Scheduler, "create_backend", lambda scheduler, _: CUDACombinedScheduling(scheduler)),
-        mock.patch.object(DeviceProperties, "create", staticmethod(lambda _: _H100)),
+        replaced(torch.Tensor, "copy_", copy),
+        replaced(torch.Tensor, "__invert__", invert),
+        replaced(Scheduler, "create_backend", lambda scheduler, _: CUDACombinedScheduling(scheduler)),
+        replaced(DeviceProperties, "create", staticmethod(lambda _: _H100)),
     ):
         yield
