@@ -21,8 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.composed import Composed, records_of
 from legoai.cost.pipelines.actions import UnequalError
-from legoai.cost.repetition.blocks import shorten, treats_alike
-from legoai.cost.repetition.lists import Run
+from legoai.cost.repetition.blocks import Run, shorten, treats_alike
 from legoai.cost.repetition.micro_batches import repeat_micro_batches
 from legoai.cost.repetition.records import lengthen
 from legoai.cost.replaced import replaced

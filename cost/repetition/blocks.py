@@ -8,13 +8,12 @@ from that of a block which was taken (:mod:`legoai.cost.repetition.records`).
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
-
-from legoai.cost.repetition.lists import Run
 
 TAKEN: Final = 5
 """Blocks of a run that are taken: the first and the last, whose neighbours are none, and three that are compared."""
@@ -30,6 +29,28 @@ _TELLING: Final = frozenset(
     }
 )  # fmt: skip
 """Calls by which a program may tell blocks apart by their place."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """Equal blocks of one container, some of which were left out.
+
+    Attributes:
+        prefix: of the paths of the blocks, such as `layers.`.
+        kept: what the blocks that were taken are called in the container.
+        names: what all blocks are called in the whole model.
+        middle: the place among those kept of the block that is repeated; those before and behind it are equal to it.
+    """
+
+    prefix: str
+    kept: tuple[str, ...]
+    names: tuple[str, ...]
+    middle: int
+
+    @property
+    def missing(self) -> int:
+        """How many blocks were left out."""
+        return len(self.names) - len(self.kept)
 
 
 def treats_alike(program: str) -> bool:

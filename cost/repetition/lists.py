@@ -12,37 +12,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from legoai.cost.tape import NONE, Tape, Touch
+from legoai.cost.repetition.walk import Unequal, Walk
+from legoai.cost.tape import NONE, Touch
 from legoai.cost.trace import Kernel, TensorType
 
 _JOINS: Final = frozenset({"aten.stack", "aten.cat"})
 """Operators whose one result is as long as their list of inputs."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Run:
-    """Equal blocks of one container, some of which were left out.
-
-    Attributes:
-        prefix: of the paths of the blocks, such as `layers.`.
-        kept: what the blocks that were taken are called in the container.
-        names: what all blocks are called in the whole model.
-        middle: the place among those kept of the block that is repeated; those before and behind it are equal to it.
-    """
-
-    prefix: str
-    kept: tuple[str, ...]
-    names: tuple[str, ...]
-    middle: int
-
-    @property
-    def missing(self) -> int:
-        """How many blocks were left out."""
-        return len(self.names) - len(self.kept)
-
-
-class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
-    """The blocks of a trace are not equal, or are joined in a way that is not understood."""
 
 
 class Entry(NamedTuple):
@@ -61,34 +36,14 @@ class Entry(NamedTuple):
         )
 
 
-class Lists(ABC):
+class Lists(Walk, ABC):
     """Lengthens the lists of a tape's kernels.
 
     Attributes:
-        tape: of few blocks.
-        run: these blocks.
-        owners: the block of each storage that has one.
         stretched: storages of vectors with one element for each of a list, and how long they were and become.
     """
 
-    tape: Tape
-    run: Run
-    owners: dict[int, int]
     stretched: dict[int, tuple[int, int]]
-
-    @property
-    def middle(self) -> int:
-        """The place of the block that is repeated."""
-        return self.run.middle
-
-    @property
-    def missing(self) -> int:
-        """How many blocks were left out."""
-        return self.run.missing
-
-    @abstractmethod
-    def block_of(self, path: str) -> int:
-        """Return which kept block a module is of; `NONE` for none."""
 
     @abstractmethod
     def copy_of(self, number: int, block: int) -> int:

@@ -13,9 +13,11 @@ import functools
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from legoai.cost.repetition.lists import Lists, Run, Unequal
-from legoai.cost.tape import NONE, Tape, Touch, alike, is_micro_batch
-from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
+from legoai.cost.repetition.blocks import Run
+from legoai.cost.repetition.lists import Lists
+from legoai.cost.repetition.walk import Unequal
+from legoai.cost.tape import NONE, Tape, alike
+from legoai.cost.trace import Allocate, Collective, Free, Kernel, Mark, Record, Resize
 
 _FAR: Final = 2
 """Blocks that are farther apart than this have nothing to do with each other in particular."""
@@ -27,18 +29,6 @@ class _Made(NamedTuple):
     sweep: int
     block: int
     order: int
-
-
-class _Sweep(NamedTuple):
-    """Records that go through the blocks once.
-
-    Attributes:
-        bounds: where the part of each block begins, in the order of the records, and where the last one ends.
-        blocks: whose parts they are.
-    """
-
-    bounds: tuple[int, ...]
-    blocks: tuple[int, ...]
 
 
 def lengthen(tape: Tape, run: Run, *, last: bool = True) -> Tape | None:
@@ -59,14 +49,9 @@ def lengthen(tape: Tape, run: Run, *, last: bool = True) -> Tape | None:
 
 class _Lengthening(Lists):
     def __init__(self, tape: Tape, run: Run, *, keep_touches: bool = False) -> None:
-        self.tape = tape
+        super().__init__(tape, run)
         self.keep_touches = keep_touches
-        self.run = run
-        self.place = {name: index for index, name in enumerate(run.kept)}
-        self.blocks: dict[str, int] = {}
         self.renamed_path = functools.cache(self._renamed_path)
-        self.owners = self._owners()
-        self.sweeps = self._sweeps()
         self.made: dict[int, _Made] = {}
         self.numbers: dict[_Made, int] = {}
         self.fixed: set[int] = set()
@@ -78,126 +63,10 @@ class _Lengthening(Lists):
         self.copies = self._number_copies()
         self.shared: dict[tuple[int, int], Record] = {}
 
-    def block_of(self, path: str) -> int:
-        """Return which kept block a module is of; `NONE` for none."""
-        block = self.blocks.get(path)
-        if block is None:
-            inside = path.startswith(self.run.prefix)
-            name = path[len(self.run.prefix) :].partition(".")[0]
-            block = self.blocks[path] = self.place.get(name, NONE) if inside else NONE
-        return block
-
     def _renamed_path(self, path: str, block: int) -> str:
         """Return the path of a module of a block as that of another block of the whole model."""
         rest = path[len(self.run.prefix) :].partition(".")[2]
         return f"{self.run.prefix}{self.run.names[block]}{'.' if rest else ''}{rest}"
-
-    def _owners(self) -> dict[int, int]:
-        """Return of which block each storage is, as far as that is told by a module or a list."""
-        owners: dict[int, int] = {}
-        tape = self.tape
-        for record, number in zip(tape.records, tape.numbers, strict=True):
-            if isinstance(record, Allocate | Categorise):
-                block = self.block_of(record.module)
-                if block != NONE:
-                    owners[number] = block
-        for touch in tape.touches:
-            if touch is not None and len(touch.outputs) > 1 and len(touch.outputs) == len(touch.inputs):
-                for source, target in zip(touch.inputs, touch.outputs, strict=True):
-                    if source in owners and target != NONE:
-                        owners.setdefault(target, owners[source])
-        return owners
-
-    def _labels(self) -> list[int]:
-        """Return for each record the block on whose behalf it is made, where that is certain."""
-        tape, labels = self.tape, [NONE] * len(self.tape)
-        owners = self.owners
-        between = self._between_passes()
-        for index, record in enumerate(tape.records):
-            if isinstance(record, Kernel):
-                labels[index] = self.block_of(record.module)
-                if labels[index] == NONE and between[index]:
-                    labels[index] = self._touched(tape.touches[index])
-            elif isinstance(record, Mark):
-                head, _, path = record.name.partition(" ")
-                if head == "forward" and path.removeprefix(self.run.prefix) in self.place:
-                    labels[index] = self.block_of(path)
-            elif between[index]:
-                if isinstance(record, Allocate | Categorise):
-                    block = self.block_of(record.module)
-                    labels[index] = block if block != NONE else owners.get(tape.numbers[index], NONE)
-                elif isinstance(record, Free | Resize):
-                    labels[index] = owners.get(tape.numbers[index], NONE)
-        return labels
-
-    def _touched(self, touch: Touch | None) -> int:
-        """Return the only block whose storages a kernel touches."""
-        if touch is None:
-            return NONE
-        blocks = {self.owners.get(number, NONE) for number in (*touch.inputs, *touch.outputs)} - {NONE}
-        return blocks.pop() if len(blocks) == 1 else NONE
-
-    def _between_passes(self) -> list[bool]:
-        """Return which records are neither of a forward nor of a backward."""
-        records = self.tape.records
-        between = [True] * len(records)
-        start = None
-        last = 0
-        for index, record in enumerate(records):
-            if isinstance(record, Mark):
-                if start is not None and (is_micro_batch(record) or record.name.startswith("end step ")):
-                    between[start : last + 1] = [False] * (last + 1 - start)
-                    start = None
-                if is_micro_batch(record) or record.name.startswith("step "):
-                    start, last = index, index
-            elif isinstance(record, Kernel | Collective | Copy) and record.phase in ("backward", "recompute"):
-                last = index
-        return between
-
-    def _sweeps(self) -> list[_Sweep]:
-        """Find where the trace goes through the blocks."""
-        runs: list[tuple[int, int]] = []
-        before = None
-        backward = False
-        for index, (record, label) in enumerate(zip(self.tape.records, self._labels(), strict=True)):
-            if isinstance(record, Kernel):
-                backward = record.phase in ("backward", "recompute")
-            if label != NONE and (label, backward) != before:
-                runs.append((index, label))
-                before = label, backward
-        found: list[_Sweep] = []
-        middle, size = self.middle, len(runs)
-        for at, (_, label) in enumerate(runs):
-            if label != middle:
-                continue
-            if not 0 < at < size - 1:
-                raise Unequal
-            step = runs[at + 1][1] - label
-            if abs(step) != 1 or runs[at - 1][1] != label - step:
-                raise Unequal
-            first = last = at
-            while first and runs[first - 1][1] == runs[first][1] - step:
-                first -= 1
-            while last + 1 < size and runs[last + 1][1] == runs[last][1] + step:
-                last += 1
-            end = self._end(runs[last][0], runs[last + 1][0] if last + 1 < size else len(self.tape))
-            starts = [start for start, _ in runs[first : last + 1]]
-            found.append(_Sweep((*starts, end), tuple(block for _, block in runs[first : last + 1])))
-        beside = [sum(label == middle + step for _, label in runs) for step in (-1, 0, 1)]
-        if not found or len(set(beside)) != 1:
-            raise Unequal
-        return found
-
-    def _end(self, start: int, stop: int) -> int:
-        """Return where the last part of a sweep ends, which begins at one place and ends before another."""
-        first = self.tape.records[start]
-        if isinstance(first, Mark):
-            last = first.name.replace("forward", "end", 1)
-            for index in range(start, stop):
-                record = self.tape.records[index]
-                if isinstance(record, Mark) and record.name == last:
-                    return index + 1
-        return stop
 
     def _place_numbers(self) -> None:
         for index, sweep in enumerate(self.sweeps):
