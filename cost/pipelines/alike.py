@@ -42,8 +42,8 @@ def alike_places(program: str, places: int) -> list[list[int]]:
                 return apart
             with torch.device("meta"), Unfilled():
                 model = trainer.build_model()
-    except Exception:
-        return apart  # its capture tells what is wrong
+    except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and tells of it
+        return apart
     return _groups(pipeline, model)
 
 
