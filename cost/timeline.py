@@ -7,19 +7,19 @@ the paper's loop scans all queues.
 
 Three things are added. The host dispatches operations one after another and each takes it time, so that a stream of
 small kernels runs at the host's pace. A collective runs on its communicator's own queue and not on the stream that
-asked for it, as NCCL's do. And while a collective runs, computation beside it is slower, because the collective takes
-some of the multiprocessors.
+asked for it, as NCCL's do (:mod:`legoai.cost.queues`). And while a collective runs, computation beside it is slower,
+because the collective takes some of the multiprocessors.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from legoai.cost.queues import Queues, communicator_name, stream_name
 from legoai.cost.tape import uncollected
 from legoai.cost.trace import (
     Allocate,
@@ -33,12 +33,8 @@ from legoai.cost.trace import (
     HostWaitStream,
     Kernel,
     Mark,
-    RecordEvent,
     Resize,
     Trace,
-    WaitEvent,
-    WaitStream,
-    WaitWork,
 )
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
@@ -166,8 +162,6 @@ class _Node:
 _ON_DEVICE: Final = (Kernel, Collective, Copy)
 _MEMORY: Final = frozenset({Allocate, Categorise, Free, Resize})
 """Records that take no time."""
-_FEW: Final = 4
-"""Nodes that are waited for one by one; more are joined."""
 _NEVER: Final = float("inf")
 _NETWORK: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
 _LEAST_LEFT: Final = 0.1
@@ -185,22 +179,16 @@ def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host) -> Timelin
         return _Simulation(cost, host).run(trace)
 
 
-class _Simulation:
+class _Simulation(Queues[_Node]):
     def __init__(self, cost: Callable[[Timed], Cost], host: Host) -> None:
+        super().__init__()
         self.cost = cost
         self.host = host
         self.now = 0.0
-        self.last: dict[str, _Node] = {}
-        """The latest node of each queue."""
-        self.waits: dict[str, list[_Node]] = defaultdict(list)
-        """What the next operation of a stream must wait for, beyond the stream's own order."""
-        self.events: dict[int, _Node | None] = {}
-        self.works: dict[int, _Node] = {}
         self.ready: dict[Resource, list[tuple[int, _Node]]] = defaultdict(list)
         self.running: dict[Resource, _Node] = {}
         self.retimed = True
         """Whether what runs knows when it ends, since the last time that something began or ended."""
-        self.queues: dict[tuple[str, tuple[int, ...]], str] = {}
         self.intervals: list[Interval] = []
         self.blocked = 0.0
         self.order = 0
@@ -223,14 +211,14 @@ class _Simulation:
                 self._advance(host_time)
                 host_time = self._compute_on_host(record, host_time)
             elif isinstance(record, HostWaitDevice):
-                host_time = self._block(list(self.last.values()), host_time)
+                host_time = self._block([node for nodes in self.last.values() for node in nodes], host_time)
             elif isinstance(record, HostWaitStream):
-                host_time = self._block(self._pending(_stream(record.stream)), host_time)
+                host_time = self._block(self.pending(stream_name(record.stream)), host_time)
             elif isinstance(record, HostWaitEvent):
                 found = self.events.get(record.event)
                 host_time = self._block([found] if found is not None else [], host_time)
             else:
-                self._synchronise(record)
+                self.synchronise(record)
         self._advance(float("inf"))
         end = max((interval.end for interval in self.intervals), default=0.0)
         return Timeline(
@@ -247,76 +235,24 @@ class _Simulation:
         self.intervals.append(Interval(record, cost, "host", host_time, end))
         return end
 
-    def _synchronise(self, record: object) -> None:
-        """Note what the next operation of a stream waits for; the host goes on at once."""
-        if isinstance(record, WaitStream):
-            self.waits[_stream(record.stream)] += self._pending(_stream(record.other))
-        elif isinstance(record, RecordEvent):
-            # The event stands for the stream's latest work and all that the stream still waits for.
-            pending = self._pending(_stream(record.stream))
-            self.events[record.event] = self._join(pending) if pending else None
-        elif isinstance(record, WaitEvent):
-            # An event that was never recorded is complete, as in CUDA.
-            found = self.events.get(record.event)
-            if found is not None:
-                self.waits[_stream(record.stream)].append(found)
-        elif isinstance(record, WaitWork):
-            if record.work not in self.works:
-                raise ValueError(f"the trace waits for collective {record.work}, which was never started")
-            self.waits[_stream(record.stream)].append(self.works[record.work])
+    def joint(self) -> _Node:
+        """Return a node that takes no time."""
+        return _Node(self._next(), None, _INSTANT, "")
 
-    def _pending(self, queue: str) -> list[_Node]:
-        """What must be complete for all work of the queue so far to be complete."""
-        last = self.last.get(queue)
-        return self.waits[queue].copy() if last is None else [last, *self.waits[queue]]
-
-    def _join(self, nodes: Sequence[_Node]) -> _Node:
-        """A node that is complete when all of ``nodes`` are."""
-        if len(nodes) == 1:
-            return nodes[0]
-        node = _Node(self._next(), None, _INSTANT, "")
-        self._follow(node, nodes)
+    def dispatched(self, node: _Node) -> None:
+        """Take note that the host has issued a node."""
         self._release(node)
-        return node
 
     def _put(self, record: Kernel | Collective | Copy) -> _Node:
-        stream = _stream(record.stream)
-        queue = stream
-        if isinstance(record, Collective):
-            queue = self._communicator(record)
+        stream = stream_name(record.stream)
+        queue = communicator_name(record) if isinstance(record, Collective) else stream
         node = _Node(self._next(), record, self.cost(record), queue)
-        if queue != stream and len(self.waits[stream]) > _FEW:
-            # A stream on which only communication is called keeps what it waits for, which would grow without end.
-            pending = [item for item in self.waits[stream] if not item.done]
-            self.waits[stream] = [self._join(pending)] if pending else []
-        before = self._pending(stream)
-        if queue != stream and queue in self.last:
-            before.append(self.last[queue])
-        self._follow(node, before)
-        if queue == stream:
-            self.waits[stream].clear()
-        self.last[queue] = node
+        self.put(node, stream, queue)
+        self.last[queue] = [node]
         if isinstance(record, Collective):
             self.works[record.work] = node
         self._release(node)
         return node
-
-    def _communicator(self, record: Collective) -> str:
-        key = (record.axis, ()) if record.axis else ("", record.ranks)
-        queue = self.queues.get(key)
-        if queue is None:
-            queue = self.queues[key] = f"communicator {record.axis or ','.join(map(str, record.ranks))}"
-        return queue
-
-    def _follow(self, node: _Node, before: Sequence[_Node]) -> None:
-        if len(before) == 1:
-            if not before[0].done:
-                before[0].followers.append(node)
-                node.waiting += 1
-            return
-        for other in {id(item): item for item in before if not item.done}.values():
-            other.followers.append(node)
-            node.waiting += 1
 
     def _next(self) -> int:
         self.order += 1
@@ -392,8 +328,3 @@ class _Simulation:
             assert completed, "the device stands still while the host waits: a cycle of waits"
         self.blocked += max(0.0, self.now - host_time)
         return max(host_time, self.now)
-
-
-@functools.cache
-def _stream(number: int) -> str:
-    return f"stream {number}"

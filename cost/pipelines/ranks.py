@@ -22,6 +22,7 @@ from typing import Final
 from legoai.cost.intervals import Intervals, Stretch
 from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.pipelines.times import ActionTime, Piece, RankTimeline, StandstillError
+from legoai.cost.queues import Queues, communicator_name, stream_name, unfinished
 from legoai.cost.timeline import Cost, Host, Interval, Resource, Timed, Timeline
 from legoai.cost.trace import (
     Collective,
@@ -33,10 +34,6 @@ from legoai.cost.trace import (
     Kernel,
     Mark,
     Record,
-    RecordEvent,
-    WaitEvent,
-    WaitStream,
-    WaitWork,
 )
 
 _INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
@@ -149,21 +146,17 @@ class _Ranks:
         return self.meetings.setdefault(key, _Meeting(need))
 
 
-class _Rank:
+class _Rank(Queues[_Node]):
     """One rank: its host, its streams, its resources."""
 
     def __init__(self, all_ranks: _Ranks, number: int, records: Sequence[Record | Piece]) -> None:
+        super().__init__()
         self.all, self.number, self.records = all_ranks, number, records
         self.place = 0
         self.host_time = 0.0
         self.blocked = 0.0
         self.waited_for = 0
         self.order = 0
-        self.last: dict[str, list[_Node]] = {}
-        """The latest nodes of each queue: one, or those of a batch."""
-        self.waits: defaultdict[str, list[_Node]] = defaultdict(list)
-        self.events: dict[int, _Node | None] = {}
-        self.works: dict[int, _Node] = {}
         self.issued: defaultdict[tuple[object, ...], int] = defaultdict(int)
         self.batch: list[_Node] | None = None
         self.ready: defaultdict[Resource, list[tuple[int, _Node]]] = defaultdict(list)
@@ -238,14 +231,14 @@ class _Rank:
                 if self._block([node for nodes in self.last.values() for node in nodes]):
                     return
             elif isinstance(record, HostWaitStream):
-                if self._block(self._pending(_stream(record.stream))):
+                if self._block(self.pending(stream_name(record.stream))):
                     return
             elif isinstance(record, HostWaitEvent):
                 found = self.events.get(record.event)
                 if self._block([found] if found is not None else []):
                     return
             else:
-                self._synchronise(record)
+                self.synchronise(record)
 
     def _mark(self, name: str) -> None:
         self.marks.append((name, self.host_time))
@@ -262,40 +255,20 @@ class _Rank:
                 self.last[node.queue] = self.batch
             self.batch = None
 
-    def _synchronise(self, record: Record) -> None:
-        """Note what the next operation of a stream waits for; the host goes on at once."""
-        if isinstance(record, WaitStream):
-            self.waits[_stream(record.stream)] += self._pending(_stream(record.other))
-        elif isinstance(record, RecordEvent):
-            pending = self._pending(_stream(record.stream))
-            self.events[record.event] = self._join(pending) if pending else None
-        elif isinstance(record, WaitEvent):
-            found = self.events.get(record.event)
-            if found is not None:
-                self.waits[_stream(record.stream)].append(found)
-        elif isinstance(record, WaitWork):
-            if record.work not in self.works:
-                raise ValueError(f"the trace waits for collective {record.work}, which was never started")
-            self.waits[_stream(record.stream)].append(self.works[record.work])
+    def joint(self) -> _Node:
+        """Return a node that takes no time."""
+        return _Node(self, self._next(), None, _INSTANT, "")
 
-    def _pending(self, queue: str) -> list[_Node]:
-        return [*self.last.get(queue, ()), *self.waits[queue]]
+    def dispatched(self, node: _Node) -> None:
+        """Take note that the host has issued a node."""
+        self.release(node, None)
 
     def _next(self) -> int:
         self.order += 1
         return self.order
 
-    def _join(self, nodes: Sequence[_Node]) -> _Node:
-        """A node that is complete when all of ``nodes`` are."""
-        if len(nodes) == 1:
-            return nodes[0]
-        node = _Node(self, self._next(), None, _INSTANT, "")
-        self._follow(node, nodes)
-        self.release(node, None)
-        return node
-
     def _put(self, record: Kernel | Collective | Copy | Piece, cost: Cost, at: float | None = None) -> _Node:
-        stream = _stream(record.stream)
+        stream = stream_name(record.stream)
         queue, meeting = stream, None
         if isinstance(record, Collective):
             queue = self._queue(record)
@@ -306,12 +279,7 @@ class _Rank:
         node.remaining = cost.seconds
         if isinstance(record, Piece):
             node.earliest = self.host_time + record.latency
-        before = self._pending(stream)
-        if queue != stream:
-            before += self.last.get(queue, ())
-        self._follow(node, before)
-        if queue == stream:
-            self.waits[stream].clear()
+        self.put(node, stream, queue)
         if self.batch is not None and isinstance(record, Collective):
             self.batch.append(node)
         else:
@@ -328,12 +296,7 @@ class _Rank:
     def _queue(self, record: Collective) -> str:
         if record.kind in _POINT_TO_POINT and self.batch is None:
             return f"between {min(record.ranks)} and {max(record.ranks)}"
-        return f"communicator {record.axis or ','.join(map(str, record.ranks))}"
-
-    def _follow(self, node: _Node, before: Iterable[_Node]) -> None:
-        for other in {id(item): item for item in before if not item.done}.values():
-            other.followers.append(node)
-            node.waiting += 1
+        return communicator_name(record)
 
     def release(self, node: _Node, cause: _Node | None) -> None:
         """One thing that the node waited for has happened."""
@@ -432,7 +395,7 @@ class _Rank:
 
     def _block(self, nodes: Iterable[_Node]) -> bool:
         """Let the host wait for nodes; whether it must."""
-        for node in {id(item): item for item in nodes if not item.done}.values():
+        for node in unfinished(nodes):
             node.blocks = True
             self.waited_for += 1
         return self.waited_for > 0
@@ -444,7 +407,3 @@ def _waited_for_others(node: _Node) -> bool:
     while cause is not None and cause.record is None:
         cause = cause.cause
     return cause is not None and cause.meeting is not None
-
-
-def _stream(number: int) -> str:
-    return f"stream {number}"
