@@ -105,13 +105,14 @@ def files_of(error: UnreadableError) -> dict[str, PlanFile]:
 def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
     """The plan that ``arguments.file`` names and its program; None after its findings were shown, where it has errors.
 
+    They go to standard error, as a command that lowers has something else to say on standard output.
     What a project selects or ignores is about reports: an error stops here whatever it is, unless the plan itself
     suppresses it.
     """
     try:
         source = read_source(arguments.file)
     except UnreadableError as error:
-        show([error.diagnostic], files_of(error))
+        show([error.diagnostic], files_of(error), stream=sys.stderr)
         return None
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
     diagnostics = [item for item in linted.diagnostics if item.severity == "error"]
@@ -127,7 +128,7 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
         except LoweringError as error:
             diagnostics = list(error.diagnostics)
     if program is None:
-        show(diagnostics, linted.files)
+        show(diagnostics, linted.files, stream=sys.stderr)
         print(f"legoai: {source.name} is not lowered: {summary(diagnostics)}", file=sys.stderr)
         return None
     return linted, program
