@@ -1,11 +1,13 @@
-"""Puts the tests' own modules on the path, and compares programs with the golden ones."""
+"""Puts the tests' own modules on the path, compares programs with the golden ones, and holds what trains share."""
 
 from __future__ import annotations
 
 import re
+import string
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +37,39 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Program], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of models and of data is kept for the tests of one file alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A text to train on."""
+    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
+    """What the training of `meshed` comes to on one process, with neither mesh nor wrapper."""
+    from meshed import text_of
+    from staged import PLAIN_DOUBLE, train
+
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
+    assert {str(dtype) for dtype in result["dtypes"]} == {"torch.float64"}
+    return result
+
+
+@pytest.fixture(scope="module")
+def unstaged(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
+    """What the training of `staged` comes to on one process, with neither mesh nor wrapper."""
+    from staged import PLAIN_DOUBLE, text_of, train
+
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, validate_every=2, validate_batches=8)
+    return result

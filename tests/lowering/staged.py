@@ -1,9 +1,6 @@
-"""What tests of programs that train share: their training, what the ranks came to, and the run on one process."""
+"""What tests of programs that train share: their training, the run of a rank, and what the ranks came to."""
 
 from __future__ import annotations
-
-import string
-from pathlib import Path
 
 import pytest
 import torch
@@ -81,24 +78,3 @@ def assert_close(one: dict, other: dict, tolerance: float) -> None:
     assert one["parameters"].keys() == other["parameters"].keys()
     for name, parameter in one["parameters"].items():
         torch.testing.assert_close(parameter, other["parameters"][name], rtol=0, atol=tolerance, msg=name)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
-    return str(path)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def alone(gloo, data) -> dict:
-    """The plan on one process, with neither mesh nor wrapper."""
-    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, validate_every=2, validate_batches=8)
-    return result

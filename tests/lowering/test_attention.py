@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from meshed import TRAINING, UNITS, text_of
 from operator_calls import Calls
 from plans import HEAD, SEQUENCE_PARALLEL, lowered
-from test_numerics import (
-    DOUBLE,
-    PLAIN_DOUBLE,
-    STEPS,
-    TOLERANCE,
-    TRAINING,
-    UNITS,
-    alone,  # noqa: F401
-    assert_close,
-    data,  # noqa: F401
-    text_of,
-    train,
-)
+from staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
 
 BOTH = f"""\
 mesh (dp_shard = 2, tp = 2)
@@ -29,19 +18,19 @@ fsdp on dp_shard {UNITS}{DOUBLE}checkpoint {{ layers.* = full }}
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def counted(text: str, data: str) -> Counter[str]:  # noqa: F811
+def counted(text: str, data: str) -> Counter[str]:
     with Calls() as calls:
         train(text, data)
     return calls.counts
 
 
 @pytest.mark.parametrize("kernel", ["flash", "math"])
-def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone):  # noqa: F811
+def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}attention {kernel}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
-def test_the_kernel_runs_in_forward_in_recomputation_and_in_backward(gloo, data):  # noqa: F811
+def test_the_kernel_runs_in_forward_in_recomputation_and_in_backward(gloo, data):
     micro_batches, layers = 4, 4
     blocks = STEPS * micro_batches * layers
     recomputed = f"{PLAIN_DOUBLE}checkpoint {{ layers.* = full }}\n"

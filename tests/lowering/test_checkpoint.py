@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from meshed import TRAINING, UNITS, text_of
 from operator_calls import Calls
 from plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
-from test_numerics import (
-    DOUBLE,
-    PLAIN_DOUBLE,
-    STEPS,
-    TOLERANCE,
-    TRAINING,
-    UNITS,
-    alone,  # noqa: F401
-    assert_close,
-    data,  # noqa: F401
-    text_of,
-    train,
-)
+from staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -38,32 +27,32 @@ RULES = {
 
 
 @pytest.mark.parametrize("rules", RULES)
-def test_every_treatment_trains_as_one_process_does_under_fsdp_and_tensor_parallel(rules: str, gloo, data, alone):  # noqa: F811
+def test_every_treatment_trains_as_one_process_does_under_fsdp_and_tensor_parallel(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES)
-def test_every_treatment_trains_as_one_process_does_when_fully_sharded(rules: str, gloo, data, alone):  # noqa: F811
+def test_every_treatment_trains_as_one_process_does_when_fully_sharded(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{SHARDED}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", RULES)
-def test_every_treatment_trains_alone_as_without_it(rules: str, gloo, data, alone):  # noqa: F811
+def test_every_treatment_trains_alone_as_without_it(rules: str, gloo, data, alone):
     [result] = gloo(1)(train, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {RULES[rules]} }}"), data)
     assert_close(result, alone, TOLERANCE)
 
 
-def counted(text: str, data: str) -> Counter[str]:  # noqa: F811
+def counted(text: str, data: str) -> Counter[str]:
     with Calls() as calls:
         train(text, data)
     return calls.counts
 
 
-def test_recomputation_runs_what_is_not_kept_and_nothing_else(gloo, data):  # noqa: F811
+def test_recomputation_runs_what_is_not_kept_and_nothing_else(gloo, data):
     def counts(rules: str) -> Counter[str]:
         return gloo(1)(counted, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {rules} }}"), data)[0]
 

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from meshed import TRAINING, UNITS, text_of
 from plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
-from test_numerics import (
-    DOUBLE,
-    PLAIN_DOUBLE,
-    TOLERANCE,
-    TRAINING,
-    UNITS,
-    alone,  # noqa: F401
-    assert_close,
-    data,  # noqa: F401
-    text_of,
-    train,
-)
+from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -39,25 +29,25 @@ MORE_PLANS = {
 }
 
 
-def train_anew(text: str, data: str) -> dict:  # noqa: F811
+def train_anew(text: str, data: str) -> dict:
     torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
     return train(text, data)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):  # noqa: F811
+def test_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
     for result in gloo(4)(train_anew, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE_PLANS)
-def test_more_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):  # noqa: F811
+def test_more_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
     for result in gloo(4)(train_anew, text_of(MORE_PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
-def test_more_blocks_than_torch_recompiles_are_one_compilation(gloo, data):  # noqa: F811
+def test_more_blocks_than_torch_recompiles_are_one_compilation(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'llama3("tiny", n_layers = 12, dim = 64, hidden_dim = 64)')
     [eager] = gloo(1)(train_anew, text_of(PLAIN_DOUBLE, head), data)
     [compiled] = gloo(1)(train_anew, text_of(f"{PLAIN_DOUBLE}{BLOCKS}checkpoint {{ layers.* = every(2) }}", head), data)

@@ -6,8 +6,9 @@ import string
 from pathlib import Path
 
 import pytest
+from meshed import TRAINING, UNITS, text_of
 from plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
-from test_numerics import DOUBLE, PLAIN_DOUBLE, TOLERANCE, TRAINING, UNITS, assert_close, text_of, train
+from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 PLANS = {
     "keys gathered": f"mesh (cp = 4)\ncontext on cp\nfsdp on cp {UNITS}{DOUBLE}",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from meshed import UNITS, text_of
 from plans import HEAD, SEQUENCE_PARALLEL
-from test_numerics import DOUBLE, PLAIN_DOUBLE, TOLERANCE, UNITS, assert_close, text_of, train
+from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PLANS = {

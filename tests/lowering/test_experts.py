@@ -6,8 +6,9 @@ import string
 from pathlib import Path
 
 import pytest
+from meshed import TRAINING, UNITS
 from plans import lowered, refusals
-from test_numerics import DOUBLE, PLAIN_DOUBLE, TOLERANCE, TRAINING, UNITS, assert_close, train
+from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 HEAD = """\
 plan sparse

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import pytest
 import torch
+from meshed import TRAINING, UNITS, text_of
 from plans import HEAD, SEQUENCE_PARALLEL, lowered
-from test_numerics import (
-    DOUBLE,
-    PLAIN_DOUBLE,
-    TOLERANCE,
-    TRAINING,
-    UNITS,
-    alone,  # noqa: F401
-    assert_close,
-    data,  # noqa: F401
-    text_of,
-    train,
-)
+from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 
 
-def train_anew(text: str, data: str) -> dict:  # noqa: F811
+def train_anew(text: str, data: str) -> dict:
     torch._dynamo.reset()
     return train(text, data)
 
 
 @pytest.mark.parametrize("pieces", [2, 5])
-def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone):  # noqa: F811
+def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 4])
-def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alone):  # noqa: F811
+def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alone):
     body = PLAIN_DOUBLE if world == 1 else BOTH
     for result in gloo(world)(train_anew, text_of(f"{body}loss fused"), data):
         assert_close(result, alone, TOLERANCE)

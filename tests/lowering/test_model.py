@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from meshed import TRAINING
 from plans import lowered, refusals, resolved
-from test_numerics import PLAIN_DOUBLE, TOLERANCE, TRAINING, assert_close, data, train  # noqa: F401
+from staged import PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.models.manifest import Manifest, load_manifest
@@ -53,7 +54,7 @@ shard on tp {
 """
 
 
-def test_the_models_of_others_train_on_a_mesh_as_on_one_process(gloo, data):  # noqa: F811
+def test_the_models_of_others_train_on_a_mesh_as_on_one_process(gloo, data):
     [alone] = gloo(1)(train, lowered(f"{OTHERS}{TRAINING}{PLAIN_DOUBLE}").text, data)
     meshes = [
         """\

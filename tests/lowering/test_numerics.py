@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plans import HEAD, SEQUENCE_PARALLEL, lowered
-from staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, data, train  # noqa: F401
+from meshed import UNITS, text_of
+from plans import HEAD, SEQUENCE_PARALLEL
+from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
-TRAINING = """\
-batch     (global = 8, micro = 2, seq_len = 32)
-optimizer adamw(lr = 1e-2, betas = [0.9, 0.95], weight_decay = 0.1)
-clip      (norm = 1.0)
-schedule  cosine(warmup = 1, steps = 10, floor = 0.1)
-"""
-UNITS = "{ layers.* = unit, root = unit }\n"
 ATTENTION_ONLY = """\
 shard on tp {
   layers.*.attention.{wq, wk, wv} = colwise
@@ -98,25 +92,13 @@ fsdp on dp_replicate, dp_shard {UNITS}
 }
 
 
-def text_of(body: str, head: str = HEAD) -> str:
-    return lowered(f"{head}{TRAINING}{body}").text
-
-
-@pytest.fixture(scope="module")
-def alone(gloo, data) -> dict:  # noqa: F811
-    """The plan on one process, with neither mesh nor wrapper."""
-    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
-    assert result["dtypes"] == {torch.float64}
-    return result
-
-
 @pytest.mark.parametrize("name", PLANS)
-def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):  # noqa: F811
+def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
 
 
-def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):  # noqa: F811
+def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):
     head = HEAD.replace('llama3("tiny")', 'llama3("tiny", tie_embeddings = true)')
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
     for result in gloo(4)(train, text_of(f"mesh (tp = 4)\n{VOCABULARY_PARALLEL}{PLAIN_DOUBLE}", head), data):
@@ -124,7 +106,7 @@ def test_tied_embeddings_stay_one_parameter_under_tensor_parallel(gloo, data):  
         assert_close(result, one, TOLERANCE)
 
 
-def test_mixed_precision_trains_close_to_full_precision(gloo, data):  # noqa: F811
+def test_mixed_precision_trains_close_to_full_precision(gloo, data):
     [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
     units = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}precision (param = bf16, reduce = fp32)"
     autocast = f"mesh (tp = 4)\n{SEQUENCE_PARALLEL}precision (param = bf16)"

@@ -1,6 +1,5 @@
 """A lowered pipeline trains as one process does, under every schedule and on every mesh around it."""
 
-# ruff: noqa: F811  (fixtures that are imported)
 from __future__ import annotations
 
 import ast
@@ -18,10 +17,7 @@ from staged import (
     SCHEDULES,
     TOLERANCE,
     TRAINING,
-    alone,  # noqa: F401
     assert_close,
-    data,  # noqa: F401
-    own_cache,  # noqa: F401
     text_of,
     together,
     train,
@@ -32,17 +28,17 @@ from legoai.lowering.program import LoweringError
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_two_stages_or_four_train_as_one_process_does(schedule: str, gloo, data, alone):
+def test_two_stages_or_four_train_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2)\npipeline on pp (schedule = {schedule})\n{PLAIN_DOUBLE}")
     results = gloo(2)(train, text, data, validate_every=2, validate_batches=8)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, gloo, data, alone):
+def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     results = gloo(4)(train, text, data, validate_every=2, validate_batches=4)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +48,11 @@ def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, 
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPipe", "Interleaved1F1B", "LoopedBFS")),
     ],
 )
-def test_compiled_stages_train_as_one_process_does(schedule: str, gloo, data, alone):
+def test_compiled_stages_train_as_one_process_does(schedule: str, gloo, data, unstaged):
     compiled = "compile { layers.* = aot_eager }\n"
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}{compiled}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     results = gloo(4)(train, text, data, validate_every=2, validate_batches=4)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 COMPOSITIONS = {
@@ -124,16 +120,16 @@ pipeline on pp (schedule = GPipe, split = [layers.0, layers.3, output])
 
 
 @pytest.mark.parametrize("name", COMPOSITIONS)
-def test_what_stands_around_a_pipeline_changes_nothing(name: str, gloo, data, alone):
+def test_what_stands_around_a_pipeline_changes_nothing(name: str, gloo, data, unstaged):
     batches = 8 if "dp_" not in COMPOSITIONS[name] else 4
     results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, validate_every=2, validate_batches=batches)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 @pytest.mark.parametrize(
     "schedule", [item if item == "1F1B" else pytest.param(item, marks=pytest.mark.slow) for item in SCHEDULES]
 )
-def test_three_kinds_of_parallelism_train_as_one_process_does(schedule: str, gloo, data, alone):
+def test_three_kinds_of_parallelism_train_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, dp_shard = 2, tp = 2)
 {SEQUENCE_PARALLEL}
@@ -142,10 +138,10 @@ checkpoint {{ layers.* = every(2) }}
 pipeline on pp (schedule = {schedule})
 {DOUBLE}""")
     results = gloo(8)(train, text, data, validate_every=2, validate_batches=4)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
-def test_four_kinds_of_parallelism_train_as_one_process_does(gloo, data, alone):
+def test_four_kinds_of_parallelism_train_as_one_process_does(gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, cp = 2, tp = 2)
 {SEQUENCE_PARALLEL}
@@ -154,18 +150,18 @@ context on cp (rotate = allgather, balance = head_tail)
 pipeline on pp (schedule = Interleaved1F1B)
 {DOUBLE}""")
     results = gloo(8)(train, text, data, validate_every=2, validate_batches=8)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 @pytest.mark.slow
-def test_stages_are_sharded_and_replicated(gloo, data, alone):
+def test_stages_are_sharded_and_replicated(gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, dp_replicate = 2, dp_shard = 2)
 fsdp on dp_replicate, dp_shard {{ layers.* = unit, root = unit }}
 pipeline on pp (schedule = GPipe)
 {DOUBLE}""")
     results = gloo(8)(train, text, data, validate_every=2, validate_batches=2)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 MODELS = {
@@ -218,20 +214,20 @@ V_SHAPED = f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = DualP
     [(PIPELINE, SHARDED), (SHARDED, PIPELINE), (PIPELINE, V_SHAPED)],
     ids=["from stages to one model", "from one model to stages", "to other stages"],
 )
-def test_a_checkpoint_continues_under_another_plan(first: str, second: str, gloo, data, alone, tmp_path):
+def test_a_checkpoint_continues_under_another_plan(first: str, second: str, gloo, data, unstaged, tmp_path):
     gloo(4)(train, text_of(first), data, out=tmp_path, steps=1)
     result = together(gloo(4)(train, text_of(second), data, out=tmp_path))
     assert result["resumed_from"] == 1
-    assert result["loss"] == pytest.approx(alone["loss"][1:], abs=TOLERANCE)
-    assert_close({**alone, "loss": [], "norm": [], "validations": ()}, {**result, "loss": [], "norm": []}, TOLERANCE)
+    assert result["loss"] == pytest.approx(unstaged["loss"][1:], abs=TOLERANCE)
+    assert_close({**unstaged, "loss": [], "norm": [], "validations": ()}, {**result, "loss": [], "norm": []}, TOLERANCE)
 
 
-def test_a_pipeline_continues_on_one_process(gloo, data, alone, tmp_path):
+def test_a_pipeline_continues_on_one_process(gloo, data, unstaged, tmp_path):
     text = text_of(f"mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n{PLAIN_DOUBLE}")
     gloo(2)(train, text, data, out=tmp_path, steps=2)
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, out=tmp_path)
     assert result["resumed_from"] == 2
-    assert_close({**result, "loss": [], "norm": []}, {**alone, "loss": [], "norm": [], "validations": ()}, TOLERANCE)
+    assert_close({**result, "loss": [], "norm": []}, {**unstaged, "loss": [], "norm": [], "validations": ()}, TOLERANCE)
 
 
 @pytest.mark.parametrize("schedule", ["1F1B", "InterleavedZeroBubble"])
@@ -266,14 +262,14 @@ def order_file(path: Path, schedule: str, style: str, *, communication: bool) ->
     [("ZBVZeroBubble", "v", False), ("DualPipeV", "v", True), ("Interleaved1F1B", "loop", False)],
 )
 def test_an_order_file_trains_as_one_process_does(
-    schedule: str, style: str, communication: bool, gloo, data, alone, tmp_path
+    schedule: str, style: str, communication: bool, gloo, data, unstaged, tmp_path
 ):
     order_file(tmp_path / "order.csv", schedule, style, communication=communication)
     body = f'mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = csv("order.csv"))\n{DOUBLE}'
     text = lowered(f"{HEAD}{TRAINING}{body}", name=str(tmp_path / "tiny.plan")).text
     (tmp_path / "order.csv").unlink()  # the program holds the order
     results = gloo(4)(train, text, data, validate_every=2, validate_batches=4)
-    assert_close(together(results), alone, TOLERANCE)
+    assert_close(together(results), unstaged, TOLERANCE)
 
 
 def why(body: str, head: str = HEAD) -> list[str]:

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 import torch
+from meshed import TRAINING, UNITS, text_of
 from plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
-from test_numerics import TRAINING, UNITS, data, text_of, train  # noqa: F401
+from staged import train
 from torch import nn
 
 from legoai.runtime import RunError, convert_to_float8
@@ -64,7 +65,7 @@ def test_converted_layers_draw_the_weights_of_those_before_them():
     assert torch.equal(model[0].weight, expected)
 
 
-def test_the_loss_and_gradients_in_float8_are_close_to_those_in_bf16(gloo, data):  # noqa: F811
+def test_the_loss_and_gradients_in_float8_are_close_to_those_in_bf16(gloo, data):
     pytest.importorskip("torchao.float8")
     plain = gloo(4)(train, text_of(BOTH), data)[0]
     converted = gloo(4)(train, text_of(f"{BOTH}{RULES}"), data)[0]

@@ -12,10 +12,7 @@ from staged import (
     SCHEDULES,
     TOLERANCE,
     TRAINING,
-    alone,  # noqa: F401
     assert_close,
-    data,  # noqa: F401
-    own_cache,  # noqa: F401
     text_of,
     together,
     train,
@@ -48,12 +45,12 @@ def errors(body: str) -> set[str]:
     return {item.code for item in found if item.severity == "error"}
 
 
-def train_anew(text: str, data: str) -> dict:  # noqa: F811
+def train_anew(text: str, data: str) -> dict:
     torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
     return train(text, data, validate_every=2, validate_batches=8)
 
 
-def wrong(gloo, text: str, data: str, alone: dict) -> str:  # noqa: F811
+def wrong(gloo, text: str, data: str, unstaged: dict) -> str:
     """How a program fails to train as one process does; empty where it does not fail."""
     try:
         results = gloo(2)(train_anew, text, data)
@@ -61,16 +58,16 @@ def wrong(gloo, text: str, data: str, alone: dict) -> str:  # noqa: F811
         gloo(2).close()  # ranks that were left waiting for each other
         return f"raises {type(error).__name__}: {error}"
     try:
-        assert_close(together(results), alone, TOLERANCE)
+        assert_close(together(results), unstaged, TOLERANCE)
     except AssertionError as error:
         return f"differs: {error}"
     return ""
 
 
-def test_all_checkpointing_at_once_trains_as_one_process_does(gloo, data, alone):  # noqa: F811
+def test_all_checkpointing_at_once_trains_as_one_process_does(gloo, data, unstaged):
     body = staged("1F1B", MIXED)
     assert errors(body) == set()
-    assert wrong(gloo, text_of(body), data, alone) == ""
+    assert wrong(gloo, text_of(body), data, unstaged) == ""
 
 
 @pytest.mark.slow
@@ -80,13 +77,13 @@ def test_each_checkpointing_trains_under_each_schedule_as_one_process_does_or_is
     mode: str,
     schedule: str,
     gloo,
-    data,  # noqa: F811
-    alone,  # noqa: F811
+    data,
+    unstaged,
 ):
     body = staged(schedule, f"checkpoint {{ {MODES[mode]} }}\n")
     refused = {"LP656"} if schedule in SPLIT_BACKWARD and mode in CHOOSING else set()
     assert errors(body) == refused
-    found = wrong(gloo, text_of(body), data, alone)
+    found = wrong(gloo, text_of(body), data, unstaged)
     if refused:
         assert "backward an extra time" in found or "Timed out" in found, "the rule says that torch refuses"
     else:
@@ -100,20 +97,20 @@ def test_each_schedule_trains_compiled_blocks_as_one_process_does_or_refuses_the
     backend: str,
     schedule: str,
     gloo,
-    data,  # noqa: F811
-    alone,  # noqa: F811
+    data,
+    unstaged,
 ):
     body = staged(schedule, f"compile {{ layers.* = {backend} }}\n")
     refused = {"LP517"} if schedule in SPLIT_BACKWARD else set()
     assert errors(body) == refused
-    found = wrong(gloo, text_of(body), data, alone)
+    found = wrong(gloo, text_of(body), data, unstaged)
     if refused and (backend == "inductor" or schedule == "DualPipeV"):
         assert found.startswith("raises"), "the rule says that torch refuses"
     else:
         assert found == ""
 
 
-def products(text: str, data: str) -> int:  # noqa: F811
+def products(text: str, data: str) -> int:
     """How many products of matrices one rank computes."""
     torch._dynamo.reset()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -122,7 +119,7 @@ def products(text: str, data: str) -> int:  # noqa: F811
 
 
 @pytest.mark.slow
-def test_what_is_compiled_goes_backward_twice_where_the_schedule_splits_it(gloo, data):  # noqa: F811
+def test_what_is_compiled_goes_backward_twice_where_the_schedule_splits_it(gloo, data):
     compiled = "compile { layers.* = aot_eager }\n"
     split = sum(gloo(2)(products, text_of(staged("InterleavedZeroBubble", compiled)), data))
     whole = sum(gloo(2)(products, text_of(staged("Interleaved1F1B", compiled)), data))

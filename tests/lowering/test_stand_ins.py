@@ -12,8 +12,6 @@ from staged import (
     PLAIN_DOUBLE,
     TRAINING,
     assert_close,
-    data,  # noqa: F401
-    own_cache,  # noqa: F401
     together,
     train,
 )
@@ -65,7 +63,7 @@ pipeline on pp (schedule = Interleaved1F1B)
 @pytest.mark.parametrize(
     "name", [name if name != "factory in shards" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
 )
-def test_a_factory_is_split_as_it_is(name: str, gloo, data):  # noqa: F811
+def test_a_factory_is_split_as_it_is(name: str, gloo, data):
     head, body = BODIES[name]
     [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
     results = gloo(4 if "dp_" in body else 2)(train, lowered(f"{head}{body}").text, data)
@@ -100,7 +98,7 @@ pipeline on pp (schedule = 1F1B)
 @pytest.mark.parametrize(
     "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in HUGGING_FACE]
 )
-def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path):  # noqa: F811
+def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path):
     fields, body = HUGGING_FACE[name]
     head = config(tmp_path, fields)
     ranks, replicas = (8, 2) if "dp_shard" in body else (2, 1)

@@ -15,13 +15,6 @@ VARIANTS = (None, "full", "half", "checkpointed", "full_checkpointed", "half_che
 READS = {"clip_l14_336": "ImagesWithTexts", "convnextv2_huge": "Images", "vit_h14": "Images", "t5_large": "TwoTexts"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def test_there_are_plans_of_seven_models():
     assert len(PLANS) == 7
     assert set(READS) < set(PLANS)
