@@ -170,7 +170,7 @@ class Trainer:
         if self.pipeline is None:
             model = self._parallel(model, mesh, device, seed)
         else:
-            staged = self._staged(self.pipeline, mesh, device, seed, accumulation)
+            staged = self._staged(self.pipeline, model, mesh, device, seed=seed, accumulation=accumulation)
             model = staged.whole
         groups = parameter_groups(model.named_parameters(), weight_decay_on=self.weight_decay_on)
         optimizer = self.build_optimizer(groups)
@@ -201,9 +201,9 @@ class Trainer:
         return model
 
     def _staged(
-        self, pipeline: Pipeline, mesh: DeviceMesh, device: Device, seed: int, accumulation: int
+        self, pipeline: Pipeline, whole: nn.Module, mesh: DeviceMesh, device: Device, *, seed: int, accumulation: int
     ) -> StagedModel:
-        """Build the stages of this rank, each from the whole model."""
+        """Build the stages of this rank, each from a whole model; ``whole`` becomes the first of them."""
         from legoai.runtime.pipeline import StagedModel, keep_modules
         from legoai.runtime.stand_ins import stand_in
 
@@ -217,7 +217,7 @@ class Trainer:
         tokens = (self.micro_batch, self.seq_len // pieces)
         stages = []
         for index in pipeline.stages_of_rank[mesh.get_local_rank("pp")]:
-            stage = self._meta_model()
+            stage = self._meta_model() if stages else whole
             if pipeline.stand_ins:
                 stand_in(stage, pipeline.stages, index, tokens)
             else:
