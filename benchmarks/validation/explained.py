@@ -42,7 +42,12 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     ),
     "torchtitan_throughput": (
         "The same configurations as the first rows of the file above, measured at another time: the throughput of the "
-        "two tables differs by up to 11%.",
+        "two tables differs by up to 15%, by most for 0008.",
+        "0007 and 0008: float8 weights are gathered in float8, as above.",
+        "0009 and 0010 (405B on 16 pipeline ranks) do not state how many micro batches there were; as many as stages "
+        "were taken, TorchTitan's default, and larger ones hold more.",
+        "0013 and 0014 are the runs with context parallelism of 4 and 8, and 0015 to 0018 those with pipelines and "
+        "AsyncTP, of which is told above.",
     ),
     "nanotron": (
         "Tensor parallelism of some rows may have been of the kind that reduces and does not scatter, which keeps "

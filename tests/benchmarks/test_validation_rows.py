@@ -140,6 +140,12 @@ def test_nanotron_gives_blocks_to_pipeline_ranks_by_their_cost():
     assert nanotron.stage_starts(row)[0] == "layers.5"
 
 
+def test_a_rank_of_nanotron_with_the_output_layer_alone_gets_the_norm_too_under_tensor_parallelism():
+    sizes = {"n_layers": "32", "hidden": "4096", "ffn_hidden": "14336", "vocab": "131072", "pp": "16"}
+    assert nanotron.stage_starts(Row("r", {**sizes, "tp": "1"}))[-2:] == ("layers.30", "output")
+    assert nanotron.stage_starts(Row("r", {**sizes, "tp": "16"}))[-2:] == ("layers.30", "norm")
+
+
 def test_nanotron_refuses_pipelines_in_which_a_rank_gets_nothing():
     with pytest.raises(UnstatedError, match="do not give each of 64 pipeline ranks one"):
         convert("nanotron", {**NANOTRON, "pp": "64"})

@@ -63,7 +63,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
         # With fewer micro batches than ranks, 1F1B runs all forwards first, as GPipe does.
         schedule = "1F1B" if micro_batches >= pp else "GPipe"
         draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp}, split = [{', '.join(points)}])")
-        if points[-1] == "output":
+        if points[-1] in ("norm", "output"):
             draft.differs.append("the output layer may be on the rank before the last, which has the loss alone")
     if tp > 1:
         draft.say(KEEP_ALL_BUT_GATHERED_INPUTS)
@@ -104,6 +104,8 @@ def stage_starts(row: Row) -> tuple[str, ...]:
     starts = [names[ranks.index(rank)] for rank in range(1, row.whole("pp")) if rank in ranks]
     if len(starts) != row.whole("pp") - 1:
         raise UnstatedError(f"{layers} blocks do not give each of {row.whole('pp')} pipeline ranks one")
+    if starts[-1] == "output" and row.whole("tp", 1) > 1 and starts[-2:-1] != ["norm"]:
+        starts[-1] = "norm"  # a rank that begins with the output layer is not lowered with tensor parallelism
     return tuple(starts)
 
 
