@@ -187,9 +187,9 @@ def _in_processes(
         return
     forked = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(workers, mp_context=forked, initializer=_begin, initargs=(job, measure)) as pool:
-        with held_signals():
-            found = [pool.submit(_capture_there, group) for group in groups]
         try:
+            with held_signals():
+                found = [pool.submit(_capture_there, group) for group in groups]
             for item in found:
                 yield from item.result()
         except BrokenProcessPool:

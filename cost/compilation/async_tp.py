@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from legoai.cost.compilation.schedule import Pieces, Slot, Work
 from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SIM, SimulationError, Stream, backend, current_stream
-from legoai.cost.simulated.operators import attributes, flops, operator, tensors, traffic, type_of
+from legoai.cost.simulated.operators import description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace import Collective, WaitWork
 
@@ -170,12 +170,8 @@ def _work(function: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], m
     out = function(*args, **kwargs)
     results = [] if known.written else [out]
     inputs = list(tensors(args))
-    read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in results))
-    return Work(
-        op=known.name, inputs=tuple(map(type_of, inputs)), outputs=tuple(map(type_of, results)),
-        flops=flops(function, known, args, kwargs, out), bytes_read=read, bytes_written=written,
-        attributes=attributes(known, function, args, kwargs), module=module,
-    )  # fmt: skip
+    said = description(function, known, args, kwargs, inputs=inputs, fresh=results, out=out)
+    return Work(module=module, **said)
 
 
 def run(capture: Capture, pieces: Pieces, record: Callable[[Work], None]) -> None:

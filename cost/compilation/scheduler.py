@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from legoai.cost.compilation.async_tp import is_in_pieces, pieces_of
 from legoai.cost.compilation.schedule import MODULE, Call, Given, Schedule, Slot, Step, Work
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.simulated.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
+from legoai.cost.simulated.operators import Operator, description, operator, tensors
 from legoai.cost.trace import TensorType
 
 
@@ -278,17 +278,8 @@ def _work(function: OpOverload, known: Operator, origin: torch.fx.Node) -> Work:
     out = origin.meta["val"]
     results = list(tensors(out))
     inputs = list(tensors((args, tuple(kwargs.values()))))
-    read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in results))
-    return Work(
-        op=known.name,
-        inputs=tuple(map(type_of, inputs)),
-        outputs=tuple(map(type_of, results)),
-        flops=flops(function, known, args, kwargs, out),
-        bytes_read=read,
-        bytes_written=written,
-        attributes=attributes(known, function, args, kwargs),
-        module=_module_of([origin]),
-    )
+    said = description(function, known, args, kwargs, inputs=inputs, fresh=results, out=out)
+    return Work(module=_module_of([origin]), **said)
 
 
 def _call(node: torch.fx.Node) -> Any:

@@ -19,7 +19,7 @@ from legoai.cost.simulated.device import (
     current_stream,
     read_from_device,
 )
-from legoai.cost.simulated.operators import Operator, attributes, flops, operator, tensors, traffic, type_of
+from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import Results
 from legoai.cost.simulated.touches import touch_of
@@ -163,20 +163,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         capture = self.capture
         capture.locate()
-        read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in fresh))
-        capture.record(
-            HostKernel(
-                op=known.name,
-                inputs=tuple(map(type_of, inputs)),
-                outputs=tuple(map(type_of, fresh)),
-                flops=flops(func, known, args, kwargs, out),
-                bytes_read=read,
-                bytes_written=written,
-                attributes=attributes(known, func, args, kwargs),
-                module=capture.module,
-                phase=capture.phase,
-            )
-        )
+        said = description(func, known, args, kwargs, inputs=inputs, fresh=fresh, out=out)
+        capture.record(HostKernel(module=capture.module, phase=capture.phase, **said))
 
     def _wait(self, inputs: list[torch.Tensor]) -> None:
         number = self.capture.number_of(inputs[0])
@@ -203,8 +191,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._allocate(fresh)
         if known.treatment == "nothing" or not (fresh or known.written or known.name == "fsdp.all_gather_copy_in"):
             return
-        new = sum(item.numel() * item.itemsize for item in fresh)
-        read, written = traffic(known, args, kwargs, inputs, new)
+        said = description(func, known, args, kwargs, inputs=inputs, fresh=fresh, out=out)
         capture = self.capture
         if known.name == "fsdp.chunk_cat":
             for item in tensors(args[0]):
@@ -212,23 +199,11 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if number is not None:
                     capture.record(Categorise(number, "unsharded_gradient", capture.module))
         if capture.touches is not None:
+            moved = said["bytes_read"], said["bytes_written"]
             capture.touches[len(capture.records)] = touch_of(
-                known, args, kwargs, inputs, fresh, (read, written), capture.number_of
+                known, args, kwargs, inputs, fresh, moved, capture.number_of
             )
-        capture.record(
-            Kernel(
-                stream=current_stream(),
-                op=known.name,
-                inputs=tuple(map(type_of, inputs)),
-                outputs=tuple(map(type_of, fresh)),
-                flops=flops(func, known, args, kwargs, out),
-                bytes_read=read,
-                bytes_written=written,
-                attributes=attributes(known, func, args, kwargs),
-                module=capture.module,
-                phase=capture.phase,
-            )
-        )
+        capture.record(Kernel(stream=current_stream(), module=capture.module, phase=capture.phase, **said))
 
     def _host_copy(
         self,

@@ -247,6 +247,39 @@ def attributes(known: Operator, func: OpOverload, args: Sequence[Any], kwargs: M
     return {label: value for label, value in found.items() if value is not None}
 
 
+def description(
+    func: OpOverload,
+    known: Operator,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    inputs: Sequence[torch.Tensor],
+    fresh: Sequence[torch.Tensor],
+    out: Any,
+) -> dict[str, Any]:
+    """Return what a kernel's record says of a call: what it computes, on what, and how much that is.
+
+    Args:
+        func: the operator.
+        known: of it.
+        args: of the call.
+        kwargs: of the call.
+        inputs: all tensors among them.
+        fresh: the results that are new.
+        out: all that the call returns.
+    """
+    read, written = traffic(known, args, kwargs, inputs, sum(item.numel() * item.itemsize for item in fresh))
+    return {
+        "op": known.name,
+        "inputs": tuple(map(type_of, inputs)),
+        "outputs": tuple(map(type_of, fresh)),
+        "flops": flops(func, known, args, kwargs, out),
+        "bytes_read": read,
+        "bytes_written": written,
+        "attributes": attributes(known, func, args, kwargs),
+    }
+
+
 @functools.cache
 def _wanted(func: OpOverload) -> tuple[tuple[int, str, str], ...]:
     labels = {
