@@ -20,7 +20,7 @@ from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import read_fabric
 from legoai.cost.network.statistics import Regression, Straggler
 from legoai.cost.network.topology import Placement
-from legoai.cost.trace import CollectiveKind
+from legoai.cost.trace.records import CollectiveKind
 from legoai.specs.cluster import fabric as catalogued
 from legoai.specs.cluster import fabric_names
 

@@ -19,12 +19,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.compilation.modules import compilation
-from legoai.cost.composed import Composed, records_of
 from legoai.cost.pipelines.actions import UnequalError
-from legoai.cost.repetition.blocks import Run, shorten, treats_alike
-from legoai.cost.repetition.micro_batches import repeat_micro_batches
-from legoai.cost.repetition.records import lengthen
 from legoai.cost.replaced import replaced
+from legoai.cost.replay.blocks import Run, shorten, treats_alike
+from legoai.cost.replay.depth import lengthen
+from legoai.cost.replay.micro_batches import repeat_micro_batches
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import (
     SIM,
@@ -37,12 +36,13 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.unfilled import Unfilled
-from legoai.cost.tape import Tape, uncollected
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Mark,
     Record,
     Trace,
 )
+from legoai.cost.trace.segments import Composed, records_of
+from legoai.cost.trace.tape import Tape, uncollected
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
 from legoai.runtime.data import SampleBatch
@@ -107,7 +107,7 @@ def capture_alike(
         world: number of ranks for which it was lowered.
         places: of the `pp` axis, which is the outermost.
         place: of the rank that is simulated, the first at its place.
-        others: places of ranks that have equal stages in the same order; see :mod:`legoai.cost.pipelines.alike`.
+        others: places of ranks that have equal stages in the same order; see :mod:`legoai.cost.pipelines.equal_stages`.
         kind: whose kernels the device has.
 
     Returns:
@@ -207,7 +207,7 @@ def _taken(
             trainer, heard = listened_to(trainer, recorder, repeat=few)
             hearing = schedules_heard(heard)
             if others and pipeline is not None:
-                from legoai.cost.pipelines.others import others_of, records_of_others
+                from legoai.cost.pipelines.other_ranks import others_of, records_of_others
 
                 stride = world // len(pipeline.stages_of_rank)
                 alike = others_of(pipeline, rank // stride, others, stride=stride)

@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from legoai.cost.breakdown import Breakdown, breakdown
 from legoai.cost.capture import capture
-from legoai.cost.composed import items_between, renaming_of
-from legoai.cost.intervals import since
 from legoai.cost.kernels import NoModelError
-from legoai.cost.machine import Machine, Prices, machine_of
+from legoai.cost.kernels.model_flops import model_flops
+from legoai.cost.machine.cluster import Machine, Prices, machine_of
 from legoai.cost.memory.storages import MemoryReport, memory, steps
 from legoai.cost.memory.use import MemoryUse, memory_use
-from legoai.cost.pipeline import simulate_pipeline
-from legoai.cost.pipelines.times import ActionTime
 from legoai.cost.profiles import ProfileError
 from legoai.cost.simulated.device import Kind, SimulationError
-from legoai.cost.tape import uncollected
-from legoai.cost.timeline import Interval, Timeline, simulate
-from legoai.cost.trace import Trace
-from legoai.cost.usage import model_flops
+from legoai.cost.step import simulate_pipeline
+from legoai.cost.timing.breakdown import Breakdown, breakdown
+from legoai.cost.timing.intervals import since
+from legoai.cost.timing.rank_timeline import ActionTime
+from legoai.cost.timing.timeline import Interval, Timeline, simulate
+from legoai.cost.trace.records import Trace
+from legoai.cost.trace.segments import items_between, renaming_of
+from legoai.cost.trace.tape import uncollected
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
@@ -96,7 +96,8 @@ class Estimate:
         step_time: seconds of one optimizer step, from the first operation that the host puts on a stream to the end of
             the last on the device.
         tokens_per_step: of all ranks; samples, where a plan of images has no sequences.
-        model_flops: that the model asks for in a step, on all devices; see :func:`legoai.cost.usage.model_flops`.
+        model_flops: that the model asks for in a step, on all devices; see
+            :func:`legoai.cost.kernels.model_flops.model_flops`.
         flops_convention: how they were counted.
         peak_flops: of one device, dense, in the dtype in which the plan computes, per second.
         peak_source: where that figure is from.
@@ -233,7 +234,7 @@ def estimate(
         plan: the plan.
         manifest: of its model.
         directory: of the plan's file: factories and profiles are found from there.
-        profile: of other devices than the plan's; see :func:`legoai.cost.machine.machine_of`.
+        profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
         rank: global rank that is simulated; under a pipeline one rank of each stage is, whatever this says.
         progress: is told what is done.
 

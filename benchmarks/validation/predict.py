@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from legoai.cost.estimate import RankEstimate
-from legoai.cost.tape import MICRO_BATCH
-from legoai.cost.trace import Kernel, Mark
+from legoai.cost.trace.records import Kernel, Mark
+from legoai.cost.trace.tape import MICRO_BATCH
 from legoai.dsl.lint import lint
 from legoai.specs.plan import Plan
 
@@ -141,7 +141,7 @@ def _remembered(text: str) -> dict[str, Any]:
         return found
     from legoai.api import load, lower
     from legoai.cost.capture import capture
-    from legoai.cost.machine import machine_of
+    from legoai.cost.machine.cluster import machine_of
     from legoai.cost.memory.storages import memory
     from legoai.cost.memory.use import memory_use
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from legoai.cost.network.algorithms import wire_bytes
-from legoai.cost.trace import CollectiveKind
+from legoai.cost.trace.records import CollectiveKind
 
 
 def collectives(

@@ -27,7 +27,7 @@ from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SIM, SimulationError, Stream, backend, current_stream
 from legoai.cost.simulated.operators import description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace import Collective, WaitWork
+from legoai.cost.trace.records import Collective, WaitWork
 
 aten = torch.ops.aten
 

@@ -37,7 +37,7 @@ from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SIM, Kind, current_stream
 from legoai.cost.simulated.dispatch import NEW_CATEGORY
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace import Kernel
+from legoai.cost.trace.records import Kernel
 
 _WRAP_EAGERLY: Final = _functional_collectives._maybe_wrap_tensor
 """PyTorch's own function, which waits for collectives at once where it traces; the simulated device has another."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
-from legoai.cost.trace import TensorType
+from legoai.cost.trace.records import TensorType
 
 MODULE: Final = "legoai module"
 """The key of a node's custom metadata that names the module, below the compiled one, on whose behalf it works."""
@@ -34,7 +34,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One kernel, as :class:`legoai.cost.trace.Kernel` has it; ``module`` is below the compiled one."""
+    """One kernel, as :class:`legoai.cost.trace.records.Kernel` has it; ``module`` is below the compiled one."""
 
     op: str
     inputs: tuple[TensorType, ...]

@@ -22,7 +22,7 @@ from legoai.cost.compilation.async_tp import is_in_pieces, pieces_of
 from legoai.cost.compilation.schedule import MODULE, Call, Given, Schedule, Slot, Step, Work
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import Operator, description, operator, tensors
-from legoai.cost.trace import TensorType
+from legoai.cost.trace.records import TensorType
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from legoai.cost.kernels.work import Attention, Movement, Product, Work, kind_of, work_of
-from legoai.cost.trace import Kernel
+from legoai.cost.trace.records import Kernel
 
 if TYPE_CHECKING:
     from legoai.cost.profiles import AttentionModel, ProductModel, Profile

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.kernels.work import Attention, Product
-from legoai.cost.measured import Measured
+from legoai.cost.measurements.interpolation import Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

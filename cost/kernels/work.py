@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from legoai.cost.trace import Kernel, TensorType
+from legoai.cost.trace.records import Kernel, TensorType
 
 MovementKind = Literal[
     "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"

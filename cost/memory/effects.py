@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from legoai.cost.composed import Part, Use
 from legoai.cost.memory.allocator import round_block
-from legoai.cost.trace import Allocate, Categorise, Free, Kernel, Phase, Record, Resize
+from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase, Record, Resize
+from legoai.cost.trace.segments import Part, Use
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from legoai.cost.composed import Part, Use, items_of
 from legoai.cost.memory.allocator import SMALL, Block, CachingAllocator, OutOfMemoryError, Pool, round_block
 from legoai.cost.memory.effects import changed_by
-from legoai.cost.trace import Allocate, Free, Resize, Trace
+from legoai.cost.trace.records import Allocate, Free, Resize, Trace
+from legoai.cost.trace.segments import Part, Use, items_of
 
 _FREE: Final = -(2**31)
 """In the place of a slot: a piece of a segment that is free."""

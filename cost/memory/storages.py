@@ -9,10 +9,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from legoai.cost.composed import Composed, Item, Use, length_of, renaming_of
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.memory.effects import categories_of, effect_of, survive
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Allocate,
     Categorise,
     Category,
@@ -24,6 +23,7 @@ from legoai.cost.trace import (
     Resize,
     Trace,
 )
+from legoai.cost.trace.segments import Composed, Item, Use, length_of, renaming_of
 
 _STEP: Final = "step "
 _TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from legoai.cost.composed import once_each
 from legoai.cost.kernels.work import is_product
-from legoai.cost.machine import Machine
+from legoai.cost.machine.cluster import Machine
 from legoai.cost.memory.reserving import Reserved, reserve
 from legoai.cost.memory.storages import memory
-from legoai.cost.trace import Collective, Kernel, Trace
+from legoai.cost.trace.records import Collective, Kernel, Trace
+from legoai.cost.trace.segments import once_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

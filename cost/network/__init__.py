@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from legoai.cost.measurements.file import ProfileError
 from legoai.cost.network.algorithms import traffic, wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
 from legoai.cost.network.fabric import FabricModel, fabric_model
 from legoai.cost.network.topology import Placement, placement
-from legoai.cost.profiles.file import ProfileError
-from legoai.cost.trace import Collective, CollectiveKind
+from legoai.cost.trace.records import Collective, CollectiveKind
 
 if TYPE_CHECKING:
     from legoai.cost.profiles import Profile

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from legoai.cost.network.topology import Placement
-from legoai.cost.trace import CollectiveKind
+from legoai.cost.trace.records import CollectiveKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.cost.measured import Measured
+from legoai.cost.measurements.interpolation import Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from legoai.cost.measured import Measured
+from legoai.cost.measurements.file import ProfileError, read_document
+from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import Sigmoid
 from legoai.cost.network.statistics import Regression, Straggler
-from legoai.cost.profiles.file import ProfileError, read_document
 
 FILE: Final = Path(__file__).parent.parent / "profiles" / "fabrics.json.gz"
 

@@ -26,12 +26,12 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from legoai.cost.composed import KIND_OF, Part, Use, records_of, used
 from legoai.cost.simulated.device import SIM, backend
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.results import tensor_like
-from legoai.cost.tape import NONE, alike
-from legoai.cost.trace import Free, Record
+from legoai.cost.trace.records import Free, Record
+from legoai.cost.trace.segments import KIND_OF, Part, Use, records_of, used
+from legoai.cost.trace.tape import NONE, alike
 
 Action: TypeAlias = tuple[int, str, int]
 """Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""

@@ -25,12 +25,12 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining._utils import InferenceMode
 
 from legoai.cost.pipelines.actions import Action, Repeats
-from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace import Collective, Mark, Phase, WaitWork
+from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.trace.records import Collective, Mark, Phase, WaitWork
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule

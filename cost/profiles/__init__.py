@@ -12,8 +12,8 @@ from legoai.cost.kernels.forest import Forest
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import MovementKind, Work
+from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, write_document
 from legoai.cost.network.bandwidth import LinkCurve
-from legoai.cost.profiles.file import FORMAT, ProfileError, read_document, write_document
 
 __all__ = [
     "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",

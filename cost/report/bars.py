@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from legoai.cost.breakdown import COMMUNICATION
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.report.chrome import Lines, title, tracks
 from legoai.cost.report.words import path
-from legoai.cost.timeline import Interval
-from legoai.cost.trace import Collective, Copy
+from legoai.cost.timing.breakdown import COMMUNICATION
+from legoai.cost.timing.timeline import Interval
+from legoai.cost.trace.records import Collective, Copy
 
 MOST: Final = 30_000
 """Bars of a page; where there are more, neighbours of one module are drawn as one."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.cost.breakdown import CollectiveCost, ModuleCost
-from legoai.cost.trace import LOSS, Phase
+from legoai.cost.timing.breakdown import CollectiveCost, ModuleCost
+from legoai.cost.trace.records import LOSS, Phase
 from legoai.dsl.context import Context
 from legoai.dsl.explain import place
 from legoai.specs.directives.base import Directive, Rule

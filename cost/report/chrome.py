@@ -13,8 +13,8 @@ from typing import Any
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.curve import memory_curve
-from legoai.cost.timeline import Interval, Timed
-from legoai.cost.trace import Collective, Copy, HostKernel, Kernel
+from legoai.cost.timing.timeline import Interval, Timed
+from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel
 
 _MICRO = 1e6
 

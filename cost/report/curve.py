@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.memory.allocator import round_block
-from legoai.cost.timeline import Interval
-from legoai.cost.trace import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
+from legoai.cost.timing.timeline import Interval
+from legoai.cost.trace.records import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
 
 
 @dataclass(frozen=True, slots=True)

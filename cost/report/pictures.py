@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost.estimate import Estimate, RankEstimate
-from legoai.cost.pipelines.times import ActionTime
 from legoai.cost.report import words
 from legoai.cost.report.bars import rank_tracks
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.chrome import Lines
+from legoai.cost.timing.rank_timeline import ActionTime
 from legoai.specs.directives.mesh import AXES, Mesh
 
 _ROW: Final = 26

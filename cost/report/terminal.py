@@ -8,7 +8,7 @@ from typing import Final
 from legoai.cost.estimate import Estimate, Measured, RankEstimate
 from legoai.cost.report import words
 from legoai.cost.report.causes import Causes
-from legoai.cost.trace import Allocate
+from legoai.cost.trace.records import Allocate
 
 _SHOWN: Final = 5
 _SMALL: Final = 0.001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.cost.trace import Category
+from legoai.cost.trace.records import Category
 from legoai.specs.units import GIB, KIB, MIB, TIB
 
 CATEGORIES: Final[dict[Category, str]] = {

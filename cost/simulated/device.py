@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Copy,
     HostWaitDevice,
     HostWaitEvent,

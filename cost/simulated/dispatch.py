@@ -23,7 +23,7 @@ from legoai.cost.simulated.operators import Operator, description, operator, ten
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import Results
 from legoai.cost.simulated.touches import touch_of
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Categorise,
     Category,
     Collective,

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.trace import CollectiveKind, TensorType
+from legoai.cost.trace.records import CollectiveKind, TensorType
 
 Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
 """`nothing` makes a view or reserves memory; `read` brings one value to the host."""

@@ -37,7 +37,7 @@ from legoai.cost.simulated.eager_torch import without_compiler
 from legoai.cost.simulated.kernels import kernels_of
 from legoai.cost.simulated.large_worlds import one_rank_alone
 from legoai.cost.simulated.routing import even_routing
-from legoai.cost.trace import WaitWork
+from legoai.cost.trace.records import WaitWork
 from legoai.runtime.mesh import split_off_experts
 
 

@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
-from legoai.cost.composed import Item
 from legoai.cost.simulated.device import (
     SIM,
     Recorder,
@@ -31,8 +30,7 @@ from legoai.cost.simulated.device import (
     current_stream,
 )
 from legoai.cost.simulated.operators import UnknownCollective
-from legoai.cost.tape import MICRO_BATCH, Touch
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     LOSS,
     Allocate,
     Categorise,
@@ -43,6 +41,8 @@ from legoai.cost.trace import (
     Record,
     Resize,
 )
+from legoai.cost.trace.segments import Item
+from legoai.cost.trace.tape import MICRO_BATCH, Touch
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.step import Training

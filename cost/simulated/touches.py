@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from legoai.cost.simulated.operators import Operator, overwrites, size_of, tensors
-from legoai.cost.tape import NONE, Touch, encoded
+from legoai.cost.trace.tape import NONE, Touch, encoded
 
 
 def touch_of(  # noqa: PLR0917

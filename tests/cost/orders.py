@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 from torch.distributed.pipelining import schedules
 
-from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.timeline import Cost
-from legoai.cost.trace import Collective, Kernel, Mark, Record, WaitWork
+from legoai.cost.timing.timeline import Cost
+from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.trace.records import Collective, Kernel, Mark, Record, WaitWork
 
 SECONDS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 

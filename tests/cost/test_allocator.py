@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legoai.cost.memory.allocator import MIB, CachingAllocator, OutOfMemoryError, round_block, segment_size
 from legoai.cost.memory.reserving import reserve
-from legoai.cost.trace import Allocate, Free, Resize, Trace
+from legoai.cost.trace.records import Allocate, Free, Resize, Trace
 
 
 def allocator_after(*sizes: int) -> CachingAllocator:

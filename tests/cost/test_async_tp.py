@@ -11,7 +11,7 @@ import simulated
 from plans import SEQUENCE_PARALLEL
 
 from legoai.cost.memory.use import MemoryUse
-from legoai.cost.trace import Collective, Kernel, Trace, WaitStream
+from legoai.cost.trace.records import Collective, Kernel, Trace, WaitStream
 
 RANKS = 4
 PLAN = """

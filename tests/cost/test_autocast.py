@@ -18,7 +18,7 @@ from legoai.cost.memory.storages import memory, steps
 from legoai.cost.simulated.autocast import autocast_rules, rules
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
-from legoai.cost.trace import Allocate, Kernel, Trace
+from legoai.cost.trace.records import Allocate, Kernel, Trace
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.cost.breakdown import Breakdown, breakdown, pattern_of
-from legoai.cost.timeline import Cost, Interval
-from legoai.cost.trace import Collective, Copy, HostKernel, Kernel
+from legoai.cost.timing.breakdown import Breakdown, breakdown, pattern_of
+from legoai.cost.timing.timeline import Cost, Interval
+from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel
 
 
 def kernel(start: float, end: float, *, op="aten.mm", phase="forward", module="layers.0.w", alone=None) -> Interval:

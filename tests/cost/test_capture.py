@@ -13,7 +13,7 @@ import torch.distributed as dist
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Collective,
     Copy,
     HostWaitDevice,

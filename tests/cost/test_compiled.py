@@ -16,7 +16,7 @@ from legoai.cost.capture import capture
 from legoai.cost.compilation import graphs, inductor  # noqa: F401 (imported once, before the processes that need it)
 from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.trace import Allocate, Collective, Free, HostKernel, Kernel, Trace
+from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel, Trace
 from legoai.runtime import keep_outputs, wait_for_output
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep

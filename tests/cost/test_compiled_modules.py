@@ -17,7 +17,7 @@ from legoai.cost.compilation.modules import compilation
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace import Kernel, Trace
+from legoai.cost.trace.records import Kernel, Trace
 from legoai.runtime import keep_outputs
 
 SHAPE = (2, 32, programs.DIM)
@@ -147,7 +147,7 @@ def test_what_is_compiled_and_no_function_is_refused_and_torch_is_left_as_it_was
 
 
 def test_the_host_starts_a_cuda_graph_at_once():
-    from legoai.cost.timeline import Cost, Host, simulate
+    from legoai.cost.timing.timeline import Cost, Host, simulate
 
     kernel = Kernel(
         stream=0, op="fused(aten.mul)", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0, attributes={},

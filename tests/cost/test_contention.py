@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.cost.contention import beside_collectives, memory_of_collective, memory_share
 from legoai.cost.kernels.work import Attention, Movement, Product
+from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
 from legoai.cost.profiles import profile
-from legoai.cost.timeline import Cost, Host
-from legoai.cost.trace import Collective
+from legoai.cost.timing.timeline import Cost, Host
+from legoai.cost.trace.records import Collective
 
 PRODUCT = Product(batch=1, m=2560, n=27648, k=5120, rate="bf16", bytes=2**28)
 MOVEMENT = Movement(kind="elementwise", bytes=2**30)

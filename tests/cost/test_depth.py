@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from legoai.cost import capture as capturing
-from legoai.cost.repetition.blocks import TAKEN, shorten, treats_alike
-from legoai.cost.repetition.records import lengthen
-from legoai.cost.tape import Tape
-from legoai.cost.trace import Kernel, Mark, TensorType
+from legoai.cost.replay.blocks import TAKEN, shorten, treats_alike
+from legoai.cost.replay.depth import lengthen
+from legoai.cost.trace.records import Kernel, Mark, TensorType
+from legoai.cost.trace.tape import Tape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.simulated.device import READ_VALUE, SIM, Recorder, SimulationError
 from legoai.cost.simulated.process import simulated_device
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Copy,
     HostWaitDevice,
     HostWaitEvent,

@@ -9,10 +9,10 @@ import simulated
 
 import legoai
 from legoai.cost.estimate import CannotEstimateError
-from legoai.cost.intervals import busy
-from legoai.cost.machine import machine_of
+from legoai.cost.machine.cluster import machine_of
 from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
+from legoai.cost.timing.intervals import busy
 from legoai.specs.directives.cluster import ClusterUse
 
 PLAN = """plan small

@@ -21,7 +21,7 @@ from legoai.cost.profiles import profile
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace import Kernel, Trace
+from legoai.cost.trace.records import Kernel, Trace
 
 ROWS, WIDTH = 8192, 4096
 LIMIT = 448.0

@@ -11,7 +11,7 @@ from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductC
 from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import ITEM_BYTES, Attention, Movement, Product
 from legoai.cost.profiles import profile
-from legoai.cost.trace import Kernel, TensorType
+from legoai.cost.trace.records import Kernel, TensorType
 
 
 def kernel(op: str, inputs: list[tuple[tuple[int, ...], str]], output: tuple[tuple[int, ...], str], **attributes):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common
 
 from legoai.cost.capture import capture
 from legoai.cost.simulated.large_worlds import Chunks
-from legoai.cost.trace import Allocate, Collective, Kernel, Record, Trace
+from legoai.cost.trace.records import Allocate, Collective, Kernel, Record, Trace
 
 PLAN = """\
 plan wide

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from legoai.cost import kernels, network
-from legoai.cost.machine import Machine, Prices, cluster_of, machine_of
+from legoai.cost.machine.cluster import Machine, Prices, cluster_of, machine_of
 from legoai.cost.profiles import ProfileError
-from legoai.cost.trace import Collective, Copy, Kernel, TensorType
+from legoai.cost.trace.records import Collective, Copy, Kernel, TensorType
 from legoai.specs.cluster import CatalogueError, catalogue
 from legoai.specs.directives.cluster import ClusterUse
 

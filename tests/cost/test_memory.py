@@ -14,7 +14,7 @@ from legoai.cost.memory.storages import changes, memory, steps
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.process import simulated_device
-from legoai.cost.trace import Allocate, Free, Mark, Resize, Trace
+from legoai.cost.trace.records import Allocate, Free, Mark, Resize, Trace
 from legoai.runtime import Trainer
 from legoai.runtime.device import Device
 from legoai.runtime.step import OptimizerStep

@@ -16,8 +16,8 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory, steps
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
-from legoai.cost.timeline import Cost, Host, simulate
-from legoai.cost.trace import Copy, HostKernel, HostWaitEvent, Kernel, Trace, load, save
+from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel, Trace, load, save
 from legoai.runtime.offload import offload_activations, offload_optimizer_state
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 32 * 256

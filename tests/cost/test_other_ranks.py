@@ -11,17 +11,17 @@ from simulated import in_a_fork
 from test_pipeline_capture import KEPT
 
 from legoai.api import lower
-from legoai.cost.breakdown import breakdown
 from legoai.cost.capture import capture, capture_alike
-from legoai.cost.composed import Composed, Use, items_between
-from legoai.cost.intervals import Intervals, Stretch, exposed
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory, steps
-from legoai.cost.pipelines.alike import alike_places
-from legoai.cost.pipelines.pieces import Pieces
-from legoai.cost.pipelines.ranks import simulate_ranks
-from legoai.cost.timeline import Cost, Host, Interval
-from legoai.cost.trace import Collective, Kernel
+from legoai.cost.pipelines.equal_stages import alike_places
+from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.breakdown import breakdown
+from legoai.cost.timing.intervals import Intervals, Stretch, exposed
+from legoai.cost.timing.ranks import simulate_ranks
+from legoai.cost.timing.timeline import Cost, Host, Interval
+from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.segments import Composed, Use, items_between
 
 PLAN = """\
 plan tiny

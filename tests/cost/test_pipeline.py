@@ -10,14 +10,14 @@ from test_other_ranks import text_of as of_four
 from test_pipeline_capture import text_of
 
 from legoai.api import estimate
-from legoai.cost import pipeline
-from legoai.cost.composed import renaming_of
-from legoai.cost.intervals import since
-from legoai.cost.pipeline import simulate_pipeline
-from legoai.cost.pipelines.pieces import Pieces
-from legoai.cost.pipelines.times import Piece
-from legoai.cost.timeline import Cost, Host
-from legoai.cost.trace import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
+from legoai.cost import step as pipeline
+from legoai.cost.step import simulate_pipeline
+from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.intervals import since
+from legoai.cost.timing.rank_timeline import Piece
+from legoai.cost.timing.timeline import Cost, Host
+from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
+from legoai.cost.trace.segments import renaming_of
 
 HOSTS = (Host(), Host(dispatch_seconds=1e-6, compute_slowdown=1.1), Host(dispatch_seconds=8e-6))
 

@@ -16,8 +16,8 @@ from legoai.api import lower
 from legoai.cost import capture as capturing
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory, steps
-from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.trace import Collective, Kernel, Mark, Trace, WaitWork
+from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.trace.records import Collective, Kernel, Mark, Trace, WaitWork
 
 HEAD = """\
 plan tiny

@@ -5,10 +5,10 @@ from __future__ import annotations
 import orders
 import pytest
 
-from legoai.cost.pipelines.ranks import simulate_ranks
-from legoai.cost.pipelines.times import Piece, StandstillError
-from legoai.cost.timeline import Cost, Host, simulate
-from legoai.cost.trace import (
+from legoai.cost.timing.rank_timeline import Piece, StandstillError
+from legoai.cost.timing.ranks import simulate_ranks
+from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.trace.records import (
     Collective,
     Copy,
     HostWaitStream,

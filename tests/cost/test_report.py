@@ -71,8 +71,8 @@ def staged() -> dict:
 
 def everything(text: str) -> dict:
     """All forms of an estimate."""
-    from legoai.cost.budgets import broken
     from legoai.cost.estimate import estimate
+    from legoai.cost.report.budgets import broken
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.chrome import chrome_trace
     from legoai.cost.report.curve import memory_curve

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.machine import Machine, machine_of
+from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.use import memory_use
-from legoai.cost.trace import Allocate, Collective, Free, Kernel, Mark, TensorType, Trace
+from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, TensorType, Trace
 from legoai.specs.directives.cluster import ClusterUse
 
 MIB = 2**20

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from legoai.cost.intervals import busy, exposed
-from legoai.cost.timeline import Cost, Host, simulate
-from legoai.cost.trace import (
+from legoai.cost.timing.intervals import busy, exposed
+from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.trace.records import (
     Collective,
     Copy,
     HostWaitDevice,

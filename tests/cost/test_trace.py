@@ -2,7 +2,7 @@
 
 import pytest
 
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Allocate,
     Categorise,
     Collective,

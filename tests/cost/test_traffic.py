@@ -11,7 +11,7 @@ from simulated import in_a_fork
 
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import steps
-from legoai.cost.trace import Collective
+from legoai.cost.trace.records import Collective
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))
 

@@ -8,9 +8,9 @@ import pytest
 import simulated
 
 from legoai.cost.capture import capture
+from legoai.cost.kernels.model_flops import forward_flops_per_token, model_flops
 from legoai.cost.memory.storages import steps
-from legoai.cost.trace import Kernel
-from legoai.cost.usage import forward_flops_per_token, model_flops
+from legoai.cost.trace.records import Kernel
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.models.manifest import Manifest, load_manifest

@@ -9,7 +9,7 @@ import zoo
 from test_memory import exact_peak, tracked_peak_of
 
 from legoai.cost.capture import capture
-from legoai.cost.trace import Kernel, Mark
+from legoai.cost.trace.records import Kernel, Mark
 from legoai.runtime.data import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group

@@ -117,7 +117,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         return
     estimate = estimated(linted, program, profile=arguments.profile)
 
-    from legoai.cost.budgets import broken
+    from legoai.cost.report.budgets import broken
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.words import seconds, size
 

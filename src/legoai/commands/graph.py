@@ -58,7 +58,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _mesh(linted: Linted, arguments: Namespace) -> str:
-    from legoai.cost.machine import cluster_of
+    from legoai.cost.machine.cluster import cluster_of
     from legoai.cost.profiles import ProfileError
     from legoai.cost.report.pictures import mesh_picture
     from legoai.specs.cluster import CatalogueError

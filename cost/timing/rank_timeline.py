@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from legoai.cost.intervals import Stretch
-from legoai.cost.timeline import Timeline
+from legoai.cost.timing.intervals import Stretch
+from legoai.cost.timing.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

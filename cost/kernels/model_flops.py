@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from legoai.cost.composed import Use
-from legoai.cost.trace import Kernel
+from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.segments import Use
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 

@@ -1,8 +1,9 @@
 """When does each operation of several ranks run, where one waits for another?
 
-Each rank has its streams, its host and its resources as in :mod:`legoai.cost.timeline`, whose rules hold here too. What
-ranks do together, sends and receives and the collectives whose group holds more than one of them, begins when the last
-of them is there and is over for all when it is over for the last. Until then it keeps its queue, and no resource.
+Each rank has its streams, its host and its resources as in :mod:`legoai.cost.timing.timeline`, whose rules hold here
+too. What ranks do together, sends and receives and the collectives whose group holds more than one of them, begins when
+the last of them is there and is over for all when it is over for the last. Until then it keeps its queue, and no
+resource.
 
 Sends and receives between two ranks run in the order in which they are issued, as NCCL keeps a queue for each pair; a
 batch of them is one operation of the group's own queue (`torch.distributed.batch_isend_irecv`).
@@ -19,12 +20,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from legoai.cost.intervals import Intervals, Stretch
-from legoai.cost.pipelines.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.pipelines.times import ActionTime, Piece, RankTimeline, StandstillError
-from legoai.cost.queues import Queues, communicator_name, stream_name, unfinished
-from legoai.cost.timeline import Cost, Host, Interval, Resource, Timed, Timeline
-from legoai.cost.trace import (
+from legoai.cost.timing.dependencies import Queues, communicator_name, stream_name, unfinished
+from legoai.cost.timing.intervals import Intervals, Stretch
+from legoai.cost.timing.rank_timeline import ActionTime, Piece, RankTimeline, StandstillError
+from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline
+from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.trace.records import (
     Collective,
     Copy,
     HostKernel,

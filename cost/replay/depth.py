@@ -13,11 +13,11 @@ import functools
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from legoai.cost.repetition.blocks import Run
-from legoai.cost.repetition.lists import Lists
-from legoai.cost.repetition.walk import Unequal
-from legoai.cost.tape import NONE, Tape, alike
-from legoai.cost.trace import Allocate, Collective, Free, Kernel, Mark, Record, Resize
+from legoai.cost.replay.blocks import Run
+from legoai.cost.replay.lists import Lists
+from legoai.cost.replay.walk import Unequal
+from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, Record, Resize
+from legoai.cost.trace.tape import NONE, Tape, alike
 
 _FAR: Final = 2
 """Blocks that are farther apart than this have nothing to do with each other in particular."""

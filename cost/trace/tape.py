@@ -12,7 +12,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
-from legoai.cost.trace import (
+from legoai.cost.trace.records import (
     Allocate,
     Categorise,
     Collective,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legoai.cost.repetition.blocks import Run
-from legoai.cost.tape import NONE, Tape, Touch, is_micro_batch
-from legoai.cost.trace import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Resize
+from legoai.cost.replay.blocks import Run
+from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Resize
+from legoai.cost.trace.tape import NONE, Tape, Touch, is_micro_batch
 
 
 class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)

@@ -2,7 +2,7 @@
 
 A deep model repeats: its blocks have the same class, the same shapes and the same treatment. Blocks in the middle of
 such a run are left out before the program parallelizes the model, and their part of the trace is written afterwards,
-from that of a block which was taken (:mod:`legoai.cost.repetition.records`).
+from that of a block which was taken (:mod:`legoai.cost.replay.depth`).
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, TypeVar
 
-from legoai.cost.intervals import RESOURCES, Floats, Intervals, Stretch, exposed_seconds, seconds_busy
 from legoai.cost.kernels.work import is_product, kind_of
-from legoai.cost.timeline import Interval, Resource
-from legoai.cost.trace import Collective, Copy, Kernel, Phase
+from legoai.cost.timing.intervals import RESOURCES, Floats, Intervals, Stretch, exposed_seconds, seconds_busy
+from legoai.cost.timing.timeline import Interval, Resource
+from legoai.cost.trace.records import Collective, Copy, Kernel, Phase
 
 COMMUNICATION: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
 DEVICE: Final[tuple[Resource, ...]] = ("compute", *COMMUNICATION, "host_to_device", "device_to_host")
@@ -54,7 +54,7 @@ class CollectiveCost:
         first: the path of one of them.
         phase: when.
         count: how many there are.
-        bytes: of all, as :class:`~legoai.cost.trace.Collective` counts them.
+        bytes: of all, as :class:`~legoai.cost.trace.records.Collective` counts them.
         seconds: of all.
         exposed: seconds of them beside which nothing computes.
     """

@@ -2,8 +2,8 @@
 
 One rank of each place on the `pp` axis is simulated, the first on every other axis, as ranks that differ on other axes
 only do the same. Each is captured as it is, its schedule being torch's own, in a process of its own where that is
-possible. Then all of them are timed together (:mod:`legoai.cost.pipelines.ranks`), each action as one piece
-(:mod:`legoai.cost.pipelines.pieces`).
+possible. Then all of them are timed together (:mod:`legoai.cost.timing.ranks`), each action as one piece
+(:mod:`legoai.cost.timing.actions`).
 
 The *bubble* of a rank is the share of the step in which its device does nothing because what is next waits for another
 rank: for an activation or a gradient, for the sum of the gradient norm, or, at the end, for the last of the ranks. The
@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 from legoai.cost.capture import capture_alike
-from legoai.cost.composed import items_between, once_each, records_of, renaming_of
 from legoai.cost.memory.storages import steps
-from legoai.cost.pipelines.alike import alike_places
-from legoai.cost.pipelines.pieces import Pieces
-from legoai.cost.pipelines.ranks import simulate_ranks
-from legoai.cost.pipelines.times import RankTimeline, StandstillError
+from legoai.cost.pipelines.equal_stages import alike_places
 from legoai.cost.simulated.device import Kind, SimulationError, backend
-from legoai.cost.timeline import Cost, Host, Timed
-from legoai.cost.trace import Collective, Trace
+from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
+from legoai.cost.timing.ranks import simulate_ranks
+from legoai.cost.timing.timeline import Cost, Host, Timed
+from legoai.cost.trace.records import Collective, Trace
+from legoai.cost.trace.segments import items_between, once_each, records_of, renaming_of
 from legoai.runtime.signals import held_signals, release_signals
 
 

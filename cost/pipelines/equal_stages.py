@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from legoai.cost.repetition.blocks import are_equal, treats_alike
+from legoai.cost.replay.blocks import are_equal, treats_alike
 from legoai.cost.simulated.eager_torch import without_compiler
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.unfilled import Unfilled

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, overload
 
-from legoai.cost.renaming import Renaming
-from legoai.cost.tape import FIELD, KINDS, MAKES, NONE, renamed
-from legoai.cost.trace import Record
+from legoai.cost.trace.records import Record
+from legoai.cost.trace.tape import FIELD, KINDS, MAKES, NONE, renamed
+from legoai.cost.trace.translation import Renaming
 
 KIND_OF: Final = {record: KINDS.index(kind) for record, kind in FIELD.items()}
 """The kind of a record's number, as its place in `KINDS`."""

@@ -7,8 +7,8 @@ the paper's loop scans all queues.
 
 Three things are added. The host dispatches operations one after another and each takes it time, so that a stream of
 small kernels runs at the host's pace. A collective runs on its communicator's own queue and not on the stream that
-asked for it, as NCCL's do (:mod:`legoai.cost.queues`). And while a collective runs, computation beside it is slower,
-because the collective takes some of the multiprocessors.
+asked for it, as NCCL's do (:mod:`legoai.cost.timing.dependencies`). And while a collective runs, computation beside it
+is slower, because the collective takes some of the multiprocessors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from legoai.cost.queues import Queues, communicator_name, stream_name
-from legoai.cost.tape import uncollected
-from legoai.cost.trace import (
+from legoai.cost.timing.dependencies import Queues, communicator_name, stream_name
+from legoai.cost.trace.records import (
     Allocate,
     Categorise,
     Collective,
@@ -36,6 +35,7 @@ from legoai.cost.trace import (
     Resize,
     Trace,
 )
+from legoai.cost.trace.tape import uncollected
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
 Timed: TypeAlias = Kernel | HostKernel | Collective | Copy

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost import kernels, network
-from legoai.cost.contention import beside_collectives, memory_of_collective, memory_share
+from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
 from legoai.cost.network import Network
 from legoai.cost.network.topology import placement
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
-from legoai.cost.timeline import Cost, Host, Resource, Timed
-from legoai.cost.trace import Collective, Copy, HostKernel, Kernel, TensorType
+from legoai.cost.timing.timeline import Cost, Host, Resource, Timed
+from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, TensorType
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, load_profile
 from legoai.specs.directives.cluster import ClusterUse
 

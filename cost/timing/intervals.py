@@ -15,9 +15,9 @@ from typing import Any, Final, TypeAlias, get_args, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from legoai.cost.renaming import Renaming
-from legoai.cost.timeline import Interval, Resource, Timed
-from legoai.cost.trace import Collective
+from legoai.cost.timing.timeline import Interval, Resource, Timed
+from legoai.cost.trace.records import Collective
+from legoai.cost.trace.translation import Renaming
 
 Floats: TypeAlias = NDArray[np.float64]
 RESOURCES: Final[tuple[Resource, ...]] = get_args(Resource)

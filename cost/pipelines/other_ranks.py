@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
 
-from legoai.cost.composed import Composed, Item, Use
 from legoai.cost.memory.effects import changed_by
 from legoai.cost.pipelines.actions import UnequalError
 from legoai.cost.pipelines.stages import Heard, computing
-from legoai.cost.renaming import Renaming
-from legoai.cost.trace import Allocate, Free
+from legoai.cost.trace.records import Allocate, Free
+from legoai.cost.trace.segments import Composed, Item, Use
+from legoai.cost.trace.translation import Renaming
 from legoai.runtime.pipeline import Pipeline
 
 _CHANGED: Final = ("pipeline_order_with_comms", "_comp_type_to_function_map")

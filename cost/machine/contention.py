@@ -14,7 +14,7 @@ from __future__ import annotations
 from legoai.cost.kernels.work import Movement, Product, Work
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.profiles import Profile
-from legoai.cost.trace import Collective
+from legoai.cost.trace.records import Collective
 
 PROCESSORS = "collective_processors"
 """The profile's constant: multiprocessors that a collective occupies."""

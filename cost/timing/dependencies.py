@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
 
-from legoai.cost.trace import Collective, RecordEvent, WaitEvent, WaitStream, WaitWork
+from legoai.cost.trace.records import Collective, RecordEvent, WaitEvent, WaitStream, WaitWork
 
 
 class Waiting(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from legoai.cost.tape import MICRO_BATCH, Tape, alike, is_micro_batch, micro_batches
-from legoai.cost.trace import Allocate, Free, Mark
+from legoai.cost.trace.records import Allocate, Free, Mark
+from legoai.cost.trace.tape import MICRO_BATCH, Tape, alike, is_micro_batch, micro_batches
 
 
 def repeat_micro_batches(tape: Tape, *, wanted: int) -> Tape | None:

@@ -12,9 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from legoai.cost.repetition.walk import Unequal, Walk
-from legoai.cost.tape import NONE, Touch
-from legoai.cost.trace import Kernel, TensorType
+from legoai.cost.replay.walk import Unequal, Walk
+from legoai.cost.trace.records import Kernel, TensorType
+from legoai.cost.trace.tape import NONE, Touch
 
 _JOINS: Final = frozenset({"aten.stack", "aten.cat"})
 """Operators whose one result is as long as their list of inputs."""

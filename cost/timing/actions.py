@@ -1,8 +1,8 @@
 """How are the actions of a pipeline's rank timed once each, and put in the place of their operations?
 
 An action that waits for no other rank takes the same time whenever it is taken. Its operations are timed alone, and
-then stand as one :class:`legoai.cost.pipelines.times.Piece` among what its rank does with others: sends, receives and
-the waits for them, the gathering of parameters beside the computation, and what follows the last action.
+then stand as one :class:`legoai.cost.timing.rank_timeline.Piece` among what its rank does with others: sends, receives
+and the waits for them, the gathering of parameters beside the computation, and what follows the last action.
 
 Two things are lost: a transfer between stages does not slow down a collective inside of an action by taking its link,
 and an operation that an action leaves running is counted to its end. The test of both is the simulation of every
@@ -15,14 +15,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from legoai.cost.composed import Item, Part, Use, records_of
-from legoai.cost.intervals import Stretch
-from legoai.cost.pipelines.marks import ACTION, END_ACTION
-from legoai.cost.pipelines.times import Piece
-from legoai.cost.renaming import Renaming
-from legoai.cost.tape import NONE
-from legoai.cost.timeline import Cost, Host, Timed, simulate
-from legoai.cost.trace import (
+from legoai.cost.timing.intervals import Stretch
+from legoai.cost.timing.rank_timeline import Piece
+from legoai.cost.timing.timeline import Cost, Host, Timed, simulate
+from legoai.cost.trace.marks import ACTION, END_ACTION
+from legoai.cost.trace.records import (
     Collective,
     Copy,
     HostKernel,
@@ -37,6 +34,9 @@ from legoai.cost.trace import (
     WaitEvent,
     WaitWork,
 )
+from legoai.cost.trace.segments import Item, Part, Use, records_of
+from legoai.cost.trace.tape import NONE
+from legoai.cost.trace.translation import Renaming
 
 _BESIDE = ("UNSHARD", "RESHARD")
 """Actions whose operations run beside the next ones."""

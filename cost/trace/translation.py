@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from legoai.cost.trace import Collective, Mark, Record
+from legoai.cost.trace.records import Collective, Mark, Record
 
 _ACTION: Final = re.compile(r"((?:end )?action )(\d+)(.*)")
 _MODULE: Final = re.compile(r"(forward |end )(?!step |action )(.*)")

@@ -1,0 +1,1 @@
+"""Files of measurements, and interpolation between measured sizes."""
