@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from legoai.dsl.format import format_text
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.parse import parse
 from legoai.dsl.lint import lint
-from legoai.dsl.parse import parse
 from legoai.specs.models.manifest import shipped_file
 
 LIMIT_LINES_PER_SECOND = 10_000

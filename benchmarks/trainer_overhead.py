@@ -52,7 +52,7 @@ PLANS = {
 
 def program_of(plan: str) -> str:
     """Lower the plan."""
-    from legoai.dsl.resolve import resolve
+    from legoai.dsl.frontend.resolve import resolve
     from legoai.lowering.program import lower
     from legoai.specs.models.manifest import load_manifest
 

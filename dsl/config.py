@@ -50,8 +50,8 @@ def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
     Raises:
         ConfigurationError: an unknown key, or a value of the wrong kind.
     """
-    from legoai.dsl.formats import FORMATS
-    from legoai.dsl.rules.base import suggestion
+    from legoai.dsl.diagnostics.suggestion import suggestion
+    from legoai.dsl.reporting.output import FORMATS
 
     known = tuple(item.name for item in fields(Configuration))
     for key, value in table.items():
@@ -73,8 +73,8 @@ def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
 
 def unknown_selectors(selectors: Iterable[str]) -> str | None:
     """What is wrong with the first selector that fits no rule; None where each fits one."""
+    from legoai.dsl.diagnostics.suggestion import suggestion
     from legoai.dsl.rules import all_rules
-    from legoai.dsl.rules.base import suggestion
 
     codes = [rule.code for rule in all_rules()]
     for selector in selectors:

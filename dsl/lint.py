@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from legoai.dsl import suppress
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.merge import Reads
-from legoai.dsl.resolve import Resolution, resolve
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.codes.names import ModelUnavailable
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend import suppress
+from legoai.dsl.frontend.merge import Reads
+from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.rules import checks
 from legoai.dsl.rules.hygiene import UnusedLet, UnusedSuppression
-from legoai.dsl.rules.names import ModelUnavailable
-from legoai.dsl.syntax import PlanFile
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
@@ -31,7 +31,7 @@ class Linted(Record):
     diagnostics: tuple[Diagnostic, ...]
     files: Mapping[str, PlanFile]
     resolution: Resolution
-    context: Context | None
+    analysis: Analysis | None
 
     @property
     def plan(self) -> Plan | None:
@@ -61,14 +61,14 @@ def lint(
     each variant. ``announce`` is told before a model factory that the plan names is run, in a process of its own.
     """
     base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
-    context, found = _examine(base, directory, announce)
+    analysis, found = _examine(base, directory, announce)
     used = set(base.scope.used)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
             resolution = resolve(text, name, directory=directory, settings=settings, variant=other, read=read)
             known = {(item.code, item.label.span, item.message) for item in found}
-            for item in _examine(resolution, directory, announce, context)[1]:
+            for item in _examine(resolution, directory, announce, analysis)[1]:
                 if (item.code, item.label.span, item.message) not in known:
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
             used |= resolution.scope.used
@@ -76,54 +76,54 @@ def lint(
     found.extend(UnusedLet.find(base, used))
     kept, _, unused = suppress.split(found, files.values())
     kept.extend(UnusedSuppression.find(unused))
-    return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, context)
+    return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis)
 
 
 def _examine(
-    resolution: Resolution, directory: Path, announce: Announce | None, base: Context | None = None
-) -> tuple[Context | None, list[Diagnostic]]:
+    resolution: Resolution, directory: Path, announce: Announce | None, base: Analysis | None = None
+) -> tuple[Analysis | None, list[Diagnostic]]:
     """The checks' findings on one resolution, after those of reading it.
 
-    ``base`` is the context of the plan whose variant this is, which mostly is of the same model.
+    ``base`` is the analysis of the plan whose variant this is, which mostly is of the same model.
     """
     found = list(resolution.diagnostics)
     plan = resolution.plan
     if plan is None or resolution.unreadable:
         # Findings about what a plan lacks would speak of what could not be read.
         return None, found
-    context = Context(plan, resolution, None, directory)
+    analysis = Analysis(plan, resolution, None, directory)
     same_model = base is not None and base.manifest is not None and base.plan.model == plan.model
-    manifest = base.manifest if base is not None and same_model else _manifest(context, announce)
+    manifest = base.manifest if base is not None and same_model else _manifest(analysis, announce)
     if isinstance(manifest, Diagnostic):
         found.append(manifest)
     else:
-        context.manifest = manifest
+        analysis.manifest = manifest
     for check in checks():
         try:
             # A generator that meets a hole has already given what it found before.
-            for item in check.check(context):
+            for item in check.check(analysis):
                 found.append(item)
         except Undecided:
             continue
-    return context, found
+    return analysis, found
 
 
-def _manifest(context: Context, announce: Announce | None) -> Manifest | Diagnostic | None:
+def _manifest(analysis: Analysis, announce: Announce | None) -> Manifest | Diagnostic | None:
     from legoai.specs.directives.model import FOREIGN
     from legoai.specs.models.configs import ConfigError
     from legoai.specs.models.manifest import ManifestError, load_manifest
 
-    model = context.plan.model
+    model = analysis.plan.model
     try:
         if model.family in FOREIGN and model.target is None:
             return None
-        return load_manifest(model.source(), base_directory=context.directory, announce=announce)
+        return load_manifest(model.source(), base_directory=analysis.directory, announce=announce)
     except ConfigError:
         # The check of the model statement says what is wrong with its dimensions.
         return None
     except ManifestError as error:
         return ModelUnavailable.at(
-            context.place(model, "target"), error.message, label="cannot be looked at",
+            analysis.place(model, "target"), error.message, label="cannot be looked at",
             help=[error.detail] if error.detail else [],
         )  # fmt: skip
     except Undecided:

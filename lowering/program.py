@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 import legoai
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.rules.lowering import UndecidedHole
+from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, quoted

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
-from legoai.specs.directives.base import Declared, Directive, Rule
+from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every
 from legoai.specs.directives.cluster import ClusterUse
@@ -201,7 +201,7 @@ def _is_left_out(axis: str, changes: list[str]) -> bool:
     return any(text.startswith(f"`{axis}` is left out") for text in changes)
 
 
-def _in_smaller_group(rule: Rule[Any], size: int) -> Rule[Any]:
+def _in_smaller_group(rule: PathRule[Any], size: int) -> PathRule[Any]:
     unit = rule.treatment
     if isinstance(unit, Unit) and isinstance(unit.reshard, int):
         return replace(rule, treatment=changed(unit, reshard="after_forward" if size < 2 else 2))
@@ -226,7 +226,7 @@ def _for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
 def _compile(directive: Compile, changes: list[str]) -> Compile:
     """Graphs are captured, but run without generated kernels."""
 
-    def traced(rule: Rule[Any]) -> Rule[Any]:
+    def traced(rule: PathRule[Any]) -> PathRule[Any]:
         if not isinstance(rule.treatment, Inductor):
             return rule
         return replace(rule, treatment=AotEager(fullgraph=rule.treatment.fullgraph))
@@ -241,7 +241,7 @@ def _compile(directive: Compile, changes: list[str]) -> Compile:
 def _without_drops(directive: Shard, changes: list[str]) -> Shard:
     """Which tokens are dropped depends on what else is on their rank, so that no other mesh computes the same."""
 
-    def roomy(rule: Rule[Any]) -> Rule[Any]:
+    def roomy(rule: PathRule[Any]) -> PathRule[Any]:
         if not isinstance(rule.treatment, Experts) or rule.treatment.capacity_factor is None:
             return rule
         changes.append("shard on ep: no `capacity_factor`; what is dropped depends on the mesh")
@@ -351,7 +351,7 @@ def _schedule(plan: Plan, changes: list[str]) -> Plan:
     return replace(plan, schedule=changed(plan.schedule, form=changed(form, warmup=2)))
 
 
-Rewrite = Callable[[Directive, Rule[Any]], Rule[Any] | None]
+Rewrite = Callable[[Directive, PathRule[Any]], PathRule[Any] | None]
 
 
 def _rules(plan: Plan, rewrite: Rewrite) -> Plan:
@@ -369,7 +369,7 @@ def _rules(plan: Plan, rewrite: Rewrite) -> Plan:
     return found
 
 
-def _with_rules(directive: D, rewrite: Callable[[Rule[Any]], Rule[Any] | None]) -> D:
+def _with_rules(directive: D, rewrite: Callable[[PathRule[Any]], PathRule[Any] | None]) -> D:
     assert isinstance(directive, Directive)
     if not directive.rules:
         return directive
@@ -378,7 +378,7 @@ def _with_rules(directive: D, rewrite: Callable[[Rule[Any]], Rule[Any] | None]) 
 
 
 def _renamed(blocks: Blocks | None) -> Rewrite:
-    def rewrite(directive: Directive, rule: Rule[Any]) -> Rule[Any] | None:
+    def rewrite(directive: Directive, rule: PathRule[Any]) -> PathRule[Any] | None:
         path = rule.path if blocks is None else rewritten(blocks, rule.path)
         return None if path is None else replace(rule, path=path)
 
@@ -388,7 +388,7 @@ def _renamed(blocks: Blocks | None) -> Rewrite:
 def _every(changes: list[str]) -> Rewrite:
     """`every(n)` over few blocks: every second one."""
 
-    def rewrite(directive: Directive, rule: Rule[Any]) -> Rule[Any]:
+    def rewrite(directive: Directive, rule: PathRule[Any]) -> PathRule[Any]:
         treatment = rule.treatment
         if not isinstance(directive, Checkpoint) or not isinstance(treatment, Every) or treatment.n <= 2:
             return rule
@@ -416,7 +416,7 @@ def _bytes(plan: Plan, ratio: float, changes: list[str]) -> Plan:
         found = replace(found, comm=_comm(plan.comm, scaled))
     if plan.checkpoint is not None:
 
-        def kept(rule: Rule[Any]) -> Rule[Any]:
+        def kept(rule: PathRule[Any]) -> PathRule[Any]:
             treatment = rule.treatment
             if not isinstance(treatment, Budget) or not isinstance(treatment.amount, int) or treatment.amount <= 1:
                 return rule
@@ -428,7 +428,7 @@ def _bytes(plan: Plan, ratio: float, changes: list[str]) -> Plan:
 
 
 def _comm(comm: Comm, scaled: Callable[[int, str], int]) -> Comm:
-    def bucket(rule: Rule[Any]) -> Rule[Any]:
+    def bucket(rule: PathRule[Any]) -> PathRule[Any]:
         by = rule.treatment.by
         if not isinstance(by, ByBytes):
             return rule

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from legoai.dsl.paths import pattern, segments_of
-from legoai.dsl.rules.split_points import SplitPoints
+from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.frontend.paths import pattern, segments_of
 from legoai.specs.directives.checkpoint import Every
 from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList, Manifest

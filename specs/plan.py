@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from legoai.specs.directives.base import Directive, Rule, describe, walk
+from legoai.specs.directives.base import Directive, PathRule, describe, walk
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import Record
 from legoai.specs.span import DEFAULT, Origin
@@ -102,7 +102,7 @@ class Plan(Record, kw_only=True):
         """Every undecided value."""
         for directive in self.directives():
             for item in walk(directive):
-                if isinstance(item, Rule):
+                if isinstance(item, PathRule):
                     if isinstance(item.treatment, Hole):
                         yield HoleFound(f"the treatment of `{item.path}`", item.origin, item.treatment)
                     continue

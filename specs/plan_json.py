@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 from pydantic import create_model as create_pydantic_model
 
 from legoai.specs.directives import FAMILIES, REQUIRED, family, kinds
-from legoai.specs.directives.base import Declared, Directive, Option, Rule, Treatment
+from legoai.specs.directives.base import Declared, Directive, Option, PathRule, Treatment
 from legoai.specs.plan import Plan
 
 
@@ -112,7 +112,7 @@ def _parts(declared: type[Directive]) -> dict[str, Any]:
     if declared.treatments is not None:
         lines = tuple(
             create_pydantic_model(
-                f"{treatment.__name__}Rule",
+                f"{treatment.__name__}PathRule",
                 __base__=_model(treatment),
                 __doc__=treatment.__doc__,
                 path=(StrictStr, ...),
@@ -165,7 +165,7 @@ def _directive(data: Mapping[str, Any], declared: type[Directive]) -> Directive:
     if declared.treatments is not None:
         by_name = {treatment.name: treatment for treatment in declared.treatments.treatments}
         for line in data["rules"]:
-            rules.append(Rule(path=line["path"], treatment=_declared(line, by_name[line["treatment"]])))
+            rules.append(PathRule(path=line["path"], treatment=_declared(line, by_name[line["treatment"]])))
     extra = {"axes": tuple(data.get("on", ())), "rules": tuple(rules), "arguments": data.get("arguments", {})}
     return declared(**_values(data, declared), **extra)
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from legoai.cost.estimate import Estimate, Measured
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.rules.budgets import BrokenBudget, OutOfMemory
+from legoai.dsl.diagnostics.codes.budgets import BrokenBudget, OutOfMemory
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.specs.directives.require import METRICS
 
 
@@ -54,7 +54,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
     assert use.capacity is not None
     found = contributor("peak_memory", estimate, causes)
     outside = f" and {words.size(sum(use.outside.values()))} outside of torch" if use.outside else ""
-    span = causes.context.place(causes.plan.cluster)
+    span = causes.analysis.place(causes.plan.cluster)
     return OutOfMemory.at(
         span,
         f"rank {item.rank} needs {words.size(use.reserved)}{outside}, and `{estimate.machine.device.name}` has "

@@ -8,9 +8,9 @@ from typing import Any
 
 from legoai.cost.timing.breakdown import CollectiveCost, ModuleCost
 from legoai.cost.trace.records import LOSS, Phase
-from legoai.dsl.context import Context
-from legoai.dsl.explain import place
-from legoai.specs.directives.base import Directive, Rule
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.reporting.explain import place
+from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.span import Origin
 
 _DATA: frozenset[str] = frozenset({"dp_replicate", "dp_shard", "cp"})
@@ -32,10 +32,10 @@ class Cause:
 class Causes:
     """Looks causes up in a plan. Its model must be known."""
 
-    def __init__(self, context: Context) -> None:
-        assert context.manifest is not None
-        self.context = context
-        self.plan = context.plan
+    def __init__(self, analysis: Analysis) -> None:
+        assert analysis.manifest is not None
+        self.analysis = analysis
+        self.plan = analysis.plan
 
     def of_collective(self, cost: CollectiveCost) -> Cause | None:
         """What makes ranks communicate; None where it is no statement of the plan."""
@@ -114,8 +114,8 @@ class Causes:
         rule = _rule_of(self._rules(directive), module)
         return self._statement(directive, title) if rule is None else Cause(f"{title}: {rule.path}", rule.origin)
 
-    def _rules(self, directive: Directive) -> Mapping[str, Rule[Any]]:
-        rules: Mapping[str, Rule[Any]] = self.context.assigned(directive).by_path
+    def _rules(self, directive: Directive) -> Mapping[str, PathRule[Any]]:
+        rules: Mapping[str, PathRule[Any]] = self.analysis.assigned(directive).by_path
         return rules
 
     def _statement(self, directive: Directive, title: str) -> Cause:
@@ -127,7 +127,7 @@ def _title(directive: Directive) -> str:
     return f"{directive.keyword} on {axes}" if axes else directive.keyword
 
 
-def _rule_of(rules: Mapping[str, Rule[Any]], module: str) -> Rule[Any] | None:
+def _rule_of(rules: Mapping[str, PathRule[Any]], module: str) -> PathRule[Any] | None:
     return next((rules[path] for path in _holders(module) if path in rules), None)
 
 

@@ -248,7 +248,7 @@ def _basis(estimate: Estimate) -> Iterator[str]:
 
 
 def _plan(causes: Causes) -> Iterator[str]:
-    files = causes.context.resolution.files
+    files = causes.analysis.resolution.files
     yield "<h2>The plan</h2>"
     for name, file in files.items():
         yield f'<p class="soft">{escape(name)}</p>'

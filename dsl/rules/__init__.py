@@ -6,49 +6,50 @@ from functools import cache
 from importlib import import_module
 from typing import Final
 
-from legoai.dsl.rules.base import Check, Rule
+from legoai.dsl.diagnostics.rule import Rule
+from legoai.dsl.rules.base import Check
 
 MODULES: Final = (
-    "files",
-    "syntax",
-    "names",
-    "model",
-    "paths",
-    "cluster",
-    "mesh",
-    "pipeline",
-    "split_backward",
-    "split_points",
-    "cuts",
-    "order_file",
-    "batch",
-    "precision",
-    "float8",
-    "unit_outputs",
-    "attention",
-    "loss",
-    "compile",
-    "checkpoint",
-    "comm",
-    "offload",
-    "optimizer",
-    "schedule",
-    "require",
-    "budgets",
-    "shard",
-    "divisibility",
-    "layouts",
-    "pieces",
-    "fsdp",
-    "units",
-    "replicate",
-    "context",
-    "positions",
-    "scalars",
-    "hygiene",
-    "lowering",
+    "diagnostics.codes.files",
+    "diagnostics.codes.syntax",
+    "diagnostics.codes.names",
+    "rules.model",
+    "rules.paths",
+    "rules.cluster",
+    "rules.mesh",
+    "rules.pipeline",
+    "rules.split_backward",
+    "rules.split_points",
+    "rules.cuts",
+    "rules.order_file",
+    "rules.batch",
+    "rules.precision",
+    "rules.float8",
+    "rules.unit_outputs",
+    "rules.attention",
+    "rules.loss",
+    "rules.compile",
+    "rules.checkpoint",
+    "rules.comm",
+    "rules.offload",
+    "rules.optimizer",
+    "rules.schedule",
+    "rules.require",
+    "diagnostics.codes.budgets",
+    "rules.shard",
+    "rules.divisibility",
+    "rules.layouts",
+    "rules.pieces",
+    "rules.fsdp",
+    "rules.units",
+    "rules.replicate",
+    "rules.context",
+    "rules.positions",
+    "rules.scalars",
+    "rules.hygiene",
+    "diagnostics.codes.lowering",
 )
-"""Modules of rules, in the order in which their checks run."""
+"""Modules of rules below ``legoai.dsl``, in the order in which their checks run."""
 
 
 @cache
@@ -56,7 +57,7 @@ def all_rules() -> tuple[type[Rule], ...]:
     """Every rule, by code."""
     found = []
     for name in MODULES:
-        module = import_module(f"legoai.dsl.rules.{name}")
+        module = import_module(f"legoai.dsl.{name}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Rule) and value.__module__ == module.__name__:
                 found.append(value)
@@ -66,7 +67,7 @@ def all_rules() -> tuple[type[Rule], ...]:
 @cache
 def checks() -> tuple[Check, ...]:
     """Every rule that looks at the resolved plan, ready to run, in the order of :data:`MODULES`."""
-    order = {f"legoai.dsl.rules.{name}": index for index, name in enumerate(MODULES)}
+    order = {f"legoai.dsl.{name}": index for index, name in enumerate(MODULES)}
     found = [rule for rule in all_rules() if issubclass(rule, Check)]
     return tuple(rule() for rule in sorted(found, key=lambda rule: (order[rule.__module__], rule.code)))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import replacement, written
 
 _CUDA_ONLY: Final = ("efficient", "cudnn", "flex")
 """Kernels whose backward pass PyTorch has for CUDA devices only."""
@@ -43,16 +43,18 @@ class KernelOnDevice(Check):
     code = "LP631"
     slug = "attention-not-on-device"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        attention, device = context.plan.attention, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        attention, device = analysis.plan.attention, analysis.device
         if device is None or device.kind != "cpu" or attention.kernel not in _CUDA_ONLY:
             return
         lacks = "no backward pass" if attention.kernel == "flex" else "no kernel"
         yield self.at(
-            context.place(attention, "kernel"),
+            analysis.place(attention, "kernel"),
             f"`{attention.kernel}` attention has {lacks} for `{device.name}`",
             label="needs a CUDA device",
-            others=[Label(context.place(context.plan.cluster, "device"), f"`{device.name}` is of kind {device.kind}")],
+            others=[
+                Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}` is of kind {device.kind}")
+            ],
             help=["a CPU has `flash` and `math`; `default` lets PyTorch choose"],
             fix=replacement(attention, "kernel", "default"),
         )
@@ -80,18 +82,18 @@ class KernelTakesDtype(Check):
     code = "LP632"
     slug = "attention-dtype"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, device = context.plan, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, device = analysis.plan, analysis.device
         legal = _CUDA_DTYPES.get(plan.attention.kernel)
         if legal is None or device is None or device.kind != "cuda" or plan.precision.param in legal:
             return
         kernel, param = plan.attention.kernel, plan.precision.param
         others = [name for name, dtypes in _CUDA_DTYPES.items() if param in dtypes]
         yield self.at(
-            context.place(plan.attention, "kernel"),
+            analysis.place(plan.attention, "kernel"),
             f"`{kernel}` attention takes {' and '.join(legal)} on `{device.name}`, and the plan computes in {param}",
             label=f"not in {param}",
-            others=[Label(context.place(plan.precision, "param"), f"`param` = {param}")],
+            others=[Label(analysis.place(plan.precision, "param"), f"`param` = {param}")],
             help=[f"kernels that take {param} are {', '.join(f'`{name}`' for name in [*others, 'math'])}"],
         )
 
@@ -117,18 +119,18 @@ class HeadFits(Check):
     code = "LP633"
     slug = "attention-head-too-wide"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        attention, manifest, device = context.plan.attention, context.manifest, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        attention, manifest, device = analysis.plan.attention, analysis.manifest, analysis.device
         if attention.kernel != "flash" or manifest is None or device is None or device.kind != "cuda":
             return
         for path, module in manifest.modules.items():
             width = module.attributes.get("head_dim")
             if module.kind == "attention" and isinstance(width, int) and width > _LARGEST_FLASH_HEAD:
                 yield self.at(
-                    context.place(attention, "kernel"),
+                    analysis.place(attention, "kernel"),
                     f"`flash` attention takes heads of at most {_LARGEST_FLASH_HEAD} features; `{path}` has {width}",
                     label=f"heads of {width}",
-                    others=[Label(context.place(context.plan.model, "family"), "the model")],
+                    others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
                     help=["use `efficient` or `math` attention, or give the model more and narrower heads"],
                 )
                 return
@@ -156,8 +158,8 @@ class NoAttention(Check):
     slug = "attention-without-effect"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        attention, manifest = context.plan.attention, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        attention, manifest = analysis.plan.attention, analysis.manifest
         if manifest is None or manifest.flow_error is not None or not written(attention, "kernel"):
             return
         if attention.kernel == "default":
@@ -165,9 +167,9 @@ class NoAttention(Check):
         if any(step.op == "attention" for module in manifest.modules.values() for step in module.flow):
             return
         yield self.at(
-            context.place(attention, "kernel"),
+            analysis.place(attention, "kernel"),
             "the choice of kernel has no effect: the model never calls `scaled_dot_product_attention`",
             label="has no effect",
-            others=[Label(context.place(context.plan.model, "family"), "this model")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), "this model")],
             help=["leave the statement out, or let the model call it"],
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import replacement
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import replacement
 from legoai.specs.models.reads import Images
 
 
@@ -33,8 +33,8 @@ class BatchDivides(Check):
     code = "LP601"
     slug = "batch-not-divisible"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        batch, mesh = context.plan.batch, context.plan.mesh
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        batch, mesh = analysis.plan.batch, analysis.plan.mesh
         each = batch.micro_batch * mesh.data_parallel
         below, rest = divmod(batch.global_batch, each)
         if rest == 0:
@@ -50,13 +50,13 @@ class BatchDivides(Check):
             help.append(f"with this global batch, legal micro batches are {legal}")
         axis = "dp_shard" if mesh.dp_shard > 1 else "dp_replicate"
         yield self.at(
-            context.place(batch, "global_batch"),
+            analysis.place(batch, "global_batch"),
             f"a global batch of {batch.global_batch} sequences cannot be cut into micro batches of "
             f"{batch.micro_batch} on {mesh.data_parallel} data-parallel ranks",
             label=f"no multiple of {batch.micro_batch} · {mesh.data_parallel} = {each}",
             others=[
-                Label(context.place(batch, "micro_batch"), "the micro batch"),
-                *([Label(context.place(mesh, axis), f"{mesh.data_parallel} ranks")] if mesh.data_parallel > 1 else []),
+                Label(analysis.place(batch, "micro_batch"), "the micro batch"),
+                *([Label(analysis.place(mesh, axis), f"{mesh.data_parallel} ranks")] if mesh.data_parallel > 1 else []),
             ],
             help=help,
         )
@@ -83,16 +83,16 @@ class SequenceFits(Check):
     code = "LP602"
     slug = "sequence-too-long"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        batch, manifest = context.plan.batch, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        batch, manifest = analysis.plan.batch, analysis.manifest
         longest = manifest.max_seq_len if manifest is not None else None
         if longest is None or batch.length <= longest:
             return
         yield self.at(
-            context.place(batch, "seq_len"),
+            analysis.place(batch, "seq_len"),
             f"sequences of {batch.length} tokens are longer than the model's positions reach: {longest}",
             label=f"at most {longest}",
-            others=[Label(context.place(context.plan.model, "family"), f"knows {longest} positions")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), f"knows {longest} positions")],
             help=["shorten the sequences, or give the model more positions (`max_seq_len` in the built-in models)"],
             fix=replacement(batch, "seq_len", str(longest)),
         )
@@ -119,16 +119,16 @@ class ImageTokens(Check):
     code = "LP603"
     slug = "image-sequence"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        batch, manifest = context.plan.batch, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        batch, manifest = analysis.plan.batch, analysis.manifest
         reads = manifest.reads if manifest is not None else None
         if not isinstance(reads, Images) or batch.seq_len is None:
             return
         yield self.at(
-            context.place(batch, "seq_len"),
+            analysis.place(batch, "seq_len"),
             f"`seq_len` has no effect: the model reads images of {reads.height} by {reads.width}, and no sequences",
             label="no sequence is read",
-            others=[Label(context.place(context.plan.model, "family"), "a model of images")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), "a model of images")],
             help=["leave `seq_len` out: what is computed for an image follows from the model"],
         )
 
@@ -152,16 +152,16 @@ class SequenceMissing(Check):
     code = "LP604"
     slug = "sequence-missing"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        batch, manifest = context.plan.batch, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        batch, manifest = analysis.plan.batch, analysis.manifest
         reads = manifest.reads if manifest is not None else None
         if reads is None or not reads.has_text or batch.seq_len is not None:
             return
         longest = manifest.max_seq_len if manifest is not None else None
         yield self.at(
-            context.place(batch),
+            analysis.place(batch),
             "`batch` does not say how long sequences are, and the model reads text",
             label="no `seq_len`",
-            others=[Label(context.place(context.plan.model, "family"), "a model of text")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), "a model of text")],
             help=[f"write `seq_len = …`, {'a number of tokens' if longest is None else f'at most {longest}'}"],
         )

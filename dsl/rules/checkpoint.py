@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import following, grouped, has_operator, holders, name_of
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import following, grouped, has_operator, holders, name_of
 from legoai.specs.directives.checkpoint import Budget, Every, Full, KeepAll, Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -47,10 +47,10 @@ class NeverCalled(Check):
     code = "LP651"
     slug = "treatment-of-a-list"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, manifest = context.plan, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, manifest = analysis.plan, analysis.manifest
         for directive, kinds in ((plan.checkpoint, _RECOMPUTE), (plan.compile, (Inductor, AotEager))):
-            for rule, paths in grouped(following(context, directive, kinds).items()):
+            for rule, paths in grouped(following(analysis, directive, kinds).items()):
                 assert manifest is not None
                 assert directive is not None
                 lists = [path for path in paths if manifest.modules[path].class_name in ("ModuleList", "ModuleDict")]
@@ -86,13 +86,13 @@ class EveryOfFew(Check):
     slug = "every-of-few"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for rule, paths in grouped(following(context, context.plan.checkpoint, Every).items()):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for rule, paths in grouped(following(analysis, analysis.plan.checkpoint, Every).items()):
             if rule.treatment.n <= 1 or len(paths) >= rule.treatment.n:
                 continue
             modules = "one module" if len(paths) == 1 else f"only {len(paths)} modules"
             yield self.at(
-                context.place(rule.treatment, "n"),
+                analysis.place(rule.treatment, "n"),
                 f"`every({rule.treatment.n})` has {modules} to choose from",
                 label=f"the rule speaks of {modules}",
                 help=["write `full` or `none`, or let the rule match more modules"],
@@ -120,8 +120,8 @@ class OperatorName(Check):
     code = "LP653"
     slug = "operator-name"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        checkpoint = context.plan.checkpoint
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        checkpoint = analysis.plan.checkpoint
         for rule in checkpoint.rules if checkpoint is not None else ():
             if not isinstance(rule.treatment, Selective):
                 continue
@@ -130,7 +130,7 @@ class OperatorName(Check):
                     continue
                 last = re.split(r"[.:]+", name.strip())[-1] or "mm"
                 yield self.at(
-                    context.place(rule.treatment, "keep"),
+                    analysis.place(rule.treatment, "keep"),
                     f'"{name}" is no name of an operator',
                     label='expected a name such as "aten.mm" or "aten.mm.default"',
                     help=[f'did you mean "aten.{last}"?'] if last.isidentifier() else [],
@@ -162,11 +162,11 @@ class KeepsNothing(Check):
     slug = "keeps-nothing"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        manifest, mesh = context.manifest, context.plan.mesh
-        for rule, paths in grouped(following(context, context.plan.checkpoint, Selective).items()):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, mesh = analysis.manifest, analysis.plan.mesh
+        for rule, paths in grouped(following(analysis, analysis.plan.checkpoint, Selective).items()):
             assert manifest is not None
-            place = context.place(rule.treatment, "keep")
+            place = analysis.place(rule.treatment, "keep")
             if not rule.treatment.keep:
                 yield self.at(
                     place, "`selective([])` keeps nothing, as `full` does", label="an empty list", help=["write `full`"]
@@ -177,7 +177,7 @@ class KeepsNothing(Check):
                         place,
                         "`collective` keeps nothing: without `tp`, `cp` or `ep` a forward communicates nothing",
                         label="no collectives here",
-                        others=[Label(context.place(mesh), "the mesh")],
+                        others=[Label(analysis.place(mesh), "the mesh")],
                     )
                 if word in _WORDS and manifest.flow_error is None:
                     ops, kinds = _WORDS[word]
@@ -210,9 +210,9 @@ class BudgetBeyondReason(Check):
     slug = "budget-without-effect"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        checkpoint = context.plan.checkpoint
-        memory = context.device.memory if context.device is not None else None
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        checkpoint = analysis.plan.checkpoint
+        memory = analysis.device.memory if analysis.device is not None else None
         capacity = memory.capacity_bytes if memory is not None else None
         for rule in checkpoint.rules if checkpoint is not None else ():
             if not isinstance(rule.treatment, Budget):
@@ -225,14 +225,15 @@ class BudgetBeyondReason(Check):
                 )
                 help = [f"write `{same}`"]
             elif isinstance(amount, int) and capacity is not None and amount >= capacity:
-                assert context.device is not None
-                limit = f"`{context.device.name}` has {format_bytes(capacity)}"
+                assert analysis.device is not None
+                limit = f"`{analysis.device.name}` has {format_bytes(capacity)}"
                 message = f"a budget of {format_bytes(amount)} is no limit: {limit}"
                 help = ["a budget in bytes is for each module that the rule matches"]
             else:
                 continue
             yield self.at(
-                context.place(rule.treatment, "amount"), message, label="limits nothing" if amount else "keeps nothing",
+                analysis.place(rule.treatment, "amount"), message,
+                label="limits nothing" if amount else "keeps nothing",
                 help=help,
             )  # fmt: skip
 
@@ -261,8 +262,8 @@ class NestedCheckpoint(Check):
     slug = "nested-checkpoint"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        recomputed = following(context, context.plan.checkpoint, _RECOMPUTE)
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        recomputed = following(analysis, analysis.plan.checkpoint, _RECOMPUTE)
         inner = [
             (path, rule) for path, rule in recomputed.items() if path and any(up in recomputed for up in holders(path))
         ]
@@ -301,10 +302,10 @@ class NothingToRecompute(Check):
     slug = "nothing-to-recompute"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, manifest = context.plan, context.manifest
-        float8 = following(context, plan.precision, (Float8, MxFp8))
-        for rule, paths in grouped(following(context, plan.checkpoint, (Full, Every)).items()):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, manifest = analysis.plan, analysis.manifest
+        float8 = following(analysis, plan.precision, (Float8, MxFp8))
+        for rule, paths in grouped(following(analysis, plan.checkpoint, (Full, Every)).items()):
             assert manifest is not None
             if any(manifest.modules[path].kind not in ("linear", "embedding") or path in float8 for path in paths):
                 continue
@@ -341,13 +342,13 @@ class WholeModelRecomputed(Check):
     slug = "whole-model-recomputed"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        rule = following(context, context.plan.checkpoint, (Full, Every)).get("")
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        rule = following(analysis, analysis.plan.checkpoint, (Full, Every)).get("")
         if rule is None:
             return
-        kept = following(context, context.plan.checkpoint, (Full, Every, Selective, Budget, KeepAll))
-        assert context.manifest is not None
-        blocks = [item.path for item in context.manifest.block_lists]
+        kept = following(analysis, analysis.plan.checkpoint, (Full, Every, Selective, Budget, KeepAll))
+        assert analysis.manifest is not None
+        blocks = [item.path for item in analysis.manifest.block_lists]
         inner = f"{blocks[0]}.*" if blocks else "PATH"
         if any(path.startswith(f"{block}.") for block in blocks for path in kept if path):
             return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import written
+from legoai.dsl.diagnostics.codes.names import WrongProfile
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import written
-from legoai.dsl.rules.names import WrongProfile
 
 
 class ProfileIsReadable(WrongProfile, Check):
@@ -25,25 +25,25 @@ class ProfileIsReadable(WrongProfile, Check):
     ```
     """
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         from legoai.specs.cluster import CatalogueError, load_profile
 
-        use = context.plan.cluster
+        use = analysis.plan.cluster
         if use.device != "profile":
             return
         if use.profile is None:
             yield self.at(
-                context.place(use, "device"),
+                analysis.place(use, "device"),
                 "`profile` needs the profile's file in quotes",
                 label="no file is named",
                 help=['write `profile("our_gpu.toml", …)`, or name a device of the catalogue'],
             )
             return
         try:
-            load_profile(context.directory / use.profile)
+            load_profile(analysis.directory / use.profile)
         except CatalogueError as error:
             yield self.at(
-                context.place(use, "profile"),
+                analysis.place(use, "profile"),
                 f"the device profile cannot be used: {error.field}: {error.message}",
                 label="this file",
                 help=[f"legal are {', '.join(f'`{item}`' for item in error.legal)}"] if error.legal else [],
@@ -70,14 +70,14 @@ class UnusedProfile(Check):
     slug = "unused-profile"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        use = context.plan.cluster
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use = analysis.plan.cluster
         if use.device != "profile" and use.profile is not None:
             yield self.at(
-                context.place(use, "profile"),
+                analysis.place(use, "profile"),
                 f"the file is not read, since the device is `{use.device}` of the catalogue",
                 label="has no effect",
-                others=[Label(context.place(use, "device"), "decides the device")],
+                others=[Label(analysis.place(use, "device"), "decides the device")],
                 help=[f'write `profile("{use.profile}", …)` to use the file, or leave it out'],
             )
 
@@ -101,13 +101,13 @@ class MissingFabric(Check):
     code = "LP302"
     slug = "missing-fabric"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         from legoai.specs.cluster import fabric_names
 
-        use = context.plan.cluster
+        use = analysis.plan.cluster
         if use.hosts > 1 and use.fabric is None:
             yield self.at(
-                context.place(use, "hosts"),
+                analysis.place(use, "hosts"),
                 f"{use.hosts} hosts need a fabric between them",
                 label="more than one host",
                 help=[f"add `fabric = …`: {', '.join(f'`{name}`' for name in fabric_names())}"],
@@ -132,12 +132,12 @@ class UnusedFabric(Check):
     slug = "unused-fabric"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        use = context.plan.cluster
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use = analysis.plan.cluster
         if use.hosts == 1 and use.fabric is not None:
-            others = [Label(context.place(use, "hosts"), "one host")] if written(use, "hosts") else []
+            others = [Label(analysis.place(use, "hosts"), "one host")] if written(use, "hosts") else []
             yield self.at(
-                context.place(use, "fabric"),
+                analysis.place(use, "fabric"),
                 "one host sends nothing over a fabric",
                 label="has no effect",
                 others=others,
@@ -166,8 +166,8 @@ class TooManyDevices(Check):
     slug = "too-many-devices"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        use, device = context.plan.cluster, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use, device = analysis.plan.cluster, analysis.device
         if device is None or device.kind == "cpu" or use.devices is None or use.devices <= device.devices_per_host:
             return
         total, usual = use.hosts * use.devices, device.devices_per_host
@@ -175,7 +175,7 @@ class TooManyDevices(Check):
         if total % usual == 0:
             help.insert(0, f"{total} devices are {total // usual} hosts of {usual}")
         yield self.at(
-            context.place(use, "devices"),
+            analysis.place(use, "devices"),
             f"a host has {usual} devices of `{device.name}`, not {use.devices}",
             label=f"more than {usual}",
             help=help,

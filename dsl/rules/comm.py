@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import (
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import (
     batch_label,
     below,
     following,
@@ -18,7 +16,9 @@ from legoai.dsl.rules.facts import (
     replacement,
     written,
 )
-from legoai.specs.directives.base import Rule
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket, Units
 
 
@@ -46,15 +46,15 @@ class CommWithoutFsdp(Check):
     slug = "comm-without-fsdp"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         comm = plan.comm
         if comm is None or plan.fsdp is not None:
             return
         for field in ("reorder", "prefetch", "unshard", "reduce"):
             if written(comm, field) and not (field == "reduce" and plan.replicate is not None):
                 what = "nothing is reduced between ranks" if field == "reduce" else "without `fsdp` nothing is gathered"
-                yield self.at(context.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
+                yield self.at(analysis.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")
         for rule in comm.rules:
             assert rule.origin.span is not None
             yield self.at(
@@ -90,12 +90,12 @@ class BucketWithoutUnit(Check):
     slug = "bucket-without-unit"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if plan.comm is None or plan.fsdp is None or plan.fsdp.backend != "eager":
             return
-        units = fsdp_units(context)
-        for rule, paths in grouped(following(context, plan.comm, Bucket).items()):
+        units = fsdp_units(analysis)
+        for rule, paths in grouped(following(analysis, plan.comm, Bucket).items()):
             if any(unit == path or below(unit, path) for path in paths for unit in units):
                 continue
             assert rule.path_origin.span is not None
@@ -103,7 +103,7 @@ class BucketWithoutUnit(Check):
                 rule.path_origin.span,
                 f"the bucket has no effect: neither `{paths[0]}` nor a module inside of it is a unit",
                 label="holds no unit",
-                others=[Label(context.place(plan.fsdp), "makes the units")],
+                others=[Label(analysis.place(plan.fsdp), "makes the units")],
                 help=["name the units here, or make these modules units in `fsdp`"],
             )
 
@@ -134,15 +134,15 @@ class ReduceWithoutAccumulation(Check):
     slug = "reduce-without-accumulation"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if plan.comm is None or not written(plan.comm, "reduce") or micro_batches(plan) != 1:
             return
         yield self.at(
-            context.place(plan.comm, "reduce"),
+            analysis.place(plan.comm, "reduce"),
             f"`reduce = {plan.comm.reduce}` has no effect: a step has one micro batch",
             label="has no effect",
-            others=[batch_label(context)],
+            others=[batch_label(analysis)],
             help=["leave the option out"],
         )
 
@@ -173,15 +173,15 @@ class ReduceUnderPipeline(Check):
     slug = "reduce-under-pipeline"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, comm = context.plan.pipeline, context.plan.comm
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, comm = analysis.plan.pipeline, analysis.plan.comm
         if pipeline is None or comm is None or not written(comm, "reduce") or comm.reduce != "every_micro_batch":
             return
         yield self.at(
-            context.place(comm, "reduce"),
+            analysis.place(comm, "reduce"),
             "`reduce = every_micro_batch` has no effect: a pipeline reduces after a stage's last micro batch",
             label="has no effect",
-            others=[Label(context.place(pipeline), "the pipeline")],
+            others=[Label(analysis.place(pipeline), "the pipeline")],
             help=["write `last_micro_batch`, or leave the option out"],
             fix=replacement(comm, "reduce", "last_micro_batch"),
         )
@@ -217,16 +217,16 @@ class PrefetchOfNothing(Check):
     slug = "prefetch-of-nothing"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if (
             plan.comm is None
             or plan.fsdp is None
             or not isinstance(plan.comm.prefetch, Units)
-            or context.manifest is None
+            or analysis.manifest is None
         ):
             return
-        reshards = {_reshard(path, rule) for path, rule in fsdp_units(context).items()}
+        reshards = {_reshard(path, rule) for path, rule in fsdp_units(analysis).items()}
         prefetch = plan.comm.prefetch
         for field, gathered in (
             ("forward", reshards),
@@ -234,14 +234,14 @@ class PrefetchOfNothing(Check):
         ):
             if written(prefetch, field) and getattr(prefetch, field) > 0 and not gathered:
                 yield self.at(
-                    context.place(prefetch, field),
+                    analysis.place(prefetch, field),
                     f"`{field} = {getattr(prefetch, field)}` has no effect: no unit is gathered in the {field} pass",
                     label="has no effect",
-                    others=[Label(context.place(plan.fsdp), "how units reshard")],
+                    others=[Label(analysis.place(plan.fsdp), "how units reshard")],
                 )
 
 
-def _reshard(path: str, rule: Rule[Any] | None) -> str | int:
+def _reshard(path: str, rule: PathRule[Any] | None) -> str | int:
     """When the unit is freed, its default included."""
     given: str | int | None = rule.treatment.reshard if rule is not None else None
     return given or ("after_forward" if path else "after_backward")
@@ -271,23 +271,23 @@ class PrefetchOfAll(Check):
     slug = "prefetch-of-all"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if (
             plan.comm is None
             or plan.fsdp is None
             or not isinstance(plan.comm.prefetch, Units)
-            or context.manifest is None
+            or analysis.manifest is None
         ):
             return
-        count = len(fsdp_units(context))
+        count = len(fsdp_units(analysis))
         for field in ("forward", "backward"):
             ahead = getattr(plan.comm.prefetch, field)
             if count > 2 and ahead >= count - 1:
                 yield self.at(
-                    context.place(plan.comm.prefetch, field),
+                    analysis.place(plan.comm.prefetch, field),
                     f"gathering {ahead} units ahead holds the whole model: there are {count} units",
                     label="gathers everything",
-                    others=[Label(context.place(plan.fsdp), f"makes {count} units")],
+                    others=[Label(analysis.place(plan.fsdp), f"makes {count} units")],
                     help=["one or two units ahead are mostly enough; `proactive(limit = 4GiB)` bounds it by memory"],
                 )

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import below, decided, following, fsdp_units, grouped, holders, name_of, replacement
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import below, decided, following, fsdp_units, grouped, holders, name_of, replacement
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 
 
-def compiled_modules(context: Context) -> dict[str, Rule[Any]]:
+def compiled_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
     """The modules that are compiled, with the rule that says so."""
-    return following(context, context.plan.compile, (Inductor, AotEager))
+    return following(analysis, analysis.plan.compile, (Inductor, AotEager))
 
 
-def _is_graph(context: Context) -> bool:
-    return context.plan.fsdp is not None and context.plan.fsdp.backend == "graph"
+def _is_graph(analysis: Analysis) -> bool:
+    return analysis.plan.fsdp is not None and analysis.plan.fsdp.backend == "graph"
 
 
 class NestedCompile(Check):
@@ -46,9 +46,9 @@ class NestedCompile(Check):
     slug = "nested-compile"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        compiled = compiled_modules(context)
-        ruled = following(context, context.plan.compile, (Inductor, AotEager, NotCompiled))
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        compiled = compiled_modules(analysis)
+        ruled = following(analysis, analysis.plan.compile, (Inductor, AotEager, NotCompiled))
         inner = [
             (path, rule) for path, rule in ruled.items() if any(above in compiled for above in holders(path)) and path
         ]
@@ -91,13 +91,13 @@ class CompileOverUnits(Check):
     code = "LP623"
     slug = "compile-over-units"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp = context.plan.fsdp
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp = analysis.plan.fsdp
         if fsdp is None or fsdp.backend != "eager":
             return
-        units = fsdp_units(context)
-        for rule, paths in grouped(compiled_modules(context).items()):
-            sharded = context.plan.mesh.tp > 1 and context.plan.shard_on("tp") is not None
+        units = fsdp_units(analysis)
+        for rule, paths in grouped(compiled_modules(analysis).items()):
+            sharded = analysis.plan.mesh.tp > 1 and analysis.plan.shard_on("tp") is not None
             if not rule.treatment.fullgraph and not sharded:
                 continue
             pair = next(((path, unit) for path in paths for unit in units if below(unit, path)), None)
@@ -142,24 +142,24 @@ class CompileUnderGraph(Check):
     code = "LP624"
     slug = "compile-under-graph"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
-        if plan.compile is None or not _is_graph(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        if plan.compile is None or not _is_graph(analysis):
             return
         assert plan.fsdp is not None
-        ruled = following(context, plan.compile, (Inductor, AotEager, NotCompiled))
+        ruled = following(analysis, plan.compile, (Inductor, AotEager, NotCompiled))
         for rule, paths in grouped((path, rule) for path, rule in ruled.items() if path or _eager(rule)):
             assert rule.path_origin.span is not None
             yield self.at(
                 rule.path_origin.span,
                 f"`{name_of(paths[0])}` cannot be compiled by itself: `backend = graph` traces the whole step",
                 label="part of the one graph",
-                others=[Label(context.place(plan.fsdp, "backend"), "traces all")],
+                others=[Label(analysis.place(plan.fsdp, "backend"), "traces all")],
                 help=["write `root = inductor`, or use `backend = eager`"],
             )
 
 
-def _eager(rule: Rule[Any]) -> bool:
+def _eager(rule: PathRule[Any]) -> bool:
     return isinstance(rule.treatment, NotCompiled)
 
 
@@ -190,12 +190,12 @@ class CheckpointInsideCompiled(Check):
     code = "LP625"
     slug = "checkpoint-inside-compiled"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
-        if plan.mesh.tp == 1 or plan.shard_on("tp") is None or _is_graph(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        if plan.mesh.tp == 1 or plan.shard_on("tp") is None or _is_graph(analysis):
             return
-        compiled = compiled_modules(context)
-        recomputed = following(context, plan.checkpoint, (Full, Every, Selective, Budget))
+        compiled = compiled_modules(analysis)
+        recomputed = following(analysis, plan.checkpoint, (Full, Every, Selective, Budget))
         inner = (
             (path, rule) for path, rule in recomputed.items() if path and any(up in compiled for up in holders(path))
         )
@@ -236,34 +236,35 @@ class AsyncTensorParallel(Check):
     code = "LP626"
     slug = "async-tp"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if plan.compile is None or not plan.compile.async_tp:
             return
-        place = context.place(plan.compile, "async_tp")
+        place = analysis.place(plan.compile, "async_tp")
         fix = replacement(plan.compile, "async_tp", "false")
         if plan.mesh.tp == 1 or plan.shard_on("tp") is None:
             what = "`tp` has one rank" if plan.mesh.tp == 1 else "nothing is sharded on `tp`"
             yield self.at(
                 place, f"`async_tp` has no effect: {what}", label="nothing to overlap",
-                others=[Label(context.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")], fix=fix,
+                others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")], fix=fix,
             )  # fmt: skip
             return
-        device = context.device
+        device = analysis.device
         if device is not None and not device.features.symmetric_memory:
             yield self.at(
                 place, f"`async_tp` needs symmetric memory, which `{device.name}` lacks", label="not on this device",
-                others=[Label(context.place(plan.cluster, "device"), f"`{device.name}`")], fix=fix,
+                others=[Label(analysis.place(plan.cluster, "device"), f"`{device.name}`")], fix=fix,
             )  # fmt: skip
         per_host = plan.cluster.devices or (device.devices_per_host if device is not None else None)
         if per_host is not None and plan.mesh.tp > per_host:
             yield self.at(
                 place, f"`async_tp` needs symmetric memory, and `tp` = {plan.mesh.tp} is more than a host's {per_host}",
-                label="only inside of a host", others=[Label(context.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
+                label="only inside of a host",
+                others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
                 help=[f"`tp` of at most {per_host} stays inside of a host"], fix=fix,
             )  # fmt: skip
         decided(plan.compile)
-        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not _is_graph(context):
+        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not _is_graph(analysis):
             yield self.at(
                 place, "`async_tp` has no effect: no module is compiled by inductor", label="a pass of inductor",
                 help=["compile the blocks: `compile (async_tp = true) { layers.* = inductor }`"], fix=fix,
@@ -292,16 +293,16 @@ class CudaGraphsOnCpu(Check):
     slug = "cuda-graphs-on-cpu"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, device = context.plan, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, device = analysis.plan, analysis.device
         if plan.compile is None or device is None or device.kind != "cpu":
             return
         for rule in plan.compile.rules:
             if isinstance(rule.treatment, Inductor) and rule.treatment.mode == "reduce_overhead":
                 yield self.at(
-                    context.place(rule.treatment, "mode"),
+                    analysis.place(rule.treatment, "mode"),
                     f"`reduce_overhead` has no effect: `{device.name}` has no CUDA graphs",
                     label="has no effect",
-                    others=[Label(context.place(plan.cluster, "device"), f"`{device.name}`")],
+                    others=[Label(analysis.place(plan.cluster, "device"), f"`{device.name}`")],
                     fix=replacement(rule.treatment, "mode", "default"),
                 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import written
 
 
 class SequenceOverContext(Check):
@@ -37,21 +37,21 @@ class SequenceOverContext(Check):
     code = "LP405"
     slug = "sequence-over-context"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        use, mesh, batch = context.plan.context, context.plan.mesh, context.plan.batch
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use, mesh, batch = analysis.plan.context, analysis.plan.mesh, analysis.plan.batch
         if use is None or mesh.cp == 1:
             return
         balanced = use.balance == "head_tail"
         pieces = 2 * mesh.cp if balanced else mesh.cp
         if batch.length % pieces == 0:
             return
-        others = [Label(context.place(mesh, "cp"), f"{mesh.cp} ranks")]
+        others = [Label(analysis.place(mesh, "cp"), f"{mesh.cp} ranks")]
         if balanced:
             default = "" if written(use, "balance") else ", by default"
-            others.append(Label(context.place(use, "balance"), f"two pieces for each rank{default}"))
+            others.append(Label(analysis.place(use, "balance"), f"two pieces for each rank{default}"))
         near = max(pieces, batch.length // pieces * pieces)
         yield self.at(
-            context.place(batch, "seq_len"),
+            analysis.place(batch, "seq_len"),
             f"a sequence of {batch.length} tokens cannot be cut into {pieces} equal pieces",
             label=f"{batch.length} tokens",
             others=others,
@@ -60,7 +60,7 @@ class SequenceOverContext(Check):
 
 
 class NothingToCut(Check):
-    """Context parallelism for a model without attention over a sequence of tokens.
+    """Analysis parallelism for a model without attention over a sequence of tokens.
 
     It cuts the sequences of token ids that the batch gives, and lets attention see the other ranks' keys and
     values. A model that makes its own sequence, such as a vision transformer of its patches, or one without
@@ -85,9 +85,9 @@ class NothingToCut(Check):
     code = "LP310"
     slug = "nothing-to-cut"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        manifest, use = context.manifest, context.plan.context
-        if use is None or manifest is None or manifest.flow_error is not None or context.plan.mesh.cp == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, use = analysis.manifest, analysis.plan.context
+        if use is None or manifest is None or manifest.flow_error is not None or analysis.plan.mesh.cp == 1:
             return
         first = {blocks.path: blocks.names[0] for blocks in manifest.block_lists if len(blocks)}
         attends = any(
@@ -102,9 +102,9 @@ class NothingToCut(Check):
             return
         reason = "reads no sequence of token ids" if attends else "has no attention that is known as such"
         yield self.at(
-            context.place(use, "axes"),
+            analysis.place(use, "axes"),
             f"`context on cp` cuts sequences of tokens between the ranks of attention, and the model {reason}",
             label="nothing to cut",
-            others=[Label(context.place(context.plan.model, "family"), "this model")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), "this model")],
             help=["use the devices for `dp_shard` or `tp`"],
         )

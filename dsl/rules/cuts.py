@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import written
+from legoai.dsl.analysis.stages import stage_count
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import written
-from legoai.dsl.rules.stages import stage_count
 
 
 class CannotCut(Check):
@@ -24,16 +24,16 @@ class CannotCut(Check):
     code = "LP518"
     slug = "cannot-cut"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        from legoai.dsl.chain import CannotFollow, Chain
-        from legoai.dsl.rules.split_points import SplitPoints
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        from legoai.dsl.analysis.chain import CannotFollow, Chain
+        from legoai.dsl.analysis.split_points import SplitPoints
         from legoai.specs.directives.model import FOREIGN
 
-        plan, manifest = context.plan, context.manifest
+        plan, manifest = analysis.plan, analysis.manifest
         pipeline = plan.pipeline
         if pipeline is None or manifest is None or plan.model.family not in FOREIGN or plan.mesh.pp == 1:
             return
-        stages, known = stage_count(context, pipeline), SplitPoints(manifest)
+        stages, known = stage_count(analysis, pipeline), SplitPoints(manifest)
         if stages is None or stages % plan.mesh.pp:
             return
         if isinstance(pipeline.split, str):
@@ -49,9 +49,9 @@ class CannotCut(Check):
             chain.width(cuts)
         except CannotFollow as error:
             yield self.at(
-                context.place(pipeline, "split" if written(pipeline, "split") else "keyword"),
+                analysis.place(pipeline, "split" if written(pipeline, "split") else "keyword"),
                 f"this model cannot be cut into {stages} stages: {error}",
                 label="cannot be cut like this",
-                others=[Label(context.place(plan.model, "family"), "the model")],
+                others=[Label(analysis.place(plan.model, "family"), "the model")],
                 help=["split where one block hands one tensor to the next, or train it without a pipeline"],
             )

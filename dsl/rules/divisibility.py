@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import by_rule, distinct, general, span_of
+from legoai.dsl.analysis.facts import holders
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.blocks import by_rule, distinct, general, span_of
-from legoai.dsl.rules.facts import holders
 from legoai.dsl.rules.mesh import legal_divisors
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Experts, Rowwise
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Cut(NamedTuple):
     """A linear layer or embedding whose weight `tp` cuts."""
 
-    rule: Rule[Any]
+    rule: PathRule[Any]
     info: ModuleInfo
     size: int
     """Features or rows that are divided among the ranks."""
@@ -49,12 +49,12 @@ _CUT_ATTRIBUTE = {
 }
 
 
-def cuts(context: Context) -> Iterator[Cut]:
+def cuts(analysis: Analysis) -> Iterator[Cut]:
     """Every layer under `colwise` or `rowwise`; of equal blocks one."""
-    shard, manifest = context.plan.shard_on("tp"), context.manifest
+    shard, manifest = analysis.plan.shard_on("tp"), analysis.manifest
     if manifest is None or shard is None:
         return
-    for path, rule in distinct(context, shard):
+    for path, rule in distinct(analysis, shard):
         if not isinstance(rule.treatment, Colwise | Rowwise) or path not in manifest.modules:
             continue
         info = manifest.modules[path]
@@ -105,10 +105,10 @@ class HeadsOverRanks(Check):
     code = "LP401"
     slug = "heads-over-ranks"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh, manifest = context.plan.mesh, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh, manifest = analysis.plan.mesh, analysis.manifest
         found: dict[tuple[str, str], Cut] = {}
-        for item in cuts(context):
+        for item in cuts(analysis):
             if item.attention is not None:
                 found.setdefault((item.attention.path, item.heads), item)
         for (path, name), item in found.items():
@@ -122,7 +122,7 @@ class HeadsOverRanks(Check):
                     f"`tp` = {mesh.tp} does not divide the {heads} {'key/value ' * (name == 'n_kv_heads')}heads of "
                     f"`{general(manifest, path)}`",
                     label=f"{heads} heads",
-                    others=[Label(context.place(mesh, "tp"), f"over {mesh.tp} ranks")],
+                    others=[Label(analysis.place(mesh, "tp"), f"over {mesh.tp} ranks")],
                     help=[f"legal sizes of `tp` are {legal_divisors(both[0], *both)}"],
                 )
 
@@ -159,10 +159,10 @@ class FeaturesOverRanks(Check):
     code = "LP402"
     slug = "features-over-ranks"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh, manifest = context.plan.mesh, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh, manifest = analysis.plan.mesh, analysis.manifest
         told = set()
-        for item in cuts(context):
+        for item in cuts(analysis):
             holder = item.info.path.rpartition(".")[0]
             if item.attention is not None or not item.stays_local or item.size % mesh.tp == 0:
                 continue
@@ -176,7 +176,7 @@ class FeaturesOverRanks(Check):
                 f"`tp` = {mesh.tp} does not divide the {item.size} {side} features of "
                 f"`{general(manifest, item.info.path)}`",
                 label=f"{item.size} features",
-                others=[Label(context.place(mesh, "tp"), f"over {mesh.tp} ranks")],
+                others=[Label(analysis.place(mesh, "tp"), f"over {mesh.tp} ranks")],
                 help=[f"legal sizes of `tp` are {legal_divisors(item.size)}"],
             )
 
@@ -206,9 +206,9 @@ class UnevenShards(Check):
     slug = "uneven-shards"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh, manifest = context.plan.mesh, context.manifest
-        for item in cuts(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh, manifest = analysis.plan.mesh, analysis.manifest
+        for item in cuts(analysis):
             if item.attention is not None or item.stays_local or item.size % mesh.tp == 0:
                 continue
             assert manifest is not None
@@ -223,7 +223,7 @@ class UnevenShards(Check):
                 span_of(item.rule),
                 f"`tp` = {mesh.tp} does not divide the {item.size} {what} of `{general(manifest, item.info.path)}`",
                 label=f"{most} on most ranks, {least} on the last",
-                others=[Label(context.place(mesh, "tp"), f"{mesh.tp} ranks")],
+                others=[Label(analysis.place(mesh, "tp"), f"{mesh.tp} ranks")],
                 help=help,
             )
 
@@ -258,24 +258,24 @@ class SequenceOverRanks(Check):
     code = "LP404"
     slug = "sequence-over-ranks"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        layouts, mesh, batch = context.layouts, context.plan.mesh, context.plan.batch
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        layouts, mesh, batch = analysis.layouts, analysis.plan.mesh, analysis.plan.batch
         if layouts is None or not layouts.cuts_sequence or layouts.manifest.vocab_size is None:
             return
         local, rest = divmod(batch.length, mesh.cp)
         if rest or local % mesh.tp == 0:
             return
-        others = [Label(context.place(mesh, "tp"), f"{mesh.tp} ranks")]
+        others = [Label(analysis.place(mesh, "tp"), f"{mesh.tp} ranks")]
         piece = "the sequence"
         if mesh.cp > 1:
             others.append(
-                Label(context.place(mesh, "cp"), f"{local} of {batch.length} tokens on each of {mesh.cp} ranks")
+                Label(analysis.place(mesh, "cp"), f"{local} of {batch.length} tokens on each of {mesh.cp} ranks")
             )
             piece = "the piece of a sequence"
         multiple = mesh.tp * mesh.cp
         near = max(multiple, batch.length // multiple * multiple)
         yield self.at(
-            context.place(batch, "seq_len"),
+            analysis.place(batch, "seq_len"),
             f"`tp` = {mesh.tp} does not divide {piece} of {local} tokens, which styles of `shard on tp` cut",
             label="cannot be cut evenly",
             others=others,
@@ -306,11 +306,11 @@ class ExpertsOverRanks(Check):
     code = "LP406"
     slug = "experts-over-ranks"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        shard, mesh, manifest = context.plan.shard_on("ep"), context.plan.mesh, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        shard, mesh, manifest = analysis.plan.shard_on("ep"), analysis.plan.mesh, analysis.manifest
         if manifest is None or shard is None:
             return
-        for rule, paths in by_rule(context, shard):
+        for rule, paths in by_rule(analysis, shard):
             if not isinstance(rule.treatment, Experts):
                 continue
             for path in paths:
@@ -321,7 +321,7 @@ class ExpertsOverRanks(Check):
                         span_of(rule),
                         f"`ep` = {mesh.ep} does not divide the {count} experts of `{general(manifest, path)}`",
                         label=f"{count} experts",
-                        others=[Label(context.place(mesh, "ep"), f"{mesh.ep} ranks")],
+                        others=[Label(analysis.place(mesh, "ep"), f"{mesh.ep} ranks")],
                         help=[f"legal sizes of `ep` are {legal_divisors(count)}"],
                     )
                     break

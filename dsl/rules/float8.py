@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, local_tokens, name_of
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import below, decided, following, grouped, listed, local_tokens, name_of
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -33,8 +33,8 @@ class DeviceHasFloat8(Check):
     code = "LP611"
     slug = "float8-not-on-device"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        precision, device = context.plan.precision, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision, device = analysis.plan.precision, analysis.device
         if device is None:
             return
         for rule in precision.rules:
@@ -49,7 +49,7 @@ class DeviceHasFloat8(Check):
                 rule.origin.span,
                 f"`{device.name}` has no {treatment.name} matrix products; they need compute capability {needs}",
                 label=f"`{treatment.name}` is not on this device",
-                others=[Label(context.place(context.plan.cluster, "device"), f"`{device.name}`")],
+                others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
                 help=[f"devices that have them: {_devices_with(treatment.name)}"],
             )
 
@@ -80,9 +80,9 @@ class Float8OnLinear(Check):
     slug = "float8-not-linear"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        manifest = context.manifest
-        for rule, paths in grouped(following(context, context.plan.precision, (Float8, MxFp8)).items()):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        for rule, paths in grouped(following(analysis, analysis.plan.precision, (Float8, MxFp8)).items()):
             assert manifest is not None
             if any(manifest.modules[path].kind == "linear" for path in paths):
                 continue
@@ -125,9 +125,9 @@ class Float8Sizes(Check):
     code = "LP613"
     slug = "float8-sizes"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, manifest = context.plan, context.manifest
-        for rule, paths in grouped(following(context, plan.precision, (Float8, MxFp8)).items()):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, manifest = analysis.plan, analysis.manifest
+        for rule, paths in grouped(following(analysis, plan.precision, (Float8, MxFp8)).items()):
             assert manifest is not None
             assert rule.origin.span is not None
             multiple = 32 if isinstance(rule.treatment, MxFp8) else 16
@@ -138,12 +138,12 @@ class Float8Sizes(Check):
                     rule.origin.span,
                     f"{rule.treatment.name} needs a multiple of {multiple} tokens, not a micro batch of {tokens}",
                     label=f"{tokens} is no multiple of {multiple}",
-                    others=[Label(context.place(plan.batch, "micro_batch"), f"{plan.batch.micro_batch} sequences")],
+                    others=[Label(analysis.place(plan.batch, "micro_batch"), f"{plan.batch.micro_batch} sequences")],
                     help=["change the micro batch or the length of sequences"],
                 )
             seen: set[tuple[str, int]] = set()
             for path in linear:
-                for noun, size in _sizes(context, path):
+                for noun, size in _sizes(analysis, path):
                     if size % multiple == 0 or (noun, size) in seen:
                         continue
                     seen.add((noun, size))
@@ -151,31 +151,31 @@ class Float8Sizes(Check):
                         rule.origin.span,
                         f"{rule.treatment.name} needs multiples of {multiple}; `{path}` has {size} {noun} on a rank",
                         label=f"{size} is no multiple of {multiple}",
-                        others=[Label(context.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")]
+                        others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")]
                         if plan.mesh.tp > 1
                         else [],
                         help=["leave the layer in high precision with `none`, or shard it less"],
                     )
 
 
-def _sizes(context: Context, path: str) -> Iterator[tuple[str, int]]:
+def _sizes(analysis: Analysis, path: str) -> Iterator[tuple[str, int]]:
     """The input and output features of a linear layer on one rank of `tp`."""
-    assert context.manifest is not None
-    attributes = context.manifest.modules[path].attributes
-    cut = _tensor_parallel_cut(context, path)
+    assert analysis.manifest is not None
+    attributes = analysis.manifest.modules[path].attributes
+    cut = _tensor_parallel_cut(analysis, path)
     for noun in ("in", "out"):
         size = attributes.get(f"{noun}_features")
         if isinstance(size, int):
-            yield f"{noun}put features", size // context.plan.mesh.tp if cut == noun else size
+            yield f"{noun}put features", size // analysis.plan.mesh.tp if cut == noun else size
 
 
-def _tensor_parallel_cut(context: Context, path: str) -> str | None:
+def _tensor_parallel_cut(analysis: Analysis, path: str) -> str | None:
     """Whether `shard on tp` cuts a linear layer by its `in` or `out` features."""
-    shard = context.plan.shard_on("tp")
+    shard = analysis.plan.shard_on("tp")
     if shard is None:
         return None
     decided(shard)
-    winners = context.assigned(shard).by_path
+    winners = analysis.assigned(shard).by_path
     style = winners[path].treatment if path in winners else None
     if isinstance(style, Colwise | Rowwise):
         return "out" if isinstance(style, Colwise) else "in"
@@ -207,14 +207,14 @@ class Float8WithoutCompile(Check):
     slug = "float8-without-compile"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if plan.fsdp is not None and plan.fsdp.backend == "graph":
             return
-        compiled = following(context, plan.compile, (Inductor, AotEager))
-        for rule, paths in grouped(following(context, plan.precision, (Float8, MxFp8)).items()):
-            assert context.manifest is not None
-            linear = [path for path in paths if context.manifest.modules[path].kind == "linear"]
+        compiled = following(analysis, plan.compile, (Inductor, AotEager))
+        for rule, paths in grouped(following(analysis, plan.precision, (Float8, MxFp8)).items()):
+            assert analysis.manifest is not None
+            linear = [path for path in paths if analysis.manifest.modules[path].kind == "linear"]
             eager = [path for path in linear if not any(path == held or below(path, held) for held in compiled)]
             if eager:
                 assert rule.origin.span is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import span_of
+from legoai.dsl.analysis.facts import fsdp_units, listed, written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.blocks import span_of
-from legoai.dsl.rules.facts import fsdp_units, listed, written
 from legoai.dsl.rules.mesh import legal_divisors
 from legoai.dsl.rules.shard import last_module
 from legoai.specs.directives.fsdp import Fsdp, Unit
@@ -17,9 +17,9 @@ from legoai.specs.directives.mesh import AXES
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD
 
 
-def shard_ranks(context: Context, fsdp: Fsdp) -> int:
+def shard_ranks(analysis: Analysis, fsdp: Fsdp) -> int:
     """Ranks over which a unit is sharded."""
-    return math.prod(context.plan.mesh.size(axis) for axis in fsdp.axes if axis != "dp_replicate")
+    return math.prod(analysis.plan.mesh.size(axis) for axis in fsdp.axes if axis != "dp_replicate")
 
 
 class ShardingAxes(Check):
@@ -45,11 +45,11 @@ class ShardingAxes(Check):
     code = "LP321"
     slug = "sharding-axes"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp = context.plan.fsdp
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp = analysis.plan.fsdp
         if fsdp is None:
             return
-        span = context.place(fsdp, "axes")
+        span = analysis.place(fsdp, "axes")
         if fsdp.axes == ("dp_replicate",):
             yield self.at(
                 span,
@@ -95,23 +95,23 @@ class ReshardSize(Check):
     code = "LP322"
     slug = "reshard-size"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp = context.plan.fsdp
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp = analysis.plan.fsdp
         if fsdp is None:
             return
         for rule in fsdp.rules:
             if not isinstance(rule.treatment, Unit) or not isinstance(rule.treatment.reshard, int):
                 continue
-            ranks = shard_ranks(context, fsdp)
+            ranks = shard_ranks(analysis, fsdp)
             size = rule.treatment.reshard
             if ranks > 1 and ranks % size:
                 axes = [axis for axis in fsdp.axes if axis != "dp_replicate"]
                 yield self.at(
-                    context.place(rule.treatment, "reshard"),
+                    analysis.place(rule.treatment, "reshard"),
                     f"`reshard` = {size} does not divide the {ranks} ranks of {listed(axes)}",
                     label="groups of this many ranks",
                     others=[
-                        Label(context.place(context.plan.mesh, axis), f"{context.plan.mesh.size(axis)} ranks")
+                        Label(analysis.place(analysis.plan.mesh, axis), f"{analysis.plan.mesh.size(axis)} ranks")
                         for axis in axes
                     ],
                     help=[f"legal numbers are {legal_divisors(ranks).removeprefix('1, ')}"],
@@ -142,17 +142,17 @@ class KeptUnderPipeline(Check):
     code = "LP326"
     slug = "kept-under-pipeline"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, pipeline = context.plan.fsdp, context.plan.pipeline
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, pipeline = analysis.plan.fsdp, analysis.plan.pipeline
         if fsdp is None or pipeline is None:
             return
         for rule in fsdp.rules:
             if isinstance(rule.treatment, Unit) and rule.treatment.reshard == "never":
                 yield self.at(
-                    context.place(rule.treatment, "reshard"),
+                    analysis.place(rule.treatment, "reshard"),
                     "`reshard = never` has no effect under a pipeline",
                     label="freed all the same",
-                    others=[Label(context.place(pipeline), "frees parameters at the end of every pass")],
+                    others=[Label(analysis.place(pipeline), "frees parameters at the end of every pass")],
                     help=["`after_backward` keeps them gathered for the whole pass"],
                 )
 
@@ -188,11 +188,11 @@ class LastUnitResharded(Check):
     slug = "last-unit-resharded"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, manifest = context.plan.fsdp, context.manifest
-        if fsdp is None or manifest is None or context.plan.mesh.pp > 1 or shard_ranks(context, fsdp) == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, manifest = analysis.plan.fsdp, analysis.manifest
+        if fsdp is None or manifest is None or analysis.plan.mesh.pp > 1 or shard_ranks(analysis, fsdp) == 1:
             return
-        units = fsdp_units(context)
+        units = fsdp_units(analysis)
         for path in ("", last_module(manifest)):
             rule = units.get(path) if path is not None else None
             if rule is None:
@@ -202,7 +202,7 @@ class LastUnitResharded(Check):
             if by_default or reshard == "after_forward" or isinstance(reshard, int):
                 written_here = written(rule.treatment, "reshard")
                 yield self.at(
-                    context.place(rule.treatment, "reshard") if written_here else span_of(rule),
+                    analysis.place(rule.treatment, "reshard") if written_here else span_of(rule),
                     f"the unit `{path or 'root'}` ends the forward pass and begins the backward pass",
                     label="freed between the two" + ("" if written_here else ", by default"),
                     help=["write `unit(reshard = after_backward)`"],
@@ -234,9 +234,9 @@ class ReshardUnderPipeline(Check):
     slug = "reshard-under-pipeline"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, pipeline, mesh = context.plan.fsdp, context.plan.pipeline, context.plan.mesh
-        if fsdp is None or pipeline is None or mesh.pp == 1 or shard_ranks(context, fsdp) == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, pipeline, mesh = analysis.plan.fsdp, analysis.plan.pipeline, analysis.plan.mesh
+        if fsdp is None or pipeline is None or mesh.pp == 1 or shard_ranks(analysis, fsdp) == 1:
             return
         if isinstance(pipeline.schedule, str) and pipeline.schedule in SPLIT_BACKWARD:
             return  # an error of its own
@@ -250,6 +250,6 @@ class ReshardUnderPipeline(Check):
                     span_of(rule),
                     f"under a pipeline every micro batch gathers `{rule.path}` twice",
                     label=f"freed after each forward pass{how}",
-                    others=[Label(context.place(pipeline), "several micro batches in one step")],
+                    others=[Label(analysis.place(pipeline), "several micro batches in one step")],
                     help=["write `unit(reshard = after_backward)` where the memory allows it"],
                 )

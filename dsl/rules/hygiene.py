@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
-from legoai.dsl.resolve import Resolution
-from legoai.dsl.rules.base import Check, Rule, suggestion
-from legoai.dsl.suppress import NEVER_ACCEPTED, Suppression
-from legoai.dsl.syntax import Let
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
+from legoai.dsl.diagnostics.rule import Rule
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.resolve import Resolution
+from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Suppression
+from legoai.dsl.frontend.syntax import Let
+from legoai.dsl.rules.base import Check
 
 
 class UnusedLet(Rule):
@@ -68,13 +70,13 @@ class ShadowedRule(Check):
     slug = "shadowed-rule"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        if context.manifest is None:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.manifest is None:
             return
-        for directive in context.plan.directives():
+        for directive in analysis.plan.directives():
             if not directive.rules:
                 continue
-            for rule, winner in context.assigned(directive).shadowed:
+            for rule, winner in analysis.assigned(directive).shadowed:
                 span, over = rule.path_origin.span, winner.path_origin.span
                 assert span is not None
                 assert over is not None
@@ -140,14 +142,14 @@ class StaleSolution(Check):
     slug = "stale-solution"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        solved = context.plan.solved
-        if solved is None or solved.digest == context.plan.digest:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        solved = analysis.plan.solved
+        if solved is None or solved.digest == analysis.plan.digest:
             return
         assert solved.origin.span is not None
         yield self.at(
             solved.origin.span,
             "the plan was changed after it was solved",
-            label=f"the plan is now {context.plan.digest[:19]}…",
+            label=f"the plan is now {analysis.plan.digest[:19]}…",
             help=["solve the plan again, or keep the values and delete this line"],
         )

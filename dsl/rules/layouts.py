@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Edit, Fix
-from legoai.dsl.layout import Finding
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.layout import Finding
+from legoai.dsl.analysis.tensors import Tensor, as_list
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb
-from legoai.dsl.tensors import Tensor, as_list
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle, conversions
 from legoai.specs.span import Span
@@ -62,16 +62,16 @@ class LayoutMismatch(LayoutRule, Check):
     slug = "layout-mismatch"
     kinds = ("arrives", "mixed", "norm_dim")
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.findings(analysis):
             first = items[0]
             if first.kind == "mixed":
-                yield self._mixed(context, span, first)
+                yield self._mixed(analysis, span, first)
             elif first.kind == "norm_dim":
                 yield self.at(
                     span,
                     f"`sequence` cuts dim {_dim(first)} of a tensor of {first.got.rank} dims, over which "
-                    f"{named(context, items)} {verb(context, items, 'takes', 'take')} a norm",
+                    f"{named(analysis, items)} {verb(analysis, items, 'takes', 'take')} a norm",
                     label="not the sequence dim",
                     help=["the sequence is dim 1 of [batch, sequence, features]: write `sequence`"],
                 )
@@ -79,23 +79,23 @@ class LayoutMismatch(LayoutRule, Check):
                 assert first.wanted is not None
                 yield self.at(
                     span,
-                    f"{named(context, items)} {verb(context, items, 'expects', 'expect')} `{text_of(first.wanted)}`, "
-                    f"and `{first.got.describe()}` arrives from {came_from(context, first.got)}",
+                    f"{named(analysis, items)} {verb(analysis, items, 'expects', 'expect')} `{text_of(first.wanted)}`, "
+                    f"and `{first.got.describe()}` arrives from {came_from(analysis, first.got)}",
                     label=_expectation(first),
-                    others=producer_lines(context, first.got, beside=span),
-                    help=_cures(context, first),
+                    others=producer_lines(analysis, first.got, beside=span),
+                    help=_cures(analysis, first),
                     fix=_fix(first),
                 )
 
-    def _mixed(self, context: Context, span: Span, item: Finding) -> Diagnostic:
+    def _mixed(self, analysis: Analysis, span: Span, item: Finding) -> Diagnostic:
         assert item.other is not None
         one, other = item.got, item.other
         return self.at(
             span,
-            f"in {named(context, [item])} a tensor that lies as `{one.describe()}` meets one that lies as "
-            f"`{other.describe()}`, from {came_from(context, one)} and {came_from(context, other)}",
+            f"in {named(analysis, [item])} a tensor that lies as `{one.describe()}` meets one that lies as "
+            f"`{other.describe()}`, from {came_from(analysis, one)} and {came_from(analysis, other)}",
             label=f"`{(one if leaves_at(one, span) else other).describe()}`",
-            others=producer_lines(context, one, other, beside=span),
+            others=producer_lines(analysis, one, other, beside=span),
             help=[f"let both leave in one layout, for instance `output = {_preferred(one, other)}`"],
         )
 
@@ -119,7 +119,7 @@ def _expectation(item: Finding) -> str:
     )
 
 
-def _cures(context: Context, item: Finding) -> list[str]:
+def _cures(analysis: Analysis, item: Finding) -> list[str]:
     """What to write: at the consumer, and at the producer."""
     assert item.wanted is not None
     got, wanted = item.got.describe(), text_of(item.wanted)
@@ -133,9 +133,9 @@ def _cures(context: Context, item: Finding) -> list[str]:
         cures.append("leave the module without a style, where its input is whole")
     source = item.got.source
     if source is not None and isinstance(source.rule.treatment if source.rule else None, Colwise | Rowwise):
-        cures.append(f"or let {came_from(context, item.got)} leave it so: `output = {wanted}`")
+        cures.append(f"or let {came_from(analysis, item.got)} leave it so: `output = {wanted}`")
     elif source is not None and source.rule is None:
-        cures.append(f"or give {came_from(context, item.got)} a style whose output is `{wanted}`")
+        cures.append(f"or give {came_from(analysis, item.got)} a style whose output is `{wanted}`")
     return cures
 
 
@@ -182,14 +182,14 @@ class UnpairedStyle(LayoutRule, Check):
     slug = "unpaired-style"
     kinds = ("unpaired",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.findings(analysis):
             first = items[0]
-            consumer, producer = named(context, items), came_from(context, first.got)
+            consumer, producer = named(analysis, items), came_from(analysis, first.got)
             if first.rule is None:
                 yield self.at(
                     span,
-                    f"{consumer} {verb(context, items, 'has', 'have')} whole weights, and a piece of the features "
+                    f"{consumer} {verb(analysis, items, 'has', 'have')} whole weights, and a piece of the features "
                     f"arrives from {producer}",
                     label=f"leaves its output as `{first.got.describe()}`",
                     help=[
@@ -200,10 +200,10 @@ class UnpairedStyle(LayoutRule, Check):
             else:
                 yield self.at(
                     span,
-                    f"{consumer} {verb(context, items, 'expects', 'expect')} a piece of the features, and all of them "
+                    f"{consumer} {verb(analysis, items, 'expects', 'expect')} a piece of the features, and all of them "
                     f"arrive from {producer}",
                     label="expects `shard(-1)`",
-                    others=producer_lines(context, first.got, beside=span),
+                    others=producer_lines(analysis, first.got, beside=span),
                     help=["give the layers before it the style `colwise`", "or write `rowwise(input = replicate)`"],
                 )
 
@@ -238,10 +238,10 @@ class PartlyShardedAttention(LayoutRule, Check):
     slug = "partly-sharded-attention"
     kinds = ("heads",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.findings(analysis):
             first = items[0]
-            where = named(context, items)
+            where = named(analysis, items)
             if first.other is None:
                 yield self.at(
                     span,
@@ -252,10 +252,10 @@ class PartlyShardedAttention(LayoutRule, Check):
                 continue
             yield self.at(
                 span,
-                f"in {where} the heads of {came_from(context, first.got)} are cut over the ranks, and those of "
-                f"{came_from(context, first.other)} are not",
+                f"in {where} the heads of {came_from(analysis, first.got)} are cut over the ranks, and those of "
+                f"{came_from(analysis, first.other)} are not",
                 label="cut by heads",
-                others=producer_lines(context, first.other, beside=span),
+                others=producer_lines(analysis, first.other, beside=span),
                 help=["give queries, keys and values the same style"],
             )
 
@@ -272,11 +272,11 @@ class FusedLayerSplit(LayoutRule, Check):
     slug = "fused-layer-split"
     kinds = ("fused",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.findings(analysis):
             yield self.at(
                 span,
-                f"{named(context, items)} splits the output of {came_from(context, items[0].got)}, of which each "
+                f"{named(analysis, items)} splits the output of {came_from(analysis, items[0].got)}, of which each "
                 "rank has one contiguous piece",
                 label="cuts across the parts",
                 help=["use a model with a layer for each part", "or gather the output: `colwise(output = replicate)`"],

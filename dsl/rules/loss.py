@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import replacement
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import replacement
 from legoai.specs.directives.loss import ChunkedLoss
 
 
@@ -35,18 +35,18 @@ class ChunksOfSequence(Check):
     code = "LP641"
     slug = "loss-chunks"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, manifest = context.plan, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, manifest = analysis.plan, analysis.manifest
         form = plan.loss.form
         if not isinstance(form, ChunkedLoss):
             return
         reads = manifest.reads if manifest is not None else None
         if reads is not None and reads.kind in ("images", "images_with_texts"):
             yield self.at(
-                context.place(plan.loss, "form"),
+                analysis.place(plan.loss, "form"),
                 "the loss cannot be cut along a sequence: the model gives one answer for each image",
                 label="nothing to cut",
-                others=[Label(context.place(plan.model, "family"), "a model of images")],
+                others=[Label(analysis.place(plan.model, "family"), "a model of images")],
                 help=["use `fused` or `eager`"],
                 fix=replacement(plan.loss, "form", "fused"),
             )
@@ -54,9 +54,9 @@ class ChunksOfSequence(Check):
         length = plan.batch.length // plan.mesh.cp
         if form.n > length:
             yield self.at(
-                context.place(form, "n"),
+                analysis.place(form, "n"),
                 f"the loss cannot be cut into {form.n} pieces: a rank holds {length} tokens of a sequence",
                 label=f"at most {length}",
-                others=[Label(context.place(plan.batch, "seq_len"), f"{plan.batch.length} tokens")],
+                others=[Label(analysis.place(plan.batch, "seq_len"), f"{plan.batch.length} tokens")],
                 help=["a handful of pieces is enough: memory falls with their number, and so does speed"],
             )

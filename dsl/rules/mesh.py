@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import listed, replacement, written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
+from legoai.dsl.frontend.syntax import Statement
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import listed, replacement, written
-from legoai.dsl.syntax import Statement
 from legoai.specs.directives.base import Directive
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.mesh import AXES
@@ -19,11 +19,11 @@ _ELASTIC = ("dp_shard", "dp_replicate", "cp", "pp", "tp")
 """Axes by how likely their size is the one to change where the number of devices does."""
 
 
-def devices_per_host(context: Context) -> int | None:
+def devices_per_host(analysis: Analysis) -> int | None:
     """Devices in one host; None where neither the plan nor the device says it."""
-    if context.plan.cluster.devices is not None:
-        return context.plan.cluster.devices
-    return context.device.devices_per_host if context.device is not None else None
+    if analysis.plan.cluster.devices is not None:
+        return analysis.plan.cluster.devices
+    return analysis.device.devices_per_host if analysis.device is not None else None
 
 
 class MeshSize(Check):
@@ -49,9 +49,9 @@ class MeshSize(Check):
     code = "LP301"
     slug = "mesh-size"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        cluster, mesh = context.plan.cluster, context.plan.mesh
-        per_host = devices_per_host(context)
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        cluster, mesh = analysis.plan.cluster, analysis.plan.mesh
+        per_host = devices_per_host(analysis)
         if per_host is None or mesh.world_size == cluster.hosts * per_host:
             return
         total = cluster.hosts * per_host
@@ -72,11 +72,11 @@ class MeshSize(Check):
             help.append(f"with `devices = {mesh.world_size}` the cluster has that many")
         counted = f" of {cluster.hosts} hosts with {per_host} each" if cluster.hosts > 1 else ""
         yield self.at(
-            context.place(mesh) if written(mesh, "keyword") else context.place(cluster),
+            analysis.place(mesh) if written(mesh, "keyword") else analysis.place(cluster),
             f"the mesh has {mesh.world_size} place{'s' * (mesh.world_size > 1)}{f' ({product})' if named else ''} for "
             f"the {total} device{plural}{counted}",
             label=f"{mesh.world_size} place{'s' * (mesh.world_size > 1)}",
-            others=[Label(context.place(cluster, "hosts"), f"{total} device{plural}")]
+            others=[Label(analysis.place(cluster, "hosts"), f"{total} device{plural}")]
             if written(mesh, "keyword")
             else [],
             help=help,
@@ -138,13 +138,13 @@ class UnusedAxis(Check):
     code = "LP306"
     slug = "unused-axis"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh = context.plan.mesh
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh = analysis.plan.mesh
         for axis in AXES:
             size = mesh.size(axis)
-            if not isinstance(size, Hole) and size > 1 and not _users(context.plan, axis):
+            if not isinstance(size, Hole) and size > 1 and not _users(analysis.plan, axis):
                 yield self.at(
-                    context.place(mesh, axis),
+                    analysis.place(mesh, axis),
                     f"no statement uses the {size} ranks of `{axis}`",
                     label="an axis without a use",
                     help=[_CURES[axis]],
@@ -176,9 +176,9 @@ class IdleStatement(Check):
     slug = "idle-statement"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh = context.plan.mesh
-        for directive in context.plan.directives():
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh = analysis.plan.mesh
+        for directive in analysis.plan.directives():
             if not _says_something(directive):
                 continue
             for axis in directive.axes:
@@ -189,12 +189,12 @@ class IdleStatement(Check):
                     continue
                 others = []
                 if written(mesh, axis):
-                    others.append(Label(context.place(mesh, axis), "one rank"))
+                    others.append(Label(analysis.place(mesh, axis), "one rank"))
                 elif written(mesh, "keyword"):
-                    others.append(Label(context.place(mesh), f"the mesh has no `{axis}`"))
+                    others.append(Label(analysis.place(mesh), f"the mesh has no `{axis}`"))
                 one_of_several = len(directive.axes) > 1
                 yield self.at(
-                    context.place(directive, "axes"),
+                    analysis.place(directive, "axes"),
                     f"`{directive.keyword} on {axis}` does nothing: `{axis}` has one rank",
                     label="an axis without ranks",
                     others=others,
@@ -228,11 +228,11 @@ class AxisOrder(Check):
     slug = "axis-order"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         statement = next(
             (
                 item
-                for item in context.resolution.statements
+                for item in analysis.resolution.statements
                 if isinstance(item, Statement) and item.keyword.text == "mesh" and item.options is not None
             ),
             None,
@@ -246,7 +246,7 @@ class AxisOrder(Check):
         nested = sorted(names, key=AXES.index)
         if names == nested or len(set(names)) < len(names):
             return
-        text = context.resolution.files[statement.span.file].text
+        text = analysis.resolution.files[statement.span.file].text
         pieces = {name: text[item.span.start : item.span.end] for name, item in zip(names, given, strict=True)}
         wrong = next(index for index, name in enumerate(names) if name != nested[index])
         yield self.at(
@@ -290,18 +290,18 @@ class ExpertGroups(Check):
     code = "LP309"
     slug = "expert-groups"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh = context.plan.mesh
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh = analysis.plan.mesh
         ranks = mesh.dp_shard * mesh.cp
         if ranks % mesh.ep == 0:
             return
         product = f"`dp_shard` · `cp` = {ranks}" if mesh.cp > 1 else f"`dp_shard` = {ranks}"
         used = [axis for axis in ("dp_shard", "cp") if written(mesh, axis)]
         yield self.at(
-            context.place(mesh, "ep"),
+            analysis.place(mesh, "ep"),
             f"`ep` = {mesh.ep} does not divide {product}",
             label="groups of this many ranks",
-            others=[Label(context.place(mesh, axis), "of these") for axis in used],
+            others=[Label(analysis.place(mesh, axis), "of these") for axis in used],
             help=[f"legal sizes of `ep` are {legal_divisors(ranks)}"],
         )
 
@@ -329,17 +329,17 @@ class TensorParallelAcrossHosts(Check):
     slug = "tensor-parallel-across-hosts"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        mesh, cluster = context.plan.mesh, context.plan.cluster
-        per_host = devices_per_host(context)
-        on_cpu = context.device is not None and context.device.kind == "cpu"
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        mesh, cluster = analysis.plan.mesh, analysis.plan.cluster
+        per_host = devices_per_host(analysis)
+        on_cpu = analysis.device is not None and analysis.device.kind == "cpu"
         if per_host is None or on_cpu or mesh.tp == 1 or cluster.hosts == 1 or per_host % mesh.tp == 0:
             return
         yield self.at(
-            context.place(mesh, "tp"),
+            analysis.place(mesh, "tp"),
             f"groups of `tp` = {mesh.tp} reach over hosts of {per_host} devices",
             label="crosses hosts",
-            others=[Label(context.place(cluster, "device"), f"{per_host} devices in a host")],
+            others=[Label(analysis.place(cluster, "device"), f"{per_host} devices in a host")],
             help=[f"sizes of `tp` that stay inside a host are {legal_divisors(per_host)}"],
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Label
-from legoai.dsl.layout import Finding, FindingKind
-from legoai.dsl.rules.blocks import general, span_of
-from legoai.dsl.rules.facts import listed
-from legoai.dsl.tensors import Tensor
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general, span_of
+from legoai.dsl.analysis.facts import listed
+from legoai.dsl.analysis.layout import Finding, FindingKind
+from legoai.dsl.analysis.tensors import Tensor
+from legoai.dsl.diagnostics.diagnostic import Label
 from legoai.specs.directives.layouts import Layout, Sharded
 from legoai.specs.span import Span
 
@@ -28,18 +28,18 @@ class LayoutRule:
     kinds: ClassVar[tuple[FindingKind, ...]]
 
     @classmethod
-    def findings(cls, context: Context) -> Iterator[tuple[Span, list[Finding]]]:
+    def findings(cls, analysis: Analysis) -> Iterator[tuple[Span, list[Finding]]]:
         """The findings by the place to name: the line of the consumer, or else that of the producer."""
-        if context.layouts is None:
+        if analysis.layouts is None:
             return
         places: dict[Span, list[Finding]] = {}
-        for item in context.layouts.findings:
+        for item in analysis.layouts.findings:
             if item.kind in cls.kinds:
-                places.setdefault(anchor_of(context, item), []).append(item)
+                places.setdefault(anchor_of(analysis, item), []).append(item)
         yield from places.items()
 
 
-def anchor_of(context: Context, item: Finding) -> Span:
+def anchor_of(analysis: Analysis, item: Finding) -> Span:
     """The line to name: the consumer's, or else a producer's, or else the statement."""
     sources = [
         tensor.source.rule for tensor in (item.got, item.other) if tensor is not None and tensor.source is not None
@@ -47,18 +47,18 @@ def anchor_of(context: Context, item: Finding) -> Span:
     for rule in (item.rule, *sources):
         if rule is not None:
             return span_of(rule)
-    shard = context.plan.shard_on("tp")
+    shard = analysis.plan.shard_on("tp")
     assert shard is not None
-    return context.place(shard)
+    return analysis.place(shard)
 
 
-def came_from(context: Context, tensor: Tensor) -> str:
+def came_from(analysis: Analysis, tensor: Tensor) -> str:
     """The module that a tensor comes from, in words."""
-    assert context.manifest is not None
-    return f"`{general(context.manifest, tensor.source.path)}`" if tensor.source is not None else "the model's input"
+    assert analysis.manifest is not None
+    return f"`{general(analysis.manifest, tensor.source.path)}`" if tensor.source is not None else "the model's input"
 
 
-def producer_lines(context: Context, *tensors: Tensor | None, beside: Span) -> list[Label]:
+def producer_lines(analysis: Analysis, *tensors: Tensor | None, beside: Span) -> list[Label]:
     """A label at each line that gave a tensor its layout, but for the line that the finding itself names."""
     found = {}
     for tensor in tensors:
@@ -69,19 +69,19 @@ def producer_lines(context: Context, *tensors: Tensor | None, beside: Span) -> l
     return list(found.values())
 
 
-def named(context: Context, items: list[Finding]) -> str:
+def named(analysis: Analysis, items: list[Finding]) -> str:
     """The modules at which the findings are made, as a plan names them."""
-    return listed(_names(context, items))
+    return listed(_names(analysis, items))
 
 
-def verb(context: Context, items: list[Finding], one: str, many: str) -> str:
+def verb(analysis: Analysis, items: list[Finding], one: str, many: str) -> str:
     """The verb for what :func:`named` says, in number: a path with `*` is one name for all that it matches."""
-    return one if len(_names(context, items)) == 1 else many
+    return one if len(_names(analysis, items)) == 1 else many
 
 
-def _names(context: Context, items: list[Finding]) -> list[str]:
-    assert context.manifest is not None
-    return list(dict.fromkeys(general(context.manifest, item.path) for item in items))
+def _names(analysis: Analysis, items: list[Finding]) -> list[str]:
+    assert analysis.manifest is not None
+    return list(dict.fromkeys(general(analysis.manifest, item.path) for item in items))
 
 
 def leaves_at(tensor: Tensor, span: Span) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import replacement, written
 from legoai.specs.directives.comm import ByBytes
 
 _FIELDS = ("optimizer", "parameters", "activations")
@@ -33,17 +33,17 @@ class OffloadOnCpu(Check):
     slug = "offload-on-cpu"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        offload, device = context.plan.offload, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        offload, device = analysis.plan.offload, analysis.device
         if offload is None or device is None or device.kind != "cpu":
             return
         for field in _FIELDS:
             if getattr(offload, field) != "none":
                 yield self.at(
-                    context.place(offload, field),
+                    analysis.place(offload, field),
                     f"offloading {field} has no effect: the memory of `{device.name}` is the host's",
                     label="has no effect",
-                    others=[Label(context.place(context.plan.cluster, "device"), f"`{device.name}`")],
+                    others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
                     fix=replacement(offload, field, "none"),
                 )
 
@@ -71,12 +71,12 @@ class ParametersWithoutUnits(Check):
     code = "LP672"
     slug = "offload-without-fsdp"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        offload = context.plan.offload
-        if offload is None or context.plan.fsdp is not None or offload.parameters == "none":
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        offload = analysis.plan.offload
+        if offload is None or analysis.plan.fsdp is not None or offload.parameters == "none":
             return
         yield self.at(
-            context.place(offload, "parameters"),
+            analysis.place(offload, "parameters"),
             "parameters can be offloaded only where `fsdp` holds them in units",
             label="no unit brings them back",
             help=["add `fsdp`, or leave the option out"],
@@ -108,8 +108,8 @@ class OffloadNeedsGraph(Check):
     code = "LP673"
     slug = "offload-needs-graph"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        offload, fsdp = context.plan.offload, context.plan.fsdp
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        offload, fsdp = analysis.plan.offload, analysis.plan.fsdp
         if offload is None or (fsdp is not None and fsdp.backend == "graph"):
             return
         for field in ("optimizer", "parameters"):
@@ -117,9 +117,9 @@ class OffloadNeedsGraph(Check):
             if not (isinstance(amount, ByBytes) or amount == "adaptive"):
                 continue
             word = amount.name if isinstance(amount, ByBytes) else amount
-            backend = Label(context.place(fsdp, "backend"), "the eager backend") if fsdp is not None else None
+            backend = Label(analysis.place(fsdp, "backend"), "the eager backend") if fsdp is not None else None
             yield self.at(
-                context.place(offload, field),
+                analysis.place(offload, field),
                 f"`{field} = {word}` needs one traced graph, and the plan runs eagerly",
                 label="not without `backend = graph`",
                 others=[backend] if backend is not None else [],
@@ -146,13 +146,13 @@ class OffloadOfNothing(Check):
     slug = "offload-of-nothing"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        offload = context.plan.offload
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        offload = analysis.plan.offload
         if offload is None or any(getattr(offload, field) != "none" for field in _FIELDS):
             return
         field = next((field for field in _FIELDS if written(offload, field)), "keyword")
         yield self.at(
-            context.place(offload, field),
+            analysis.place(offload, field),
             "nothing is offloaded: optimizer state, parameters and activations are all `none`",
             label="has no effect",
             help=["leave the statement out"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import replacement, written
 from legoai.specs.directives.optimizer import Adam, AdamW, Sgd
 
 _SMALLEST: Final = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "bf16": 2.0**-133, "fp16": 2.0**-24}
@@ -35,11 +35,11 @@ class NothingLearned(Check):
     slug = "learning-rate-zero"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        algorithm = context.plan.optimizer.algorithm
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        algorithm = analysis.plan.optimizer.algorithm
         if algorithm.lr == 0.0:
             yield self.at(
-                context.place(algorithm, "lr"),
+                analysis.place(algorithm, "lr"),
                 "nothing is learned at a learning rate of 0",
                 label="no parameter changes",
                 help=["`3e-4` is usual for models of some billion parameters"],
@@ -65,12 +65,12 @@ class NesterovNeedsMomentum(Check):
     code = "LP682"
     slug = "nesterov-without-momentum"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        algorithm = context.plan.optimizer.algorithm
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        algorithm = analysis.plan.optimizer.algorithm
         if isinstance(algorithm, Sgd) and algorithm.nesterov and algorithm.momentum == 0.0:
-            others = [Label(context.place(algorithm, "momentum"), "is 0")] if written(algorithm, "momentum") else []
+            others = [Label(analysis.place(algorithm, "momentum"), "is 0")] if written(algorithm, "momentum") else []
             yield self.at(
-                context.place(algorithm, "nesterov"),
+                analysis.place(algorithm, "nesterov"),
                 "Nesterov momentum needs a momentum greater than 0",
                 label="without momentum",
                 others=others,
@@ -102,17 +102,17 @@ class EpsilonVanishes(Check):
     slug = "epsilon-vanishes"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        algorithm, precision = context.plan.optimizer.algorithm, context.plan.precision
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        algorithm, precision = analysis.plan.optimizer.algorithm, analysis.plan.precision
         # A number at or below half of the smallest one is rounded to zero.
         if not isinstance(algorithm, AdamW | Adam) or algorithm.eps > _SMALLEST[precision.master] / 2:
             return
         place = "eps" if written(algorithm, "eps") else "lr"
         why = "is 0" if algorithm.eps == 0.0 else f"= {algorithm.eps:g} is 0 in {precision.master}"
         yield self.at(
-            context.place(algorithm if written(algorithm, place) else context.plan.optimizer, place),
+            analysis.place(algorithm if written(algorithm, place) else analysis.plan.optimizer, place),
             f"`eps` {why}, so that a parameter without gradient becomes NaN",
             label="divides by zero" if place == "eps" else "`eps` is 1e-8 by default",
-            others=[Label(context.place(precision, "master"), f"parameters are stored in {precision.master}")],
+            others=[Label(analysis.place(precision, "master"), f"parameters are stored in {precision.master}")],
             help=["write `master = fp32`, or a larger `eps`"],
         )

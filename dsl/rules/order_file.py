@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.rules.base import Check, Rule
-from legoai.dsl.rules.facts import pass_label, pass_micro_batches
-from legoai.dsl.rules.stages import order_text
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import pass_label, pass_micro_batches
+from legoai.dsl.analysis.stages import order_text
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.diagnostics.rule import Rule
+from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import OrderFile, Pipeline
 
 if TYPE_CHECKING:
-    from legoai.dsl.rules.orders import Order
+    from legoai.dsl.analysis.orders import Order
 
 
 class OrderFileReadable(Check):
@@ -38,18 +39,18 @@ class OrderFileReadable(Check):
     code = "LP512"
     slug = "order-file"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline = context.plan.pipeline
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline = analysis.plan.pipeline
         if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
             return
-        from legoai.dsl.rules.orders import OrderError, read_order
+        from legoai.dsl.analysis.orders import OrderError, read_order
 
         schedule = pipeline.schedule
-        place = context.place(schedule, "file")
-        text = order_text(context, schedule)
+        place = analysis.place(schedule, "file")
+        text = order_text(analysis, schedule)
         if isinstance(text, OSError | ValueError):
             reason = text.strerror if isinstance(text, OSError) and text.strerror else str(text)
-            path = context.directory / schedule.file
+            path = analysis.directory / schedule.file
             yield self.at(place, f"`{schedule.file}` cannot be read: {reason}", label=f"looked for {path}")
             return
         try:
@@ -62,8 +63,8 @@ class OrderFileReadable(Check):
                 help=["a cell is empty, or a stage, an action and a micro batch: `2F0`, `0B3`, `1I2`, `1W2`"],
             )
             return
-        mismatches = list(OrderFileFits.find(context, pipeline, order))
-        yield from mismatches or OrderFileRuns.find(context, pipeline, order)
+        mismatches = list(OrderFileFits.find(analysis, pipeline, order))
+        yield from mismatches or OrderFileRuns.find(analysis, pipeline, order)
 
 
 class OrderFileFits(Rule):
@@ -73,20 +74,20 @@ class OrderFileFits(Rule):
     slug = "order-file-mismatch"
 
     @classmethod
-    def find(cls, context: Context, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
+    def find(cls, analysis: Analysis, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
         """A finding for each number that differs."""
         assert isinstance(pipeline.schedule, OrderFile)
-        place = context.place(pipeline.schedule, "file")
-        plan = context.plan
+        place = analysis.place(pipeline.schedule, "file")
+        plan = analysis.plan
         numbers = [
-            ("rank", len(order.ranks), plan.mesh.pp, Label(context.place(plan.mesh, "pp"), f"`pp` = {plan.mesh.pp}"))
+            ("rank", len(order.ranks), plan.mesh.pp, Label(analysis.place(plan.mesh, "pp"), f"`pp` = {plan.mesh.pp}"))
         ]
         if pipeline.stages is not None:
-            stages = Label(context.place(pipeline, "stages"), "the plan's stages")
+            stages = Label(analysis.place(pipeline, "stages"), "the plan's stages")
             numbers.append(("stage", order.stages, pipeline.stages, stages))
         count = pass_micro_batches(plan)
         if count is not None:
-            numbers.append(("micro batch", order.micro_batches, count, pass_label(context)))
+            numbers.append(("micro batch", order.micro_batches, count, pass_label(analysis)))
         for noun, held, wanted, other in numbers:
             if held != wanted:
                 yield cls.at(
@@ -108,14 +109,14 @@ class OrderFileRuns(Rule):
     slug = "order-file-order"
 
     @classmethod
-    def find(cls, context: Context, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
+    def find(cls, analysis: Analysis, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
         """The first fault."""
-        from legoai.dsl.rules.orders import order_faults
+        from legoai.dsl.analysis.orders import order_faults
 
         assert isinstance(pipeline.schedule, OrderFile)
-        for fault in order_faults(order, sharded=context.plan.fsdp is not None):
+        for fault in order_faults(order, sharded=analysis.plan.fsdp is not None):
             yield cls.at(
-                context.place(pipeline.schedule, "file"),
+                analysis.place(pipeline.schedule, "file"),
                 f"`{pipeline.schedule.file}` cannot run: {fault}",
                 label="not a valid order",
             )

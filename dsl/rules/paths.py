@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
-from legoai.dsl.paths import pattern, segments_of
-from legoai.dsl.rules.base import Check, closest
-from legoai.dsl.rules.names import AmbiguousRules, NoSuchPath
-from legoai.specs.directives.base import Rule
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.codes.names import AmbiguousRules, NoSuchPath
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
+from legoai.dsl.diagnostics.suggestion import closest
+from legoai.dsl.frontend.paths import pattern, segments_of
+from legoai.dsl.rules.base import Check
+from legoai.specs.directives.base import PathRule
 from legoai.specs.span import Span
 
 
-def _span(rule: Rule[object]) -> Span:
+def _span(rule: PathRule[object]) -> Span:
     assert rule.path_origin.span is not None, "a rule is always written by a person"
     return rule.path_origin.span
 
@@ -21,14 +22,14 @@ def _span(rule: Rule[object]) -> Span:
 class PathsMatch(NoSuchPath, Check):
     """Every pattern matches something (see ``no-such-path``)."""
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        if context.manifest is None:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.manifest is None:
             return
-        for directive in context.plan.directives():
+        for directive in analysis.plan.directives():
             if not directive.rules:
                 continue
-            for rule in context.assigned(directive).unmatched:
-                nearest = _nearest(rule.path, context)
+            for rule in analysis.assigned(directive).unmatched:
+                nearest = _nearest(rule.path, analysis)
                 span = _span(rule)
                 fix = None
                 help = []
@@ -36,20 +37,20 @@ class PathsMatch(NoSuchPath, Check):
                     help.append(f"did you mean `{nearest}`?")
                     fix = Fix(f"write `{nearest}`", (Edit(span, nearest),), safe=False)
                 what = "module or parameter" if directive.keyword == "shard" else "module"
-                place = context.place(context.plan.model, "family")
+                place = analysis.place(analysis.plan.model, "family")
                 yield self.at(
                     span,
                     f"`{rule.path}` matches no {what} of the model",
                     label="matches nothing",
-                    others=[Label(place, f"the model has {len(context.manifest.modules)} modules")],
+                    others=[Label(place, f"the model has {len(analysis.manifest.modules)} modules")],
                     help=help,
                     fix=fix,
                 )
 
 
-def _nearest(path: str, context: Context) -> str | None:
+def _nearest(path: str, analysis: Analysis) -> str | None:
     """The pattern with the wrong segment replaced by a name of the model that is like it."""
-    known = context.module_and_parameter_paths
+    known = analysis.module_and_parameter_paths
     segments = [segment for _, segment in segments_of(path)]
     for end in range(1, len(segments) + 1):
         if known.matching(pattern(".".join(segments[:end]))):
@@ -73,13 +74,13 @@ def _nearest(path: str, context: Context) -> str | None:
 class RulesAgree(AmbiguousRules, Check):
     """No two equally specific rules disagree (see ``ambiguous-rules``)."""
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        if context.manifest is None:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.manifest is None:
             return
-        for directive in context.plan.directives():
+        for directive in analysis.plan.directives():
             if not directive.rules:
                 continue
-            for path, first, second in context.assigned(directive).conflicts:
+            for path, first, second in analysis.assigned(directive).conflicts:
                 yield self.at(
                     _span(second),
                     f"two rules give `{path or 'root'}` different values, and neither path is more specific",

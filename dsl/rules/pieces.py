@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.tensors import as_list
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
-from legoai.dsl.tensors import as_list
 from legoai.specs.directives.layouts import Partial
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, conversions
 
@@ -57,18 +57,18 @@ class WholeWeightsOnPiece(LayoutRule, Check):
     slug = "whole-weights-on-piece"
     kinds = ("piece",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        assert context.manifest is not None or context.layouts is None
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        assert analysis.manifest is not None or analysis.layouts is None
+        for span, items in self.findings(analysis):
             first = items[0]
-            assert context.manifest is not None
-            kind = context.manifest.modules[first.path].kind
+            assert analysis.manifest is not None
+            kind = analysis.manifest.modules[first.path].kind
             cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`sequence`"
             yield self.at(
                 span,
-                f"{named(context, items)} {verb(context, items, 'has', 'have')} no style, and only a piece arrives, so "
-                f"that its weights get the gradient of that piece: `{first.got.describe()}` from "
-                f"{came_from(context, first.got)}",
+                f"{named(analysis, items)} {verb(analysis, items, 'has', 'have')} no style, and only a piece arrives, "
+                f"so that its weights get the gradient of that piece: `{first.got.describe()}` from "
+                f"{came_from(analysis, first.got)}",
                 label=f"leaves its output as `{first.got.describe()}`",
                 help=[f"give it the style {cure}", "or let the whole tensor arrive"],
             )
@@ -100,18 +100,18 @@ class PlainWeights(LayoutRule, Check):
     slug = "plain-weights"
     kinds = ("plain",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.findings(analysis):
             first = items[0]
-            producer, where = came_from(context, first.got), named(context, items)
+            producer, where = came_from(analysis, first.got), named(analysis, items)
             if first.other is not None:
                 message = (
-                    f"in {where} a DTensor from {producer} meets a plain tensor from {came_from(context, first.other)}"
+                    f"in {where} a DTensor from {producer} meets a plain tensor from {came_from(analysis, first.other)}"
                 )
                 help = ["give both a style after which they are alike"]
             else:
                 message = (
-                    f"{where} {verb(context, items, 'has', 'have')} no style and so plain weights, and a DTensor "
+                    f"{where} {verb(analysis, items, 'has', 'have')} no style and so plain weights, and a DTensor "
                     f"arrives from {producer}"
                 )
                 help = [
@@ -123,7 +123,7 @@ class PlainWeights(LayoutRule, Check):
                 span,
                 message,
                 label="makes a DTensor",
-                others=producer_lines(context, first.other, beside=span),
+                others=producer_lines(analysis, first.other, beside=span),
                 help=help,
             )
 
@@ -159,27 +159,27 @@ class PartialMisused(LayoutRule, Check):
     slug = "partial-misused"
     kinds = ("summand",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        yield from self._made_of_wholes(context)
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        yield from self._made_of_wholes(analysis)
+        for span, items in self.findings(analysis):
             first = items[0]
             summand = first.got if first.got.state == "partial" else first.other
             assert summand is not None
             whole = first.other if summand is first.got else first.got
             meets = "is not summed first"
             if whole is not None and whole.state != "partial":
-                meets = f"is added to a whole one from {came_from(context, whole)}"
+                meets = f"is added to a whole one from {came_from(analysis, whole)}"
             yield self.at(
                 span,
-                f"in {named(context, items)} a summand from {came_from(context, summand)} {meets}",
+                f"in {named(analysis, items)} a summand from {came_from(analysis, summand)} {meets}",
                 label="leaves its output as `partial`" if leaves_at(summand, span) else "",
-                others=producer_lines(context, summand, beside=span),
+                others=producer_lines(analysis, summand, beside=span),
                 help=["sum it where it leaves: `output = replicate`, or `output = shard(1)`"],
             )
 
-    def _made_of_wholes(self, context: Context) -> Iterator[Diagnostic]:
+    def _made_of_wholes(self, analysis: Analysis) -> Iterator[Diagnostic]:
         """Styles that would have to make summands of what is whole or cut, which PyTorch refuses."""
-        for shard in context.plan.shard:
+        for shard in analysis.plan.shard:
             for rule in shard.rules:
                 style = rule.treatment
                 if isinstance(style, Colwise) and isinstance(style.output, Partial):
@@ -189,7 +189,7 @@ class PartialMisused(LayoutRule, Check):
                     field, why = "target", "a tensor that is whole or cut cannot be made into summands"
                 if style is not None:
                     yield self.at(
-                        context.place(style, field), why, label="asks for summands", help=["write another layout here"]
+                        analysis.place(style, field), why, label="asks for summands", help=["write another layout here"]
                     )
 
 
@@ -223,8 +223,8 @@ class ResultInPieces(LayoutRule, Check):
     slug = "result-in-pieces"
     kinds = ("result",)
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for span, items in self.findings(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.findings(analysis):
             got = items[0].got
             source = got.source
             cure = ["write `output = replicate`"]
@@ -232,7 +232,7 @@ class ResultInPieces(LayoutRule, Check):
                 cure = ["write `colwise(loss_parallel = true)`", "or gather the logits: `colwise(output = replicate)`"]
             yield self.at(
                 span,
-                f"the model's output leaves {came_from(context, got)} as `{got.describe()}`, and the loss takes it "
+                f"the model's output leaves {came_from(analysis, got)} as `{got.describe()}`, and the loss takes it "
                 "for whole",
                 label=f"leaves its output as `{got.describe()}`",
                 help=cure,

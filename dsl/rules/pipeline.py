@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import (
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import (
     batch_label,
     micro_batches,
     pass_label,
     pass_micro_batches,
     replacement,
 )
-from legoai.dsl.rules.stages import stage_count
+from legoai.dsl.analysis.stages import stage_count
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, OrderFile
 
 _COMMON_BUBBLE = 0.25
@@ -42,16 +42,16 @@ class StagesDivide(Check):
     code = "LP501"
     slug = "stages-not-divisible"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, mesh = context.plan.pipeline, context.plan.mesh
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, mesh = analysis.plan.pipeline, analysis.plan.mesh
         if pipeline is None or pipeline.stages is None or pipeline.stages % mesh.pp == 0:
             return
         near = sorted({max(mesh.pp, pipeline.stages // mesh.pp * mesh.pp), (pipeline.stages // mesh.pp + 1) * mesh.pp})
         yield self.at(
-            context.place(pipeline, "stages"),
+            analysis.place(pipeline, "stages"),
             f"{pipeline.stages} stages cannot be laid out evenly over the {mesh.pp} ranks of `pp`",
             label=f"no multiple of {mesh.pp}",
-            others=[Label(context.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
+            others=[Label(analysis.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
             help=[f"the nearest legal numbers of stages are {' and '.join(map(str, near))}"],
         )
 
@@ -78,8 +78,8 @@ class StagesPerRank(Check):
     code = "LP502"
     slug = "stages-per-rank"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, mesh = context.plan.pipeline, context.plan.mesh
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, mesh = analysis.plan.pipeline, analysis.plan.mesh
         if pipeline is None or pipeline.stages is None or isinstance(pipeline.schedule, OrderFile):
             return
         each, rest = divmod(pipeline.stages, mesh.pp)
@@ -100,10 +100,10 @@ class StagesPerRank(Check):
         elif each == 1:
             help.append("with one stage on each rank the schedule is `1F1B`")
         yield self.at(
-            context.place(pipeline, "stages"),
+            analysis.place(pipeline, "stages"),
             f"`{schedule}` needs {wants} on each rank, and {pipeline.stages} stages over {mesh.pp} ranks are {each}",
             label=f"{each} on each rank",
-            others=[Label(context.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
+            others=[Label(analysis.place(mesh, "pp"), f"`pp` = {mesh.pp}")],
             help=help,
             fix=replacement(pipeline, "stages", str(legal[0])),
         )
@@ -133,8 +133,8 @@ class EnoughMicroBatches(Check):
     code = "LP503"
     slug = "too-few-micro-batches"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         pipeline = plan.pipeline
         if (
             pipeline is None
@@ -142,17 +142,17 @@ class EnoughMicroBatches(Check):
             or pipeline.schedule not in ("1F1B", "DualPipeV")
         ):
             return
-        count, stages = pass_micro_batches(plan), stage_count(context, pipeline)
+        count, stages = pass_micro_batches(plan), stage_count(analysis, pipeline)
         if count is None or stages is None or count >= stages:
             return
         least = stages * plan.batch.micro_batch * plan.mesh.data_parallel
         batch = f"a global batch of {least} or more gives enough"
         passes = f"write `microbatches = {stages}` or more"
         yield self.at(
-            context.place(pipeline, "schedule"),
+            analysis.place(pipeline, "schedule"),
             f"`{pipeline.schedule}` needs at least as many micro batches as stages: {stages}, not {count}",
             label=f"{count} micro batches for {stages} stages",
-            others=[pass_label(context)],
+            others=[pass_label(analysis)],
             help=[f"{batch if pipeline.microbatches is None else passes}, or use `GPipe`"],
         )
 
@@ -181,8 +181,8 @@ class EqualRounds(Check):
     code = "LP504"
     slug = "uneven-rounds"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         pipeline = plan.pipeline
         if pipeline is None or isinstance(pipeline.schedule, OrderFile):
             return
@@ -201,11 +201,11 @@ class EqualRounds(Check):
             else f"write `microbatches = {fewer}` or {more}; every multiple of {ranks} is legal"
         )
         yield self.at(
-            context.place(pipeline, "schedule"),
+            analysis.place(pipeline, "schedule"),
             f"`{pipeline.schedule}` over {ranks} ranks computes {count} micro batches in {count // ranks} rounds, "
             f"and {count} is no multiple of {count // ranks}",
             label="the rounds do not come out even",
-            others=[pass_label(context), Label(context.place(plan.mesh, "pp"), f"`pp` = {ranks}")],
+            others=[pass_label(analysis), Label(analysis.place(plan.mesh, "pp"), f"`pp` = {ranks}")],
             help=[help],
         )
 
@@ -233,24 +233,24 @@ class BlocksForStages(Check):
     code = "LP505"
     slug = "more-stages-than-blocks"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, manifest = context.plan.pipeline, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, manifest = analysis.plan.pipeline, analysis.manifest
         if pipeline is None or manifest is None or pipeline.split != "even":
             return
-        stages = stage_count(context, pipeline)
+        stages = stage_count(analysis, pipeline)
         blocks = sum(len(item) for item in manifest.block_lists)
         if stages is None or stages <= blocks:
             return
-        at_most = blocks // context.plan.mesh.pp * context.plan.mesh.pp
+        at_most = blocks // analysis.plan.mesh.pp * analysis.plan.mesh.pp
         cure = (
             f"at most {at_most} stages have a block each" if at_most else "name the split points: `split = [PATH, …]`"
         )
         yield self.at(
-            context.place(pipeline, "stages"),
+            analysis.place(pipeline, "stages"),
             f"{stages} stages cannot share the model's {blocks} blocks evenly" if blocks else
             f"the model has no repeated blocks that {stages} stages could share evenly",
             label=f"more than {blocks}" if blocks else "nothing to divide",
-            others=[Label(context.place(context.plan.model, "family"), f"has {blocks} blocks")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), f"has {blocks} blocks")],
             help=[cure],
         )  # fmt: skip
 
@@ -280,18 +280,18 @@ class MicroBatchesAgree(Check):
     code = "LP511"
     slug = "micro-batches-disagree"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline = context.plan.pipeline
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline = analysis.plan.pipeline
         if pipeline is None or pipeline.microbatches is None:
             return
-        count = micro_batches(context.plan)
+        count = micro_batches(analysis.plan)
         if count is None or count % pipeline.microbatches == 0:
             return
         yield self.at(
-            context.place(pipeline, "microbatches"),
+            analysis.place(pipeline, "microbatches"),
             f"the {count} micro batches that the batch has for each rank are no multiple of {pipeline.microbatches}",
             label="the passes do not come out even",
-            others=[batch_label(context)],
+            others=[batch_label(analysis)],
             help=[f"write `microbatches = {count}`, or leave the option out", f"every divisor of {count} is legal"],
             fix=replacement(pipeline, "microbatches", str(count)),
         )
@@ -322,12 +322,12 @@ class BubbleIsLarge(Check):
     slug = "large-bubble"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         pipeline, ranks = plan.pipeline, plan.mesh.pp
         if pipeline is None or isinstance(pipeline.schedule, OrderFile) or pipeline.schedule in SPLIT_BACKWARD:
             return
-        count, stages = pass_micro_batches(plan), stage_count(context, pipeline)
+        count, stages = pass_micro_batches(plan), stage_count(analysis, pipeline)
         if count is None or stages is None or stages % ranks:
             return
         each = stages // ranks
@@ -337,11 +337,11 @@ class BubbleIsLarge(Check):
         enough = -(-3 * (ranks - 1) // each)
         batch = enough * plan.batch.micro_batch * plan.mesh.data_parallel
         yield self.at(
-            context.place(pipeline, "schedule"),
+            analysis.place(pipeline, "schedule"),
             f"each rank waits for at least {share:.0%} of the step: {count} micro batches fill {ranks} ranks "
             f"with {each} stage{'s' * (each != 1)} each",
             label=f"({ranks} − 1) / ({each} · {count} + {ranks} − 1)",
-            others=[pass_label(context)],
+            others=[pass_label(analysis)],
             help=[
                 f"{enough} micro batches (a global batch of {batch}) bring it down to a quarter; so do more "
                 "stages on each rank, or a schedule that splits the backward pass"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import decided, grouped, listed
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import decided, grouped, listed
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
 
 
 class PositionsNotTaken(Check):
-    """Context parallelism for a model that cannot be told which tokens of a sequence it is given.
+    """Analysis parallelism for a model that cannot be told which tokens of a sequence it is given.
 
     A rank of `cp` holds tokens from the middle of a sequence, so that their places are not 0, 1, 2, …: a model that
     counts them itself turns keys and queries by wrong angles, without a word. The built-in models take the places as
@@ -42,18 +42,18 @@ class PositionsNotTaken(Check):
     code = "LP311"
     slug = "positions-not-taken"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        manifest, use = context.manifest, context.plan.context
-        if use is None or manifest is None or context.plan.mesh.cp == 1 or "positions" in manifest.forward:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, use = analysis.manifest, analysis.plan.context
+        if use is None or manifest is None or analysis.plan.mesh.cp == 1 or "positions" in manifest.forward:
             return
         if manifest.reads is not None and manifest.reads.kind != "tokens":
             return  # there is nothing to cut, which is another finding
         name = manifest.model_class.rpartition(".")[2]
         yield self.at(
-            context.place(use, "axes"),
+            analysis.place(use, "axes"),
             f"`context on cp` gives a rank tokens from the middle of a sequence, and `{name}` is not told their places",
             label="positions would be counted from 0",
-            others=[Label(context.place(context.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
+            others=[Label(analysis.place(analysis.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
             help=[
                 "let the model's forward have a parameter `positions`, the places of its tokens, int64 [tokens]",
                 "or use the devices for `dp_shard` or `tp`",
@@ -75,14 +75,19 @@ class SequenceCutBeforePositions(Check):
     code = "LP425"
     slug = "sequence-cut-before-positions"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        manifest, shard = context.manifest, context.plan.shard_on("tp")
-        if context.plan.model.family != "huggingface" or shard is None or manifest is None or context.plan.mesh.tp == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, shard = analysis.manifest, analysis.plan.shard_on("tp")
+        if (
+            analysis.plan.model.family != "huggingface"
+            or shard is None
+            or manifest is None
+            or analysis.plan.mesh.tp == 1
+        ):
             return
         decided(shard)
         cut = (
             (path, rule)
-            for path, rule in context.assigned(shard).by_path.items()
+            for path, rule in analysis.assigned(shard).by_path.items()
             if path in manifest.modules
             and manifest.modules[path].kind == "embedding"
             and _cuts_sequence(rule.treatment)
@@ -94,7 +99,7 @@ class SequenceCutBeforePositions(Check):
                 f"{listed(paths)} gives each rank a piece of the sequence, and the model counts places from the length "
                 "of that piece",
                 label="every rank would begin at place 0",
-                others=[Label(context.place(context.plan.model, "family"), "takes no positions")],
+                others=[Label(analysis.place(analysis.plan.model, "family"), "takes no positions")],
                 help=["let the embedding's output be `replicate`, and cut the sequence inside of the blocks"],
             )
 

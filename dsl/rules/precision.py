@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import (
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import (
     micro_batches,
     replacement,
     written,
 )
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.rules.base import Check
 
 _BITS: Final = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16}
 _FIRST_WITH_BF16: Final = (8, 0)
@@ -29,18 +29,18 @@ class EmulatedBf16(Check):
     slug = "emulated-bf16"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        precision, device = context.plan.precision, context.device
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision, device = analysis.plan.precision, analysis.device
         if device is None:
             return
         capability = device.processor.compute_capability if device.processor is not None else None
         if precision.param != "bf16" or capability is None or _version(capability) >= _FIRST_WITH_BF16:
             return
         yield self.at(
-            context.place(precision, "param"),
+            analysis.place(precision, "param"),
             f"`{device.name}` has compute capability {capability} and no bf16 units, which come with 8.0",
             label="emulated" if written(precision, "param") else "`param` is bf16 by default",
-            others=[Label(context.place(context.plan.cluster, "device"), f"`{device.name}`")],
+            others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{device.name}`")],
             help=["write `param = fp32`"],
             fix=replacement(precision, "param", "fp32"),
         )
@@ -71,11 +71,11 @@ class Fp16WithoutScaling(Check):
     slug = "fp16-without-scaling"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        precision = context.plan.precision
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision = analysis.plan.precision
         if precision.param == "fp16":
             yield self.at(
-                context.place(precision, "param"),
+                analysis.place(precision, "param"),
                 "small gradients become zero in fp16, and the loss is not scaled",
                 label="gradients below 6e-8 vanish",
                 help=["write `param = bf16`, which has the range of fp32"],
@@ -107,15 +107,15 @@ class NoUnitsForPolicy(Check):
     slug = "precision-without-units"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         precision = plan.precision
         if plan.fsdp is not None or plan.replicate is not None:
             return
         for field in ("output", "gradient", "reduce"):
             if written(precision, field):
                 yield self.at(
-                    context.place(precision, field),
+                    analysis.place(precision, field),
                     f"`{field}` has no effect without `fsdp` or `replicate`",
                     label="has no effect",
                     help=["leave the option out, or add `fsdp` or `replicate`"],
@@ -148,16 +148,16 @@ class GradientWithoutAccumulation(Check):
     slug = "gradient-without-accumulation"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         has_units = plan.fsdp is not None or plan.replicate is not None
         if not has_units or not written(plan.precision, "gradient") or micro_batches(plan) != 1:
             return
         yield self.at(
-            context.place(plan.precision, "gradient"),
+            analysis.place(plan.precision, "gradient"),
             "`gradient` has no effect: each rank computes one micro batch in a step, and accumulates nothing",
             label="has no effect",
-            others=[Label(context.place(plan.batch, "global_batch"), "one micro batch for each rank")],
+            others=[Label(analysis.place(plan.batch, "global_batch"), "one micro batch for each rank")],
             help=["leave the option out"],
         )
 
@@ -186,14 +186,14 @@ class NarrowReduction(Check):
     slug = "narrow-reduction"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        precision = context.plan.precision
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision = analysis.plan.precision
         if _BITS[precision.reduce] < _BITS[precision.param]:
             yield self.at(
-                context.place(precision, "reduce"),
+                analysis.place(precision, "reduce"),
                 f"gradients are computed in {precision.param} and reduced in {precision.reduce}",
                 label="narrower than what is reduced",
-                others=[Label(context.place(precision, "param"), f"`param` = {precision.param}")],
+                others=[Label(analysis.place(precision, "param"), f"`param` = {precision.param}")],
                 help=[f"write `reduce = {precision.param}`"],
                 fix=replacement(precision, "reduce", precision.param),
             )
@@ -220,12 +220,12 @@ class NarrowMaster(Check):
     slug = "narrow-master"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        precision = context.plan.precision
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision = analysis.plan.precision
         if _BITS[precision.master] < 32:
             share = "1/256" if precision.master == "bf16" else "1/2048"
             yield self.at(
-                context.place(precision, "master"),
+                analysis.place(precision, "master"),
                 f"updates below about {share} of a parameter are lost when parameters are stored in {precision.master}",
                 label="small updates are lost",
                 help=["write `master = fp32`; computation stays in the dtype of `param`"],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import written
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import written
 
 
 class ReplicateWithFsdp(Check):
@@ -33,25 +33,25 @@ class ReplicateWithFsdp(Check):
     code = "LP331"
     slug = "replicate-with-fsdp"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        replicate, fsdp = context.plan.replicate, context.plan.fsdp
-        if replicate is None or fsdp is None or context.plan.mesh.dp_replicate == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        replicate, fsdp = analysis.plan.replicate, analysis.plan.fsdp
+        if replicate is None or fsdp is None or analysis.plan.mesh.dp_replicate == 1:
             return
         twice = "dp_replicate" in fsdp.axes
         axes = ", ".join(("dp_replicate", *(axis for axis in fsdp.axes if axis != "dp_replicate")))
         yield self.at(
-            context.place(replicate),
+            analysis.place(replicate),
             "`replicate` and `fsdp` both reduce gradients over `dp_replicate`"
             if twice
             else "`replicate` cannot hold what `fsdp` shards",
             label="reduces them again" if twice else "replicas of shards",
-            others=[Label(context.place(fsdp), "reduces over it too" if twice else "shards the parameters")],
+            others=[Label(analysis.place(fsdp), "reduces over it too" if twice else "shards the parameters")],
             help=["delete `replicate`"] if twice else [f"delete `replicate` and write `fsdp on {axes}`"],
         )
 
 
 class UnreducedGradients(Check):
-    """Context parallelism without a statement that reduces gradients.
+    """Analysis parallelism without a statement that reduces gradients.
 
     The ranks of `cp` hold the same parameters and see other tokens, so their gradients must be summed, which
     `fsdp` and `replicate` do.
@@ -75,15 +75,15 @@ class UnreducedGradients(Check):
     code = "LP332"
     slug = "unreduced-gradients"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         if plan.context is None or plan.fsdp is not None or plan.replicate is not None or plan.mesh.cp == 1:
             return
         yield self.at(
-            context.place(plan.context),
+            analysis.place(plan.context),
             f"nothing sums the gradients of the {plan.mesh.cp} ranks of `cp`",
             label="each rank sees other tokens",
-            others=[Label(context.place(plan.mesh, "cp"), f"{plan.mesh.cp} ranks")],
+            others=[Label(analysis.place(plan.mesh, "cp"), f"{plan.mesh.cp} ranks")],
             help=["add `fsdp on cp { layers.* = unit }`"],
         )
 
@@ -112,15 +112,15 @@ class IdleBucket(Check):
     code = "LP333"
     slug = "idle-bucket"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        replicate, pipeline = context.plan.replicate, context.plan.pipeline
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        replicate, pipeline = analysis.plan.replicate, analysis.plan.pipeline
         if replicate is None or pipeline is None or not written(replicate, "bucket"):
             return
         yield self.at(
-            context.place(replicate, "bucket"),
+            analysis.place(replicate, "bucket"),
             "`bucket` has no effect under a pipeline",
             label="no buckets are used",
-            others=[Label(context.place(pipeline), "a stage reduces its gradients after its last micro batch")],
+            others=[Label(analysis.place(pipeline), "a stage reduces its gradients after its last micro batch")],
             help=["leave `bucket` out"],
         )
 
@@ -152,15 +152,15 @@ class OneBucket(Check):
     slug = "one-bucket"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        replicate, manifest, mesh = context.plan.replicate, context.manifest, context.plan.mesh
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        replicate, manifest, mesh = analysis.plan.replicate, analysis.manifest, analysis.plan.mesh
         if replicate is None or manifest is None or mesh.dp_replicate == 1 or not written(replicate, "bucket"):
             return
         # No gradient is wider than fp32, and no rank has more than its share of every parameter.
         most = manifest.parameter_count * 4 // (mesh.tp * mesh.pp)
         if replicate.bucket >= most:
             yield self.at(
-                context.place(replicate, "bucket"),
+                analysis.place(replicate, "bucket"),
                 f"one bucket takes all gradients of a rank, {most / 2**30:.2g}GiB at most",
                 label="nothing is reduced while gradients are computed",
                 help=["use smaller buckets; PyTorch's default is `25MiB`"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.state import StateBytes, state_bytes
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.state import StateBytes, state_bytes
 from legoai.specs.directives.checkpoint import KeepAll
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.span import Span
@@ -55,8 +55,8 @@ class BudgetsAgree(Check):
     code = "LP701"
     slug = "contradictory-budgets"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        items = context.plan.require
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        items = analysis.plan.require
         for index, second in enumerate(items):
             for first in items[:index]:
                 if (first.metric, first.dimension) != (second.metric, second.dimension):
@@ -100,22 +100,22 @@ class BudgetBeyondDevice(Check):
     slug = "budget-beyond-device"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        capacity = _capacity(context)
-        for item in context.plan.require:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        capacity = _capacity(analysis)
+        for item in analysis.plan.require:
             if item.metric in _MEMORY and item.comparison in _UPPER and capacity is not None and item.bound > capacity:
-                assert context.device is not None
+                assert analysis.device is not None
                 yield self.at(
                     _span(item),
-                    f"`{context.device.name}` has {format_bytes(capacity)}, less than the budget of {_bound(item)}",
+                    f"`{analysis.device.name}` has {format_bytes(capacity)}, less than the budget of {_bound(item)}",
                     label="allows what the device cannot hold",
-                    others=[Label(context.place(context.plan.cluster, "device"), f"`{context.device.name}`")],
+                    others=[Label(analysis.place(analysis.plan.cluster, "device"), f"`{analysis.device.name}`")],
                     help=["leave some room for the allocator and for communication buffers"],
                 )
 
 
-def _capacity(context: Context) -> int | None:
-    memory = context.device.memory if context.device is not None else None
+def _capacity(analysis: Analysis) -> int | None:
+    memory = analysis.device.memory if analysis.device is not None else None
     return memory.capacity_bytes if memory is not None else None
 
 
@@ -145,9 +145,9 @@ class StateOverBudget(Check):
     code = "LP703"
     slug = "state-over-budget"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        budgets = [item for item in context.plan.require if item.metric in _MEMORY and item.comparison in _UPPER]
-        state = state_bytes(context) if budgets else None
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        budgets = [item for item in analysis.plan.require if item.metric in _MEMORY and item.comparison in _UPPER]
+        state = state_bytes(analysis) if budgets else None
         for item in budgets:
             if state is not None and state.total > item.bound:
                 yield self.at(
@@ -155,7 +155,7 @@ class StateOverBudget(Check):
                     f"`{item.metric}` cannot be {_limit(item)}: {_parts(state)} of the fullest device are "
                     f"at least {format_bytes(state.total)}",
                     label=f"at least {format_bytes(state.total)} are needed",
-                    others=[Label(context.place(context.plan.mesh), "the mesh over which they are sharded")],
+                    others=[Label(analysis.place(analysis.plan.mesh), "the mesh over which they are sharded")],
                     help=["shard over more ranks, offload the optimizer state, or raise the budget"],
                 )
 
@@ -189,18 +189,18 @@ class StateOverDevice(Check):
     code = "LP704"
     slug = "state-over-device"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        capacity = _capacity(context)
-        state = state_bytes(context) if capacity is not None else None
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        capacity = _capacity(analysis)
+        state = state_bytes(analysis) if capacity is not None else None
         if state is None or capacity is None or state.total <= capacity:
             return
-        assert context.device is not None
+        assert analysis.device is not None
         yield self.at(
-            context.place(context.plan.mesh),
+            analysis.place(analysis.plan.mesh),
             f"the model cannot be trained on this mesh: {_parts(state)} of the fullest device are at least "
-            f"{format_bytes(state.total)}, and `{context.device.name}` has {format_bytes(capacity)}",
+            f"{format_bytes(state.total)}, and `{analysis.device.name}` has {format_bytes(capacity)}",
             label="shards too little",
-            others=[Label(context.place(context.plan.cluster, "device"), f"has {format_bytes(capacity)}")],
+            others=[Label(analysis.place(analysis.plan.cluster, "device"), f"has {format_bytes(capacity)}")],
             help=["shard over more ranks (`fsdp`, `pp`, `tp`), or offload the optimizer state"],
         )
 
@@ -222,8 +222,8 @@ class ObjectiveDirection(Check):
     code = "LP705"
     slug = "objective-direction"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        objective = context.plan.objective
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        objective = analysis.plan.objective
         if objective is None:
             return
         right = "minimize" if METRICS[objective.metric].better == "less" else "maximize"
@@ -255,8 +255,8 @@ class RequireDirection(Check):
     slug = "require-direction"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for item in context.plan.require:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for item in analysis.plan.require:
             less = METRICS[item.metric].better == "less"
             if item.comparison in ((">=", ">") if less else ("<=", "<")):
                 turned = item.comparison.translate(str.maketrans("<>", "><"))
@@ -288,8 +288,8 @@ class ImpossibleBudget(Check):
     code = "LP707"
     slug = "impossible-budget"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for item in context.plan.require:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for item in analysis.plan.require:
             strict = item.comparison == "<"
             if item.comparison in _UPPER and (
                 item.bound < 0 or (item.bound == 0 and (strict or item.metric in _POSITIVE))
@@ -332,8 +332,8 @@ class TrivialBudget(Check):
     slug = "trivial-budget"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for item in context.plan.require:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for item in analysis.plan.require:
             share = item.dimension == "fraction"
             above = (
                 item.comparison in ("<=", "<")
@@ -379,15 +379,15 @@ class FigureIsZero(Check):
     slug = "figure-is-zero"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan = context.plan
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
         asked: list[Requirement | Objective] = list(plan.require)
         if plan.objective is not None:
             asked.append(plan.objective)
         for item in asked:
             if item.metric == "bubble" and plan.pipeline is None:
                 why = "the plan has no pipeline"
-            elif item.metric == "recompute" and not _recomputes(context):
+            elif item.metric == "recompute" and not _recomputes(analysis):
                 why = "nothing is recomputed"
             elif item.metric == "exposed_comm" and plan.mesh.world_size == 1:
                 why = "there is one device"
@@ -397,8 +397,8 @@ class FigureIsZero(Check):
             yield self.at(_span(item), f"`{item.metric}` is always 0 here: {why}", label=f"{what} nothing")
 
 
-def _recomputes(context: Context) -> bool:
-    checkpoint = context.plan.checkpoint
+def _recomputes(analysis: Analysis) -> bool:
+    checkpoint = analysis.plan.checkpoint
     return checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in checkpoint.rules)
 
 
@@ -422,8 +422,8 @@ class ExactBudget(Check):
     slug = "exact-budget"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for item in context.plan.require:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for item in analysis.plan.require:
             if item.comparison == "==" and item.bound != 0:
                 comparison = "<=" if METRICS[item.metric].better == "less" else ">="
                 yield self.at(

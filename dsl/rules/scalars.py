@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import listed
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import listed
 
 
 class ScalarUnderFsdp(Check):
@@ -22,8 +22,8 @@ class ScalarUnderFsdp(Check):
     code = "LP519"
     slug = "scalar-under-fsdp"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        plan, manifest = context.plan, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, manifest = analysis.plan, analysis.manifest
         use = plan.fsdp if plan.fsdp is not None else plan.replicate
         if use is None or manifest is None:
             return
@@ -32,9 +32,9 @@ class ScalarUnderFsdp(Check):
             return
         what = "are single numbers" if len(scalars) > 1 else "is a single number"
         yield self.at(
-            context.place(use),
+            analysis.place(use),
             f"{listed(scalars)} {what} without dims, which `{use.keyword}` cannot cut",
             label="every parameter is cut along its first dim",
-            others=[Label(context.place(plan.model, "family"), "this model")],
+            others=[Label(analysis.place(plan.model, "family"), "this model")],
             help=["give the model parameters of shape [1] in their place, or train on one device"],
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.schedule import Constant
 
@@ -27,15 +27,15 @@ class WarmupFits(Check):
     code = "LP691"
     slug = "warmup-too-long"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        form = context.plan.schedule.form
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        form = analysis.plan.schedule.form
         if isinstance(form, Constant) or form.warmup <= form.steps:
             return
         yield self.at(
-            context.place(form, "warmup"),
+            analysis.place(form, "warmup"),
             f"a warm-up of {form.warmup} steps does not fit into {form.steps} steps",
             label=f"at most {form.steps}",
-            others=[Label(context.place(form, "steps"), "the schedule ends here")],
+            others=[Label(analysis.place(form, "steps"), "the schedule ends here")],
             help=["`steps` counts the warm-up too"],
         )
 
@@ -60,8 +60,8 @@ class NoDecay(Check):
     slug = "decay-without-effect"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        form = context.plan.schedule.form
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        form = analysis.plan.schedule.form
         if isinstance(form, Constant) or form.warmup > form.steps:
             return
         field = "floor" if form.floor == 1.0 else "warmup"
@@ -69,7 +69,7 @@ class NoDecay(Check):
             return
         why = "its floor is the full rate" if field == "floor" else "the warm-up takes all steps"
         yield self.at(
-            context.place(form, field),
+            analysis.place(form, field),
             f"`{form.name}` never lowers the learning rate: {why}",
             label="no decay",
             help=[f"write `constant(warmup = {form.warmup})`"],

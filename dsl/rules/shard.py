@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import by_rule, general, span_of
+from legoai.dsl.analysis.facts import listed
+from legoai.dsl.analysis.tensors import as_list
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.blocks import by_rule, general, span_of
-from legoai.dsl.rules.facts import listed
-from legoai.dsl.tensors import as_list
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle, conversions
 
@@ -45,22 +45,22 @@ class StyleMisplaced(Check):
     code = "LP407"
     slug = "style-misplaced"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        if context.manifest is None:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.manifest is None:
             return
-        for shard in context.plan.shard:
+        for shard in analysis.plan.shard:
             axis = shard.axes[0]
-            for rule, paths in by_rule(context, shard):
+            for rule, paths in by_rule(analysis, shard):
                 if isinstance(rule.treatment, _PLACEMENTS):
                     continue
-                wrong = [(path, self._reason(context.manifest, path, rule.treatment, axis)) for path in paths]
+                wrong = [(path, self._reason(analysis.manifest, path, rule.treatment, axis)) for path in paths]
                 found = [(path, reason) for path, reason in wrong if reason is not None]
                 if found:
                     path, (message, help) = found[0]
-                    more = len({general(context.manifest, other) for other, _ in found}) - 1
+                    more = len({general(analysis.manifest, other) for other, _ in found}) - 1
                     yield self.at(
                         span_of(rule),
-                        f"`{rule.treatment.name}` {message.format(path=f'`{general(context.manifest, path)}`')}",
+                        f"`{rule.treatment.name}` {message.format(path=f'`{general(analysis.manifest, path)}`')}",
                         label=f"this path, and {more} more that it matches" if more else "this path",
                         help=[help],
                     )
@@ -128,59 +128,59 @@ class PlacementMisplaced(Check):
     code = "LP408"
     slug = "placement-misplaced"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        if context.manifest is None:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.manifest is None:
             return
-        for shard in context.plan.shard:
-            for rule, paths in by_rule(context, shard):
+        for shard in analysis.plan.shard:
+            for rule, paths in by_rule(analysis, shard):
                 if not isinstance(rule.treatment, _PLACEMENTS):
                     continue
-                modules = [path for path in paths if path in context.manifest.modules]
+                modules = [path for path in paths if path in analysis.manifest.modules]
                 if modules:
-                    first = general(context.manifest, modules[0])
+                    first = general(analysis.manifest, modules[0])
                     yield self.at(
                         span_of(rule),
                         f"`{_written(rule)}` is the placement of a parameter, and `{first}` is a module",
                         label="a module",
-                        help=["give the module a style, or name its parameter: " + self._example(context, modules[0])],
+                        help=["give the module a style, or name its parameter: " + self._example(analysis, modules[0])],
                     )
                     continue
-                styled = context.assigned(shard).by_path.get(paths[0].rpartition(".")[0])
+                styled = analysis.assigned(shard).by_path.get(paths[0].rpartition(".")[0])
                 if styled is not None and isinstance(styled.treatment, Colwise | Rowwise | SequenceStyle):
                     yield self.at(
                         span_of(rule),
-                        f"`{styled.treatment.name}` places `{general(context.manifest, paths[0])}` already",
+                        f"`{styled.treatment.name}` places `{general(analysis.manifest, paths[0])}` already",
                         label="a second placement",
                         others=[Label(span_of(styled), "places all parameters of its module")],
                         help=["keep one of the two"],
                     )
                 if isinstance(rule.treatment, Sharded):
-                    yield from self._dims(context, rule, rule.treatment.dim, paths)
+                    yield from self._dims(analysis, rule, rule.treatment.dim, paths)
 
     @staticmethod
-    def _example(context: Context, path: str) -> str:
-        assert context.manifest is not None
-        info = context.manifest.modules[path]
-        names = [f"`{general(context.manifest, info.child_path(item.name))}`" for item in info.parameters]
+    def _example(analysis: Analysis, path: str) -> str:
+        assert analysis.manifest is not None
+        info = analysis.manifest.modules[path]
+        names = [f"`{general(analysis.manifest, info.child_path(item.name))}`" for item in info.parameters]
         return names[0] if names else "it has none of its own"
 
-    def _dims(self, context: Context, rule: Rule[Any], dim: int, paths: list[str]) -> Iterator[Diagnostic]:
-        assert context.manifest is not None
+    def _dims(self, analysis: Analysis, rule: PathRule[Any], dim: int, paths: list[str]) -> Iterator[Diagnostic]:
+        assert analysis.manifest is not None
         for path in paths:
             module, _, name = path.rpartition(".")
-            shape = next(item.shape for item in context.manifest.modules[module].parameters if item.name == name)
+            shape = next(item.shape for item in analysis.manifest.modules[module].parameters if item.name == name)
             if not -len(shape) <= dim < len(shape):
                 text = " · ".join(map(str, shape))
                 yield self.at(
                     span_of(rule),
-                    f"`{general(context.manifest, path)}` has no dim {dim}: its shape is {text}",
+                    f"`{general(analysis.manifest, path)}` has no dim {dim}: its shape is {text}",
                     label=f"a parameter of {len(shape)} dim{'s' * (len(shape) > 1)}",
                     help=[f"legal dims are 0 to {len(shape) - 1}, or -1 to -{len(shape)}"],
                 )
                 return
 
 
-def _written(rule: Rule[Any]) -> str:
+def _written(rule: PathRule[Any]) -> str:
     treatment = rule.treatment
     return f"shard({treatment.dim})" if isinstance(treatment, Sharded) else str(treatment.name)
 
@@ -211,42 +211,42 @@ class LayoutCount(Check):
     code = "LP410"
     slug = "layout-count"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for shard in context.plan.shard:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for shard in analysis.plan.shard:
             for rule in shard.rules:
                 for style in conversions(rule.treatment):
-                    yield from self._halves(context, style)
-        yield from self._against_the_model(context)
+                    yield from self._halves(analysis, style)
+        yield from self._against_the_model(analysis)
 
-    def _halves(self, context: Context, style: Inputs | Outputs) -> Iterator[Diagnostic]:
+    def _halves(self, analysis: Analysis, style: Inputs | Outputs) -> Iterator[Diagnostic]:
         source, target = as_list(style.source), as_list(style.target)
         if len(source) != len(target):
             yield self.at(
-                context.place(style, "target"),
+                analysis.place(style, "target"),
                 f"`from` gives {_count(len(source), 'layout')} and `to` {len(target)}",
                 label=f"{len(target)} of {len(source)}",
-                others=[Label(context.place(style, "source"), _count(len(source), "layout"))],
+                others=[Label(analysis.place(style, "source"), _count(len(source), "layout"))],
                 help=["give one for each tensor in both, `none` to leave a tensor as it is"],
             )
         elif any((left == "none") != (right == "none") for left, right in zip(source, target, strict=True)):
             yield self.at(
-                context.place(style, "target"),
+                analysis.place(style, "target"),
                 "a tensor has a layout on one side and `none` on the other",
                 label="`from` and `to` speak of different tensors",
-                others=[Label(context.place(style, "source"), "on this side")],
+                others=[Label(analysis.place(style, "source"), "on this side")],
                 help=["write `none` on both sides, or a layout on both"],
             )
 
-    def _against_the_model(self, context: Context) -> Iterator[Diagnostic]:
-        if context.manifest is None:
+    def _against_the_model(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.manifest is None:
             return
-        for shard in context.plan.shard:
-            for rule, paths in by_rule(context, shard):
+        for shard in analysis.plan.shard:
+            for rule, paths in by_rule(analysis, shard):
                 for style in conversions(rule.treatment):
-                    yield from self._counted(context, context.manifest, style, paths)
+                    yield from self._counted(analysis, analysis.manifest, style, paths)
 
     def _counted(
-        self, context: Context, manifest: Manifest, style: Inputs | Outputs, paths: Sequence[str]
+        self, analysis: Analysis, manifest: Manifest, style: Inputs | Outputs, paths: Sequence[str]
     ) -> Iterator[Diagnostic]:
         if not isinstance(style.source, tuple):
             return
@@ -257,7 +257,7 @@ class LayoutCount(Check):
             if info is not None and count and given > count:
                 names = f": {listed((*info.inputs, *info.keyword_inputs))}" if style.name == "inputs" else ""
                 yield self.at(
-                    context.place(style, "source"),
+                    analysis.place(style, "source"),
                     f"`{general(manifest, path)}` has {_count(count, style.name[:-1])}{names}",
                     label=_count(given, "layout"),
                     help=["give one layout for the first, or a list with one for each"],
@@ -296,29 +296,29 @@ class LossParallelMisplaced(Check):
     code = "LP413"
     slug = "loss-parallel-misplaced"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        shard = context.plan.shard_on("tp")
-        if context.manifest is None or shard is None:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        shard = analysis.plan.shard_on("tp")
+        if analysis.manifest is None or shard is None:
             return
-        last = last_module(context.manifest)
-        for rule, paths in by_rule(context, shard):
+        last = last_module(analysis.manifest)
+        for rule, paths in by_rule(analysis, shard):
             style = rule.treatment
             if not isinstance(style, Colwise) or not style.loss_parallel:
                 continue
             wrong = [path for path in paths if path != last]
             if last is not None and wrong:
                 yield self.at(
-                    context.place(style, "loss_parallel"),
-                    f"`{general(context.manifest, wrong[0])}` does not compute the logits",
+                    analysis.place(style, "loss_parallel"),
+                    f"`{general(analysis.manifest, wrong[0])}` does not compute the logits",
                     label="not the last layer",
                     help=[f"the model's last layer is `{last}`"],
                 )
             elif style.output is not None and not (isinstance(style.output, Sharded) and style.output.dim in (-1, 2)):
                 yield self.at(
-                    context.place(style, "output"),
+                    analysis.place(style, "output"),
                     "with `loss_parallel` the logits stay sharded over the vocabulary: `shard(-1)`",
                     label="another layout",
-                    others=[Label(context.place(style, "loss_parallel"), "computes the loss on the shards")],
+                    others=[Label(analysis.place(style, "loss_parallel"), "computes the loss on the shards")],
                     help=["leave `output` out, or `loss_parallel`"],
                 )
 
@@ -361,13 +361,13 @@ class TiedPlacements(Check):
     code = "LP416"
     slug = "tied-placements"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        shard = context.plan.shard_on("tp")
-        if context.manifest is None or shard is None or context.plan.mesh.tp == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        shard = analysis.plan.shard_on("tp")
+        if analysis.manifest is None or shard is None or analysis.plan.mesh.tp == 1:
             return
-        rules = context.assigned(shard).by_path
-        for group in context.manifest.tied_parameters:
-            placed = [(path, *_placement(context.manifest, path, rules)) for path in group]
+        rules = analysis.assigned(shard).by_path
+        for group in analysis.manifest.tied_parameters:
+            placed = [(path, *_placement(analysis.manifest, path, rules)) for path in group]
             first, where, rule = placed[0]
             for path, other, other_rule in placed[1:]:
                 anchor = other_rule or rule
@@ -386,7 +386,7 @@ class TiedPlacements(Check):
                 )
 
 
-def _placement(manifest: Manifest, path: str, rules: dict[str, Rule[Any]]) -> tuple[str, Rule[Any] | None]:
+def _placement(manifest: Manifest, path: str, rules: dict[str, PathRule[Any]]) -> tuple[str, PathRule[Any] | None]:
     """How a parameter lies on `tp`, in words, and the rule that says so."""
     own = rules.get(path)
     module, _, name = path.rpartition(".")

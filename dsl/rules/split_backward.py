@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import decided, fsdp_units, replacement
+from legoai.dsl.analysis.stages import order_of
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.facts import decided, fsdp_units, replacement
-from legoai.dsl.rules.stages import order_of
 from legoai.specs.directives.checkpoint import Budget, Selective
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile, Pipeline
 
 
-def splits_backward(context: Context, pipeline: Pipeline) -> bool:
+def splits_backward(analysis: Analysis, pipeline: Pipeline) -> bool:
     """Whether the schedule computes the gradient of a stage's weights apart from that of its input."""
     if isinstance(pipeline.schedule, OrderFile):
-        order = order_of(context, pipeline)
+        order = order_of(analysis, pipeline)
         return order is not None and order.splits_backward
     return pipeline.schedule in SPLIT_BACKWARD
 
@@ -46,12 +46,12 @@ class ReshardUnderSplitBackward(Check):
     code = "LP516"
     slug = "reshard-under-split-backward"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, fsdp = context.plan.pipeline, context.plan.fsdp
-        if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(context, pipeline):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, fsdp = analysis.plan.pipeline, analysis.plan.fsdp
+        if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(analysis, pipeline):
             return
         reported: set[int] = set()
-        for path, rule in fsdp_units(context).items():
+        for path, rule in fsdp_units(analysis).items():
             if rule is None or id(rule) in reported:
                 continue
             reshard = rule.treatment.reshard
@@ -61,10 +61,10 @@ class ReshardUnderSplitBackward(Check):
             assert rule.origin.span is not None
             schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"
             yield self.at(
-                rule.origin.span if reshard is None else context.place(rule.treatment, "reshard"),
+                rule.origin.span if reshard is None else analysis.place(rule.treatment, "reshard"),
                 f"`{rule.path}` reshards after forward, which gives wrong gradients under `{schedule}`",
                 label="reshards after forward by default" if reshard is None else "reshards after forward",
-                others=[Label(context.place(pipeline, "schedule"), "computes weight gradients apart")],
+                others=[Label(analysis.place(pipeline, "schedule"), "computes weight gradients apart")],
                 help=["write `unit(reshard = after_backward)`, or use `1F1B` or `Interleaved1F1B`"],
                 fix=replacement(rule.treatment, "reshard", "after_backward"),
             )
@@ -95,11 +95,11 @@ class CompileUnderSplitBackward(Check):
     code = "LP517"
     slug = "compile-under-split-backward"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         from legoai.specs.directives.compile import AotEager, Inductor
 
-        pipeline, compiled = context.plan.pipeline, context.plan.compile
-        if pipeline is None or compiled is None or not splits_backward(context, pipeline):
+        pipeline, compiled = analysis.plan.pipeline, analysis.plan.compile
+        if pipeline is None or compiled is None or not splits_backward(analysis, pipeline):
             return
         decided(compiled)
         rule = next((item for item in compiled.rules if isinstance(item.treatment, Inductor | AotEager)), None)
@@ -111,7 +111,7 @@ class CompileUnderSplitBackward(Check):
             rule.origin.span,
             f"`{schedule}` cannot take compiled modules: it computes the gradients of inputs and weights apart",
             label="compiled",
-            others=[Label(context.place(pipeline, "schedule"), "splits the backward pass")],
+            others=[Label(analysis.place(pipeline, "schedule"), "splits the backward pass")],
             help=["use `1F1B`, `Interleaved1F1B` or `LoopedBFS`, or compile nothing"],
         )
 
@@ -140,9 +140,9 @@ class SelectiveUnderSplitBackward(Check):
     code = "LP656"
     slug = "selective-under-split-backward"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, checkpoint = context.plan.pipeline, context.plan.checkpoint
-        if pipeline is None or checkpoint is None or not splits_backward(context, pipeline):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, checkpoint = analysis.plan.pipeline, analysis.plan.checkpoint
+        if pipeline is None or checkpoint is None or not splits_backward(analysis, pipeline):
             return
         for rule in checkpoint.rules:
             if not isinstance(rule.treatment, Selective | Budget):
@@ -153,7 +153,7 @@ class SelectiveUnderSplitBackward(Check):
                 f"`{rule.treatment.name}` cannot be combined with a schedule that goes backward through a block twice",
                 label="keeps outputs for one backward",
                 others=[
-                    Label(context.place(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
+                    Label(analysis.place(pipeline, "schedule"), "computes the gradients of inputs and weights apart")
                 ],
                 help=["use `full` or `every(…)`, or a schedule such as `1F1B` or `Interleaved1F1B`"],
             )

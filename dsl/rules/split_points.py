@@ -2,81 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.rules.base import Check, closest
-from legoai.dsl.rules.facts import listed, replacement, written
-from legoai.dsl.rules.stages import stage_count
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import listed, replacement, written
+from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.analysis.stages import stage_count
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest
-
-
-class SplitPoints:
-    """Where a plan cuts the model, looked up once for the rules about it."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        containers = {""}
-        for item in manifest.block_lists:
-            path = item.path
-            containers.add(path)
-            while path:
-                path = path.rpartition(".")[0]
-                containers.add(path)
-        self.starts = tuple(
-            path for path in manifest.modules if path not in containers and path.rpartition(".")[0] in containers
-        )
-        """Modules that a stage can begin with, in the model's order: blocks, and those beside the lists of blocks."""
-        self.position = {path: index for index, path in enumerate(self.starts)}
-        lists = {item.path for item in manifest.block_lists}
-        self.blocks = tuple(path for path in self.starts if path.rpartition(".")[0] in lists)
-
-    def even(self, stages: int) -> tuple[str, ...]:
-        """The split points that give every stage the same number of blocks, or one more.
-
-        The first and the last stage, which have the embedding and the output layer besides, are the last to get one
-        more; of the others the later ones get it first, since fewer micro batches are under way there.
-        """
-        least, more = divmod(len(self.blocks), stages)
-        order = [*range(stages - 2, 0, -1), 0, stages - 1]
-        larger = set(order[:more])
-        points, first = [], 0
-        for stage in range(stages - 1):
-            first += least + (stage in larger)
-            points.append(self.blocks[first])
-        return tuple(points)
-
-    def stages(self, split: str | Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
-        """The modules of each stage: those from its split point to before the next one.
-
-        Args:
-            split: `even`, or the first module of each stage but the first.
-            stages: their number; at most that of blocks where the split is even.
-        """
-        points = self.even(stages) if isinstance(split, str) else split
-        edges = [0, *(self.position[point] for point in points), len(self.starts)]
-        return tuple(self.starts[first:last] for first, last in pairwise(edges))
-
-    def holder(self, path: str) -> str | None:
-        """The module that a stage can begin with and that is or holds ``path``; None for what is around them."""
-        while path and path not in self.position:
-            path = path.rpartition(".")[0]
-        return path or None
-
-    def nearest(self, path: str) -> str | None:
-        """The module that holds ``path`` and that a stage can begin with; failing that, one whose name is alike."""
-        above = path
-        while above:
-            if above in self.position:
-                return above
-            above = above.rpartition(".")[0]
-        inside = next((start for start in self.starts if start.startswith(f"{path}.")), None)
-        return inside or closest(path, self.starts)
 
 
 class UnknownSplit(Check):
@@ -98,14 +37,14 @@ class UnknownSplit(Check):
     code = "LP506"
     slug = "unknown-split-point"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for pipeline, manifest, points in _named_split(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(analysis):
             known = SplitPoints(manifest)
             for path in points:
                 if path not in manifest.modules or path == "":
                     near = known.nearest(path)
                     yield self.at(
-                        context.place(pipeline, "split"),
+                        analysis.place(pipeline, "split"),
                         f"`{path}` is no module of the model",
                         label="splits before a module that is not there",
                         help=[*([f"did you mean `{near}`?"] if near else []), *_block_names(manifest)],
@@ -134,8 +73,8 @@ class SplitInside(Check):
     code = "LP507"
     slug = "split-inside-block"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for pipeline, manifest, points in _named_split(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(analysis):
             known = SplitPoints(manifest)
             for path in points:
                 if path and path in manifest.modules and path not in known.position:
@@ -143,7 +82,7 @@ class SplitInside(Check):
                     holds = any(start.startswith(f"{path}.") for start in known.starts)
                     what = "is a list of modules" if holds else f"lies inside of `{near}`"
                     yield self.at(
-                        context.place(pipeline, "split"),
+                        analysis.place(pipeline, "split"),
                         f"a stage cannot begin with `{path}`, which {what}",
                         label="not a place to cut",
                         help=[f"did you mean `{near}`?"] if near else [],
@@ -169,8 +108,8 @@ class SplitOrder(Check):
     code = "LP508"
     slug = "split-order"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for pipeline, manifest, points in _named_split(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(analysis):
             position = SplitPoints(manifest).position
             known = [path for path in points if path in position]
             ordered = sorted(set(known), key=position.__getitem__)
@@ -180,7 +119,7 @@ class SplitOrder(Check):
                     continue
                 twice = after == before
                 yield self.at(
-                    context.place(pipeline, "split"),
+                    analysis.place(pipeline, "split"),
                     f"the model is split at `{after}` twice"
                     if twice
                     else f"`{after}` comes before `{before}` in the model, and after it in the split points",
@@ -212,16 +151,16 @@ class SplitCount(Check):
     code = "LP509"
     slug = "split-count"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline = context.plan.pipeline
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline = analysis.plan.pipeline
         if pipeline is None or isinstance(pipeline.split, str):
             return
-        stages, points = stage_count(context, pipeline), len(pipeline.split)
+        stages, points = stage_count(analysis, pipeline), len(pipeline.split)
         if stages is None or points == stages - 1:
             return
-        place = context.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
+        place = analysis.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
         yield self.at(
-            context.place(pipeline, "split"),
+            analysis.place(pipeline, "split"),
             f"{points} split point{'s' * (points != 1)} make {points + 1} stages, and the pipeline has {stages}",
             label=f"{stages - 1} needed",
             others=[Label(place, f"{stages} stages")],
@@ -250,21 +189,21 @@ class EmptyFirstStage(Check):
     code = "LP510"
     slug = "empty-stage"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        for pipeline, manifest, points in _named_split(context):
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for pipeline, manifest, points in _named_split(analysis):
             starts = SplitPoints(manifest).starts
             if points and starts and points[0] == starts[0]:
                 yield self.at(
-                    context.place(pipeline, "split"),
+                    analysis.place(pipeline, "split"),
                     f"nothing is left for the first stage: `{points[0]}` is the model's first module",
                     label="the first split point",
                     help=["split points name the first module of each stage but the first"],
                 )
 
 
-def _named_split(context: Context) -> Iterator[tuple[Pipeline, Manifest, tuple[str, ...]]]:
+def _named_split(analysis: Analysis) -> Iterator[tuple[Pipeline, Manifest, tuple[str, ...]]]:
     """The pipeline, the manifest and the split points, where the plan names them."""
-    pipeline, manifest = context.plan.pipeline, context.manifest
+    pipeline, manifest = analysis.plan.pipeline, analysis.manifest
     if pipeline is not None and manifest is not None and not isinstance(pipeline.split, str):
         yield pipeline, manifest, tuple(pipeline.split)
 
@@ -300,21 +239,21 @@ class TiedAcrossStages(Check):
     code = "LP515"
     slug = "tied-across-stages"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        pipeline, manifest = context.plan.pipeline, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, manifest = analysis.plan.pipeline, analysis.manifest
         if pipeline is None or manifest is None or not manifest.tied_parameters:
             return
-        stages = stage_count(context, pipeline)
+        stages = stage_count(analysis, pipeline)
         if stages is None or stages == 1:
             return
         for group in manifest.tied_parameters:
             found = {_stage_of(path, pipeline, manifest, stages) for path in group} - {None}
             if len(found) > 1:
                 yield self.at(
-                    context.place(pipeline),
+                    analysis.place(pipeline),
                     f"{listed(group)} are one parameter, and lie on different stages",
                     label=f"{stages} stages",
-                    others=[Label(context.place(context.plan.model, "family"), "this model shares the parameter")],
+                    others=[Label(analysis.place(analysis.plan.model, "family"), "this model shares the parameter")],
                     help=[
                         "give each place a parameter of its own: `tie_embeddings = false`, or `tie_word_embeddings = "
                         "false` of a Hugging Face config"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.facts import fsdp_units, holders
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.blocks import general
-from legoai.dsl.rules.facts import fsdp_units, holders
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest
@@ -40,11 +40,11 @@ class OutputOfUnits(Check):
     code = "LP618"
     slug = "output-of-units"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        precision, manifest, fsdp = context.plan.precision, context.manifest, context.plan.fsdp
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision, manifest, fsdp = analysis.plan.precision, analysis.manifest, analysis.plan.fsdp
         if precision.output in (None, precision.param) or manifest is None or fsdp is None or fsdp.backend != "eager":
             return
-        units = fsdp_units(context)
+        units = fsdp_units(analysis)
         met = next(_Following(manifest, units).call("", ()), None)
         if met is None:
             return
@@ -52,7 +52,7 @@ class OutputOfUnits(Check):
         around = next(path for path in holders(met.layer) if path in units)
         maker = units[met.unit]
         yield self.at(
-            context.place(precision, "output"),
+            analysis.place(precision, "output"),
             f"`{layer}` has weights in {precision.param} and gets what the unit `{unit}` gives, in {precision.output}",
             label=f"what every unit returns is in {precision.output}",
             others=[] if maker is None or maker.origin.span is None else [Label(maker.origin.span, "makes units")],

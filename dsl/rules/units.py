@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING
 
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic, Label
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import by_rule, general, span_of
+from legoai.dsl.analysis.facts import fsdp_units, holders
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.blocks import by_rule, general, span_of
-from legoai.dsl.rules.facts import fsdp_units, holders
 from legoai.dsl.rules.fsdp import shard_ranks
 from legoai.specs.directives.fsdp import Unit
 
@@ -40,11 +40,11 @@ class UnitOnContainer(Check):
     code = "LP324"
     slug = "unit-on-container"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, manifest = context.plan.fsdp, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, manifest = analysis.plan.fsdp, analysis.manifest
         if fsdp is None or manifest is None:
             return
-        for rule, paths in by_rule(context, fsdp):
+        for rule, paths in by_rule(analysis, fsdp):
             for path in paths if isinstance(rule.treatment, Unit) else ():
                 info = manifest.modules[path]
                 if info.class_name in _HELD_CONTAINERS:
@@ -85,12 +85,12 @@ class EmptyUnit(Check):
     slug = "empty-unit"
     severity = "warning"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, manifest = context.plan.fsdp, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, manifest = analysis.plan.fsdp, analysis.manifest
         if fsdp is None or manifest is None:
             return
-        units = fsdp_units(context)
-        for rule, paths in by_rule(context, fsdp):
+        units = fsdp_units(analysis)
+        for rule, paths in by_rule(analysis, fsdp):
             if not isinstance(rule.treatment, Unit):
                 continue
             empty = [
@@ -149,11 +149,11 @@ class TiedAcrossUnits(Check):
     code = "LP325"
     slug = "tied-across-units"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, manifest = context.plan.fsdp, context.manifest
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, manifest = analysis.plan.fsdp, analysis.manifest
         if fsdp is None or manifest is None:
             return
-        units = fsdp_units(context)
+        units = fsdp_units(analysis)
         for group in manifest.tied_parameters:
             unit_of = {path: next(holder for holder in holders(path) if holder in units) for path in group}
             if len(set(unit_of.values())) == 1:
@@ -162,7 +162,7 @@ class TiedAcrossUnits(Check):
             rules = [units[unit_of[path]] for path in (first, other)]
             spans = [span_of(rule) for rule in rules if rule is not None]
             yield self.at(
-                spans[0] if spans else context.place(fsdp),
+                spans[0] if spans else analysis.place(fsdp),
                 f"`{first}` and `{other}` are one parameter, and lie in the units `{unit_of[first] or 'root'}` and "
                 f"`{unit_of[other] or 'root'}`",
                 label="a unit of its own",
@@ -194,11 +194,11 @@ class BlocksWithoutUnits(Check):
     slug = "blocks-without-units"
     severity = "advice"
 
-    def check(self, context: Context) -> Iterator[Diagnostic]:
-        fsdp, manifest = context.plan.fsdp, context.manifest
-        if fsdp is None or manifest is None or shard_ranks(context, fsdp) == 1:
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, manifest = analysis.plan.fsdp, analysis.manifest
+        if fsdp is None or manifest is None or shard_ranks(analysis, fsdp) == 1:
             return
-        units = fsdp_units(context)
+        units = fsdp_units(analysis)
         for blocks in manifest.block_lists:
             prefix = f"{blocks.path}." if blocks.path else ""
             held = {path[len(prefix) :].partition(".")[0] for path in units if path.startswith(prefix)}
@@ -207,7 +207,7 @@ class BlocksWithoutUnits(Check):
                 continue
             all_of_them = len(left) == len(blocks)
             yield self.at(
-                context.place(fsdp),
+                analysis.place(fsdp),
                 f"{'all' if all_of_them else len(left)} blocks of `{blocks.path or 'root'}` are gathered at once, "
                 "since no unit holds them",
                 label="no unit for each block",

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from legoai.dsl.diagnostics import Diagnostic, Label
-from legoai.dsl.paths import Assignment, Paths, assign
-from legoai.dsl.rules.lowering import NotLowered
-from legoai.dsl.rules.names import AmbiguousRules, NoSuchPath
+from legoai.dsl.diagnostics.codes.lowering import NotLowered
+from legoai.dsl.diagnostics.codes.names import AmbiguousRules, NoSuchPath
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.frontend.paths import Assignment, Paths, assign
 from legoai.lowering.emit.blocks import Group, group
 from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call
-from legoai.specs.directives.base import Declared, Directive, Rule
+from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.span import Span
@@ -67,7 +67,7 @@ class Lowering:
         self.refuse(self.place(directive, field), f"{text} is not lowered yet{why and f': {why}'}", help=help)
         return False
 
-    def assignment(self, directive: Directive) -> Mapping[str, Rule[Any]]:
+    def assignment(self, directive: Directive) -> Mapping[str, PathRule[Any]]:
         """The rule that each module follows, and for `shard` each parameter, in the model's order."""
         held = self._assignments.get(id(directive))
         if held is None:
@@ -100,13 +100,13 @@ def _wrong_rules(assignment: Assignment[Any]) -> Iterator[Diagnostic]:
         )
 
 
-def rule_span(rule: Rule[Any]) -> Span:
+def rule_span(rule: PathRule[Any]) -> Span:
     """Where a rule stands, which is always in a plan's text."""
     span = rule.path_origin.span or rule.origin.span
     return span if span is not None else Span("", 0, 0, 1, 1, 1, 1)
 
 
-def rule_note(rule: Rule[Any]) -> Note:
+def rule_note(rule: PathRule[Any]) -> Note:
     """The line of a rule."""
     return Note(rule.origin.span)
 

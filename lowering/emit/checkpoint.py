@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.dsl.diagnostics import Label
-from legoai.dsl.paths import Paths, pattern
+from legoai.dsl.diagnostics.diagnostic import Label
+from legoai.dsl.frontend.paths import Paths, pattern
 from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
 from legoai.lowering.emit.blocks import Group, expression, replacement
 from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every, Full, Selective
 
 
@@ -42,7 +42,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint))
 
 
-def recomputed(lowering: Lowering, assignment: Mapping[str, Rule[Any]]) -> dict[str, Rule[Any]]:
+def recomputed(lowering: Lowering, assignment: Mapping[str, PathRule[Any]]) -> dict[str, PathRule[Any]]:
     """The modules that recompute, each with its rule.
 
     `every(n)` counts the modules that its pattern matches, those included that another rule wins; the n-th, the 2n-th
@@ -72,7 +72,7 @@ def _refuse_search(lowering: Lowering, budget: Budget) -> None:
         )
 
 
-def _refuse_unseen(lowering: Lowering, wrapped: Mapping[str, Rule[Any]]) -> None:
+def _refuse_unseen(lowering: Lowering, wrapped: Mapping[str, PathRule[Any]]) -> None:
     """Refuse to keep attention that is computed by other operators."""
     attention = lowering.plan.attention
     for rule in wrapped.values():
@@ -96,7 +96,7 @@ class Wrapper:
     note: Note
 
 
-def _wrapper(draft: Draft, checkpoint: Checkpoint, rule: Rule[Any]) -> Wrapper:
+def _wrapper(draft: Draft, checkpoint: Checkpoint, rule: PathRule[Any]) -> Wrapper:
     treatment = rule.treatment
     options: dict[str, Node] = {}
     if isinstance(treatment, Selective):

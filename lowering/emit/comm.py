@@ -10,7 +10,7 @@ from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.buckets import DTYPE_BYTES, Bucket, fill, local_numel
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call, quoted
 from legoai.lowering.emit.stages import is_staged
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket as BucketRule
 from legoai.specs.directives.comm import ByBytes, Comm, Units
 from legoai.specs.models.manifest import BlockList
@@ -81,7 +81,7 @@ def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[Bucket]:
     comm = lowering.plan.comm
     if comm is None:
         return []
-    matched: dict[int, tuple[Rule[BucketRule], list[str]]] = {}
+    matched: dict[int, tuple[PathRule[BucketRule], list[str]]] = {}
     for path, rule in lowering.assignment(comm).items():
         matched.setdefault(id(rule), (rule, []))[1].append(path)
     found: list[Bucket] = []
@@ -108,7 +108,7 @@ def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[Bucket]:
     return found
 
 
-def _are_units(lowering: Lowering, rule: Rule[BucketRule], paths: list[str], reshards: Mapping[str, str]) -> bool:
+def _are_units(lowering: Lowering, rule: PathRule[BucketRule], paths: list[str], reshards: Mapping[str, str]) -> bool:
     """Whether a bucket can be made of the modules: of whole units, and of none together with one inside of it."""
     for path in paths:
         inside = next((unit for unit in reshards if unit.startswith(f"{path}.")), None) if path else None
@@ -127,7 +127,7 @@ def _are_units(lowering: Lowering, rule: Rule[BucketRule], paths: list[str], res
     return True
 
 
-def _cut(lowering: Lowering, rule: Rule[BucketRule], paths: list[str]) -> list[tuple[str, ...]]:
+def _cut(lowering: Lowering, rule: PathRule[BucketRule], paths: list[str]) -> list[tuple[str, ...]]:
     by = rule.treatment.by
     if by == "group":
         return [tuple(paths)]

@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.diagnostics import Label
-from legoai.dsl.rules.facts import holders, name_of
+from legoai.dsl.analysis.facts import holders, name_of
+from legoai.dsl.diagnostics.diagnostic import Label
 from legoai.lowering.emit import checkpoint
 from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
 from legoai.lowering.emit.shard import tensor_parallel
 from legoai.lowering.emit.stages import blocks_of, where_held
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 
-Rules = Mapping[str, Rule[Any]]
+Rules = Mapping[str, PathRule[Any]]
 
 _MODES: Final = {
     "reduce_overhead": "reduce-overhead",
@@ -69,7 +69,7 @@ def _recomputed(lowering: Lowering) -> Rules:
     return {} if directive is None else checkpoint.recomputed(lowering, lowering.assignment(directive))
 
 
-def _is_selective(rule: Rule[Any] | None) -> bool:
+def _is_selective(rule: PathRule[Any] | None) -> bool:
     return rule is not None and isinstance(rule.treatment, Selective)
 
 
@@ -119,7 +119,7 @@ class Compiled:
     note: Note
 
 
-def _options(rule: Rule[Any]) -> tuple[tuple[str, Node], ...]:
+def _options(rule: PathRule[Any]) -> tuple[tuple[str, Node], ...]:
     treatment = rule.treatment
     options: dict[str, Node] = {}
     if isinstance(treatment, AotEager):

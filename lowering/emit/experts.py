@@ -10,7 +10,7 @@ from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal
 from legoai.lowering.emit.mesh import replicating_axes, sharded_axes, sharding_mesh
 from legoai.lowering.emit.stages import blocks_of, where_held
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.shard import Experts, Shard
 
@@ -96,7 +96,7 @@ def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, Note]]) ->
     return body
 
 
-def _experts(lowering: Lowering, shard: Shard) -> dict[str, Rule[Any]]:
+def _experts(lowering: Lowering, shard: Shard) -> dict[str, PathRule[Any]]:
     """The modules of experts with their rules; what is none is refused."""
     found, wrong, ranks = {}, set(), lowering.plan.mesh.ep
     for path, rule in lowering.assignment(shard).items():
@@ -137,7 +137,7 @@ def _experts(lowering: Lowering, shard: Shard) -> dict[str, Rule[Any]]:
     return found
 
 
-def _refuse_twice(lowering: Lowering, found: dict[str, Rule[Any]]) -> None:
+def _refuse_twice(lowering: Lowering, found: dict[str, PathRule[Any]]) -> None:
     """Refuse parameters of experts that `tp` places too."""
     shard = lowering.plan.shard_on("tp")
     if shard is None or lowering.plan.mesh.tp == 1 or lowering.plan.mesh.ep == 1:
@@ -152,7 +152,7 @@ def _refuse_twice(lowering: Lowering, found: dict[str, Rule[Any]]) -> None:
             )
 
 
-def _refuse_whole_graphs(lowering: Lowering, found: dict[str, Rule[Any]]) -> None:
+def _refuse_whole_graphs(lowering: Lowering, found: dict[str, PathRule[Any]]) -> None:
     """Refuse one graph of what waits for the numbers of tokens that arrive, or that are kept."""
     directive = lowering.plan.compile
     for path, rule in () if directive is None else lowering.assignment(directive).items():

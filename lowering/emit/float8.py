@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from legoai.dsl.rules.facts import grouped, name_of
+from legoai.dsl.analysis.facts import grouped, name_of
 from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
 from legoai.lowering.emit.blocks import Group
 from legoai.lowering.emit.code import Group as Call

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from legoai.dsl.paths import ROOT
+from legoai.dsl.frontend.paths import ROOT
 from legoai.lowering.emit import comm
 from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
 from legoai.lowering.emit.blocks import Group, expression
@@ -19,7 +19,7 @@ from legoai.lowering.emit.mesh import sharded_axes, sharding_mesh
 from legoai.lowering.emit.offload import policy_of_units
 from legoai.lowering.emit.precision import policy
 from legoai.lowering.emit.stages import blocks_of, is_staged, where_held
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.fsdp import Fsdp, NoUnit, Unit
 
 
@@ -124,7 +124,7 @@ def _units_of_experts(
     return made
 
 
-def _check_reshard(lowering: Lowering, rule: Rule[Any], unit: Unit) -> None:
+def _check_reshard(lowering: Lowering, rule: PathRule[Any], unit: Unit) -> None:
     axes = sharded_axes(lowering)
     size = math.prod(lowering.plan.mesh.size(axis) for axis in axes)
     if isinstance(unit.reshard, int) and size % unit.reshard:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from legoai.dsl.chain import CannotFollow, Chain
-from legoai.dsl.layout import Propagation
-from legoai.dsl.rules.orders import LARGEST_FILE, Order, OrderError, order_faults, read_order
-from legoai.dsl.rules.split_points import SplitPoints
-from legoai.dsl.tensors import Tensor
+from legoai.dsl.analysis.chain import CannotFollow, Chain
+from legoai.dsl.analysis.layout import Propagation
+from legoai.dsl.analysis.orders import LARGEST_FILE, Order, OrderError, order_faults, read_order
+from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.analysis.tensors import Tensor
 from legoai.lowering.emit.base import Draft, Lowering, rule_span
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
 from legoai.lowering.emit.precision import DTYPES

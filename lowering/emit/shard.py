@@ -11,7 +11,7 @@ from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.code import Function, Item, Line, Note, Statement, call, dictionary, quoted
 from legoai.lowering.emit.stages import blocks_of, is_staged, where_held
 from legoai.lowering.emit.styles import LAYOUT_TREATMENTS, STYLES, layout, placement_of_parameter, style
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Rowwise, Shard
 
@@ -68,10 +68,10 @@ def parallel_loss(lowering: Lowering) -> Note | None:
     return None
 
 
-def _split(lowering: Lowering, shard: Shard) -> tuple[dict[str, Rule[Any]], dict[str, Rule[Any]]]:
+def _split(lowering: Lowering, shard: Shard) -> tuple[dict[str, PathRule[Any]], dict[str, PathRule[Any]]]:
     """The rules by module path and those by parameter path; a rule of the wrong sort is refused."""
-    styles: dict[str, Rule[Any]] = {}
-    placements: dict[str, Rule[Any]] = {}
+    styles: dict[str, PathRule[Any]] = {}
+    placements: dict[str, PathRule[Any]] = {}
     modules = lowering.manifest.modules
     assignment = lowering.assignment(shard)
     for path, rule in assignment.items():
@@ -154,7 +154,7 @@ def _add_distribute_parameter(draft: Draft) -> None:
 
 
 def _retie(
-    lowering: Lowering, shard: Shard, styles: Mapping[str, Rule[Any]], placements: Mapping[str, Rule[Any]]
+    lowering: Lowering, shard: Shard, styles: Mapping[str, PathRule[Any]], placements: Mapping[str, PathRule[Any]]
 ) -> list[Statement]:
     """Tie what was one parameter again: distributing a module gives it parameters of its own."""
     body: list[Statement] = []
@@ -184,7 +184,7 @@ def _parameter(lowering: Lowering, path: str) -> str:
     return f"{expression(lowering.manifest, module)}.{name}"
 
 
-def _check_logits(lowering: Lowering, styles: Mapping[str, Rule[Any]]) -> None:
+def _check_logits(lowering: Lowering, styles: Mapping[str, PathRule[Any]]) -> None:
     """The loss takes whole logits, or sharded ones under `loss_parallel`; anything else would be silently wrong."""
     root = lowering.manifest.modules[""]
     last = {root.flow[step].name for step in root.outputs if root.flow[step].op == "call"}

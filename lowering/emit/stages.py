@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
-from legoai.dsl.rules.split_points import SplitPoints
+from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.lowering.emit import blocks as whole
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import Blocks, Group

@@ -7,7 +7,7 @@ from typing import Any
 
 from legoai.lowering.emit.base import Draft, Lowering, rule_span
 from legoai.lowering.emit.code import Group, Node, call, dictionary, sequence
-from legoai.specs.directives.base import Rule
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
 
@@ -26,7 +26,7 @@ def layout(value: Any, draft: Draft) -> str:
     return f"{name}({value.dim})" if isinstance(value, Sharded) else f"{name}()"
 
 
-def style(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     """The style of the module at ``path``."""
     treatment = rule.treatment
     if isinstance(treatment, Colwise):
@@ -73,7 +73,7 @@ def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool) -> Group:
     )
 
 
-def _inputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     """Layouts for every argument that the module's forward gets: those by position, then those by keyword."""
     info = lowering.manifest.modules[path]
     names = (*info.inputs, *info.keyword_inputs)
@@ -97,11 +97,11 @@ def _inputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Gro
     )
 
 
-def _outputs(lowering: Lowering, path: str, rule: Rule[Any], draft: Draft) -> Group:
+def _outputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     return _made("PrepareModuleOutput", draft, **_leaving(lowering, path, rule, rule.treatment, draft))
 
 
-def _leaving(lowering: Lowering, path: str, rule: Rule[Any], style: Outputs, draft: Draft) -> dict[str, Node]:
+def _leaving(lowering: Lowering, path: str, rule: PathRule[Any], style: Outputs, draft: Draft) -> dict[str, Node]:
     """Layouts for every tensor that the module's forward returns."""
     count = max(1, len(lowering.manifest.modules[path].outputs))
     names = tuple(str(index) for index in range(count))
@@ -110,7 +110,7 @@ def _leaving(lowering: Lowering, path: str, rule: Rule[Any], style: Outputs, dra
 
 
 def _pairs(
-    lowering: Lowering, rule: Rule[Any], style: Inputs | Outputs, names: tuple[str, ...], path: str
+    lowering: Lowering, rule: PathRule[Any], style: Inputs | Outputs, names: tuple[str, ...], path: str
 ) -> tuple[Layouts, Layouts]:
     """The layouts before and after for each of the module's inputs or outputs; None leaves one as it is."""
     before, after, what = _listed(style.source), _listed(style.target), style.name
@@ -146,7 +146,7 @@ def _or_none(item: Replicated | Sharded | Partial | None, draft: Draft) -> str:
 
 
 def placement_of_parameter(
-    lowering: Lowering, path: str, styles: Mapping[str, Rule[Any]], placements: Mapping[str, Rule[Any]]
+    lowering: Lowering, path: str, styles: Mapping[str, PathRule[Any]], placements: Mapping[str, PathRule[Any]]
 ) -> str | None:
     """How tensor parallelism lays a parameter, as the plan writes placements; None where it leaves it alone."""
     if path in placements:

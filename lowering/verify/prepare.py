@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from legoai.dsl import suppress
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted
 from legoai.dsl.rules import checks
 from legoai.lowering.program import Program, lower, refuse_holes
@@ -59,10 +59,10 @@ def prepare(
         ShrunkenPlanError: the smaller plan has lint errors.
         ManifestError: the smaller model cannot be built.
     """
-    context = linted.context
+    analysis = linted.analysis
     assert linted.plan is not None
-    assert context is not None
-    assert context.manifest is not None, "a model that cannot be looked at is a finding"
+    assert analysis is not None
+    assert analysis.manifest is not None, "a model that cannot be looked at is a finding"
     name = linted.resolution.file.name
     refuse_holes(linted.plan, name)
     config = None
@@ -71,14 +71,14 @@ def prepare(
 
         assert linted.plan.model.target is not None
         config = read_config(directory / linted.plan.model.target)
-    small = shrink(linted.plan, context.manifest, ranks=ranks, double=double, config=config)
-    manifest = context.manifest
+    small = shrink(linted.plan, analysis.manifest, ranks=ranks, double=double, config=config)
+    manifest = analysis.manifest
     if small.plan.model is not linted.plan.model:
         from legoai.specs.models.inspect import inspect_model
 
         # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
         manifest = inspect_model(small.plan.model.source(), directory)
-    smaller = Context(small.plan, linted.resolution, manifest, directory)
+    smaller = Analysis(small.plan, linted.resolution, manifest, directory)
     found = [item for check in checks() for item in check.check(smaller) if item.severity == "error"]
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:

@@ -134,7 +134,7 @@ class Treatment(Declared):
         return f"{cls.name}(…)" if any(item.required for item in cls.options) else cls.name
 
 
-class Rule(Record, Generic[T], kw_only=True):
+class PathRule(Record, Generic[T], kw_only=True):
     """One line of a block: a path pattern and what happens to the modules or parameters that it matches."""
 
     path: str
@@ -150,7 +150,7 @@ class Directive(Declared):
 
     origins: Mapping[str, Origin] = {}
     axes: tuple[str, ...] = ()
-    rules: tuple[Rule[Any], ...] = ()
+    rules: tuple[PathRule[Any], ...] = ()
     arguments: Mapping[str, Any] = {}
     _extra: ClassVar[Mapping[str, Any]] = {"origins": {}, "axes": (), "rules": (), "arguments": {}}
 
@@ -177,7 +177,7 @@ def describe(value: Any) -> Any:
         assert isinstance(value, Directive)
         extra = {"on": value.axes, "rules": value.rules, "arguments": value.arguments}
         return body | {name: describe(item) for name, item in extra.items() if item}
-    if isinstance(value, Rule):
+    if isinstance(value, PathRule):
         return {"path": value.path, **describe(value.treatment)}
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
@@ -190,7 +190,7 @@ def describe(value: Any) -> Any:
     return described()
 
 
-def walk(value: Any) -> Iterator[Declared | Rule[Any]]:
+def walk(value: Any) -> Iterator[Declared | PathRule[Any]]:
     """Every directive, treatment and rule inside ``value``, outermost first."""
     if isinstance(value, Declared):
         yield value
@@ -198,7 +198,7 @@ def walk(value: Any) -> Iterator[Declared | Rule[Any]]:
             yield from walk(getattr(value, item.field))
         if isinstance(value, Directive):
             yield from walk(value.rules)
-    elif isinstance(value, Rule):
+    elif isinstance(value, PathRule):
         yield value
         yield from walk(value.treatment)
     elif isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """What a value of the language may be: the kinds from which every option, subject and treatment is declared.
 
 A kind says which values are legal and how to say so to a person. Reading a value from a plan's text against its kind is
-the work of ``legoai.dsl.coerce``; nothing here knows the syntax.
+the work of ``legoai.dsl.frontend.coerce``; nothing here knows the syntax.
 """
 
 from __future__ import annotations

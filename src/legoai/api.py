@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.formats import Files, render_full
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
 from legoai.dsl.lint import Linted
 from legoai.dsl.lint import lint as lint_text
-from legoai.dsl.sources import UnreadableError, read_base, read_source
+from legoai.dsl.reporting.output import Files, render_full
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def estimate(
     from legoai.cost.estimate import estimate as estimate_program
 
     program, plan, linted = _lowered(path, settings, variant)
-    assert linted.context is not None
-    assert linted.context.manifest is not None
+    assert linted.analysis is not None
+    assert linted.analysis.manifest is not None
     return estimate_program(
-        program, plan, linted.context.manifest, directory=linted.context.directory, profile=profile, rank=rank
+        program, plan, linted.analysis.manifest, directory=linted.analysis.directory, profile=profile, rank=rank
     )
 
 
@@ -108,10 +108,10 @@ def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | 
     from legoai.lowering.program import lower as lower_plan
 
     plan, linted = _checked(path, settings, variant)
-    assert linted.context is not None
-    assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
+    assert linted.analysis is not None
+    assert linted.analysis.manifest is not None, "a model that cannot be looked at is a finding"
     try:
-        program = lower_plan(plan, linted.context.manifest, source_name=linted.resolution.file.name)
+        program = lower_plan(plan, linted.analysis.manifest, source_name=linted.resolution.file.name)
     except LoweringError as error:
         raise PlanError(error.diagnostics, linted.files) from error
     return program, plan, linted

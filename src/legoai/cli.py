@@ -81,7 +81,7 @@ def _dispatch(arguments: list[str]) -> int:
     if not first:
         sys.stderr.write(help_page())
         return FAILURE
-    from legoai.dsl.rules.base import suggestion
+    from legoai.dsl.diagnostics.suggestion import suggestion
 
     what = "option" if first.startswith("-") else "command"
     hint = suggestion(first, tuple(COMMANDS)) or [f"commands are {', '.join(COMMANDS)}"]

@@ -84,10 +84,10 @@ def everything(text: str) -> dict:
     from legoai.lowering.program import lower
 
     linted = lint(text, "told.plan", directory=Path())
-    plan, context = linted.plan, linted.context
-    assert plan is not None and context is not None and context.manifest is not None, linted.diagnostics
-    found = estimate(lower(plan, context.manifest, source_name="told.plan"), plan, context.manifest)
-    causes = Causes(context)
+    plan, analysis = linted.plan, linted.analysis
+    assert plan is not None and analysis is not None and analysis.manifest is not None, linted.diagnostics
+    found = estimate(lower(plan, analysis.manifest, source_name="told.plan"), plan, analysis.manifest)
+    causes = Causes(analysis)
     curve = memory_curve(found.ranks[0])
     tight = replace(found.ranks[0].use, capacity=2**30, fits=False)
     return {

@@ -52,9 +52,9 @@ def both_ways(model: str) -> tuple[float, float]:
         f"plan one\nmodel {model}\ncluster cpu\nbatch (global = 4, micro = 2, seq_len = 64)\nprecision (param = fp32)\n"
     )
     linted = lint(text, "one.plan", directory=Path())
-    assert linted.plan is not None and linted.context is not None and linted.context.manifest is not None
-    trace = capture(lower(linted.plan, linted.context.manifest, source_name="one.plan").text, world=1, kind="cpu")
+    assert linted.plan is not None and linted.analysis is not None and linted.analysis.manifest is not None
+    trace = capture(lower(linted.plan, linted.analysis.manifest, source_name="one.plan").text, world=1, kind="cpu")
     span = steps(trace)[-1]
     records = trace.records[span.start : span.stop]
     forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")
-    return model_flops(linted.plan, linted.context.manifest, [records])[0], 3.0 * forward
+    return model_flops(linted.plan, linted.analysis.manifest, [records])[0], 3.0 * forward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from legoai.dsl.diagnostics import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
 
 BASE = """

@@ -7,7 +7,7 @@ import string
 
 from hypothesis import strategies as st
 
-from legoai.dsl import syntax as tree
+from legoai.dsl.frontend import syntax as tree
 from legoai.specs.span import Span
 from legoai.specs.units import UNITS
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.formats import render_full
 from legoai.dsl.lint import Linted, lint
+from legoai.dsl.reporting.output import render_full
 from legoai.dsl.rules import all_rules
 
 HERE = Path(__file__).parent

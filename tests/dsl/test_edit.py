@@ -7,12 +7,12 @@ import strategies as some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from legoai.dsl import syntax as tree
-from legoai.dsl.edit import EditError, holes, pin, write_answers, write_solved
-from legoai.dsl.parse import parse
-from legoai.dsl.solved import read
-from legoai.dsl.syntax import PlanFile, same
-from legoai.dsl.unparse import format_plan
+from legoai.dsl.formatting.edit import EditError, holes, pin, write_answers, write_solved
+from legoai.dsl.formatting.unparse import format_plan
+from legoai.dsl.frontend import syntax as tree
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.solved import read
+from legoai.dsl.frontend.syntax import PlanFile, same
 from legoai.specs.plan import Solved
 
 RECORD = Solved(digest="sha256:" + "0a" * 32, version="0.1.0", profile="h100_sxm@3fe2", gap=0.008)

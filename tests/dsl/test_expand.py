@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.expand import expand
-from legoai.dsl.format import format_text
-from legoai.dsl.parse import parse
-from legoai.dsl.resolve import Resolution, resolve
+from legoai.dsl.formatting.expand import expand
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Declared
 from legoai.specs.span import Origin

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.coerce import Reader
-from legoai.dsl.context import Context
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.explain import NoSuchModuleError, defaults_of, explain, said_of
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.coerce import Reader
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.syntax import Let
 from legoai.dsl.lint import lint
-from legoai.dsl.parse import parse
-from legoai.dsl.reference import defaults
-from legoai.dsl.scope import Scope
-from legoai.dsl.syntax import Let
+from legoai.dsl.reporting.explain import NoSuchModuleError, defaults_of, explain, said_of
+from legoai.dsl.reporting.reference import defaults
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Option, describe
 
@@ -42,22 +42,22 @@ checkpoint {
 
 
 @pytest.fixture(scope="module")
-def context() -> Context:
-    return context_of(PLAN)
+def analysis() -> Analysis:
+    return analysis_of(PLAN)
 
 
-def context_of(text: str, **settings: str) -> Context:
+def analysis_of(text: str, **settings: str) -> Analysis:
     linted = lint(text, "s.plan", directory=Path(), settings=settings)
-    assert linted.context is not None
-    assert linted.context.manifest is not None, linted.diagnostics
-    return linted.context
+    assert linted.analysis is not None
+    assert linted.analysis.manifest is not None, linted.diagnostics
+    return linted.analysis
 
 
-def said(context: Context, path: str, statement: str) -> list[tuple[str, str, int | None]]:
+def said(analysis: Analysis, path: str, statement: str) -> list[tuple[str, str, int | None]]:
     """What is said in one statement: the words, who decided, and the line."""
     return [
         (row.what, row.origin.decider, row.origin.span.line if row.origin.span else None)
-        for row in said_of(context, path)
+        for row in said_of(analysis, path)
         if row.statement == statement
     ]
 
@@ -66,8 +66,8 @@ def line_of(words: str) -> int:
     return PLAN[: PLAN.index(words)].count("\n") + 1
 
 
-def test_a_style_is_named_with_its_line_and_with_those_around_it(context: Context):
-    assert said(context, "layers.3.attention.wq", "shard on tp") == [
+def test_a_style_is_named_with_its_line_and_with_those_around_it(analysis: Analysis):
+    assert said(analysis, "layers.3.attention.wq", "shard on tp") == [
         ("colwise", "human", line_of("layers.*.attention.{wq")),
         (
             "around it, layers.3.attention: inputs(from = shard(1), to = replicate)",
@@ -77,25 +77,25 @@ def test_a_style_is_named_with_its_line_and_with_those_around_it(context: Contex
     ]
 
 
-def test_a_module_without_a_style_is_the_same_on_every_rank(context: Context):
-    assert said(context, "norm", "shard on tp") == [("no rule: the same on every rank of tp", "default", None)]
+def test_a_module_without_a_style_is_the_same_on_every_rank(analysis: Analysis):
+    assert said(analysis, "norm", "shard on tp") == [("no rule: the same on every rank of tp", "default", None)]
 
 
-def test_a_placement_of_a_parameter_is_told_of_its_module(context: Context):
-    assert said(context, "output", "shard on tp") == [("weight is shard(0)", "human", line_of("output.weight"))]
+def test_a_placement_of_a_parameter_is_told_of_its_module(analysis: Analysis):
+    assert said(analysis, "output", "shard on tp") == [("weight is shard(0)", "human", line_of("output.weight"))]
 
 
-def test_the_unit_is_the_innermost_that_holds_the_module(context: Context):
-    assert said(context, "layers.3.attention.wq", "fsdp on dp_shard")[:2] == [
+def test_the_unit_is_the_innermost_that_holds_the_module(analysis: Analysis):
+    assert said(analysis, "layers.3.attention.wq", "fsdp on dp_shard")[:2] == [
         ("in the unit layers.3", "human", line_of("layers.* = unit")),
         ("reshard = after_backward", "human", line_of("layers.* = unit")),
     ]
 
 
-def test_what_no_unit_holds_belongs_to_the_root(context: Context):
+def test_what_no_unit_holds_belongs_to_the_root(analysis: Analysis):
     for path in ("layers.1.attention.wq", "output"):
-        assert said(context, path, "fsdp on dp_shard")[0] == ("in the unit root", "default", None)
-    assert said(context, "", "fsdp on dp_shard")[0] == ("is a unit", "default", None)
+        assert said(analysis, path, "fsdp on dp_shard")[0] == ("in the unit root", "default", None)
+    assert said(analysis, "", "fsdp on dp_shard")[0] == ("is a unit", "default", None)
 
 
 @pytest.mark.parametrize(
@@ -109,46 +109,46 @@ def test_what_no_unit_holds_belongs_to_the_root(context: Context):
         ("", "in several of 2 stages"),
     ],
 )
-def test_the_stage_is_counted_in_the_models_order(context: Context, path: str, where: str):
-    assert said(context, path, "pipeline on pp")[0][0] == where
+def test_the_stage_is_counted_in_the_models_order(analysis: Analysis, path: str, where: str):
+    assert said(analysis, path, "pipeline on pp")[0][0] == where
 
 
 def test_equal_stages_follow_from_the_blocks():
     text = PLAN.replace("split = [layers.2], ", "").replace("auto in [1F1B, GPipe] -> 1F1B", "ZBVZeroBubble")
-    context = context_of(text)
-    stages = [said(context, f"layers.{index}", "pipeline on pp")[0][0].split(" (")[0] for index in range(4)]
+    analysis = analysis_of(text)
+    stages = [said(analysis, f"layers.{index}", "pipeline on pp")[0][0].split(" (")[0] for index in range(4)]
     assert stages == [f"in stage {index} of 4" for index in range(4)]
-    ranks = [said(context, f"layers.{index}", "pipeline on pp")[0][0][-10:] for index in range(4)]
+    ranks = [said(analysis, f"layers.{index}", "pipeline on pp")[0][0][-10:] for index in range(4)]
     assert ranks == ["rank 0 of pp"[-10:], "rank 1 of pp"[-10:], "rank 1 of pp"[-10:], "rank 0 of pp"[-10:]]
 
 
-def test_a_solvers_answer_is_told_from_a_persons(context: Context):
-    assert ("schedule = 1F1B", "solver", line_of("pipeline on")) in said(context, "norm", "pipeline on pp")
+def test_a_solvers_answer_is_told_from_a_persons(analysis: Analysis):
+    assert ("schedule = 1F1B", "solver", line_of("pipeline on")) in said(analysis, "norm", "pipeline on pp")
 
 
 def test_a_value_from_the_command_line_is_told():
-    context = context_of(
+    analysis = analysis_of(
         PLAN.replace("preserve", "").replace("checkpoint {", "let keep = true\ncheckpoint (preserve_rng = keep) {"),
         keep="false",
     )
-    assert ("preserve_rng = false", "command line", 1) in said(context, "norm", "checkpoint")
+    assert ("preserve_rng = false", "command line", 1) in said(analysis, "norm", "checkpoint")
 
 
-def test_a_rule_and_those_around_it_are_both_told(context: Context):
-    assert [row[0] for row in said(context, "layers.3.attention", "checkpoint")][:2] == [
+def test_a_rule_and_those_around_it_are_both_told(analysis: Analysis):
+    assert [row[0] for row in said(analysis, "layers.3.attention", "checkpoint")][:2] == [
         "none",
         "inside of layers.3: full",
     ]
 
 
-def test_the_page_names_shapes_lines_and_defaults(context: Context):
-    page = explain(context, "layers.0.attention.wq")
+def test_the_page_names_shapes_lines_and_defaults(analysis: Analysis):
+    page = explain(analysis, "layers.0.attention.wq")
     assert page.startswith("layers.0.attention.wq: Linear, weight 128 × 128\nin the plan small\n")
     assert "s.plan:11\n" in page
     assert "s.plan:18 (solver)\n" in page
     assert "default\n" in page
-    assert explain(context, "root").startswith("root: Llama\n")
-    assert explain(context, "output.weight").startswith("output.weight: Linear, weight 256 × 128\n")
+    assert explain(analysis, "root").startswith("root: Llama\n")
+    assert explain(analysis, "output.weight").startswith("output.weight: Linear, weight 256 × 128\n")
 
 
 @pytest.mark.parametrize(
@@ -161,30 +161,30 @@ def test_the_page_names_shapes_lines_and_defaults(context: Context):
         ("", "holds"),
     ],
 )
-def test_a_path_that_is_not_there_is_answered_with_what_is(context: Context, path: str, hint: str):
+def test_a_path_that_is_not_there_is_answered_with_what_is(analysis: Analysis, path: str, hint: str):
     with pytest.raises(NoSuchModuleError) as caught:
-        explain(context, path or "x.y")
+        explain(analysis, path or "x.y")
     assert hint in str(caught.value)
 
 
 def test_undecided_values_are_told_as_such():
-    context = context_of(
+    analysis = analysis_of(
         PLAN.replace("layers.* = unit(reshard = after_backward)", "layers.* = auto")
         .replace("-> 1F1B", "")
         .replace("split = [layers.2]", "split = auto")
     )
-    assert said(context, "layers.0", "fsdp on dp_shard")[0][0] == "auto, not decided yet"
-    assert said(context, "layers.0", "pipeline on pp")[0][0] == "in a stage that is not decided yet"
+    assert said(analysis, "layers.0", "fsdp on dp_shard")[0][0] == "auto, not decided yet"
+    assert said(analysis, "layers.0", "pipeline on pp")[0][0] == "in a stage that is not decided yet"
 
 
-def test_every_module_of_every_family_of_rules_can_be_explained(context: Context):
-    assert context.manifest is not None
-    for path in context.manifest.modules:
-        assert explain(context, path or "root")
+def test_every_module_of_every_family_of_rules_can_be_explained(analysis: Analysis):
+    assert analysis.manifest is not None
+    for path in analysis.manifest.modules:
+        assert explain(analysis, path or "root")
 
 
-def test_the_defaults_of_a_plan_are_those_that_it_does_not_decide(context: Context):
-    found = {(owner, option): value for owner, option, value in defaults_of(context)}
+def test_the_defaults_of_a_plan_are_those_that_it_does_not_decide(analysis: Analysis):
+    found = {(owner, option): value for owner, option, value in defaults_of(analysis)}
     assert found["mesh", "cp"] == "1"
     assert found["precision", "param"] == "bf16"
     assert ("mesh", "tp") not in found

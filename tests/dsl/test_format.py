@@ -11,11 +11,11 @@ import strategies as some
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from legoai.dsl import syntax as tree
-from legoai.dsl.format import FormattingError, check_format, format_text
-from legoai.dsl.parse import parse
-from legoai.dsl.syntax import same
-from legoai.dsl.unparse import LIMIT, format_plan
+from legoai.dsl.formatting.formatter import FormattingError, check_format, format_text
+from legoai.dsl.formatting.unparse import LIMIT, format_plan
+from legoai.dsl.frontend import syntax as tree
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.syntax import same
 
 PLANS = sorted(Path(__file__).parents[2].glob("plans/*.plan")) + sorted(Path(__file__).parent.glob("valid/*.plan"))
 

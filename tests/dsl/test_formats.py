@@ -6,12 +6,12 @@ import unicodedata
 
 import pytest
 
-from legoai.dsl.diagnostics import Diagnostic, Edit, Fix, Label
-from legoai.dsl.formats import FORMATS, render, render_full
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.frontend.text import Lines
+from legoai.dsl.reporting.output import FORMATS, render, render_full
+from legoai.dsl.reporting.snippets import WIDTH, display_width
 from legoai.dsl.rules import all_rules
-from legoai.dsl.snippets import WIDTH, display_width
-from legoai.dsl.syntax import PlanFile
-from legoai.dsl.text import Lines
 from legoai.specs.span import Span
 
 TEXT = """plan tiny

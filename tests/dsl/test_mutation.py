@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import strategies as some
 
-from legoai.dsl.edit import holes
-from legoai.dsl.format import format_text
-from legoai.dsl.formats import render_full
+from legoai.dsl.formatting.edit import holes
+from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.lint import lint
+from legoai.dsl.reporting.output import render_full
 from legoai.specs.models import inspection, manifest
 from legoai.specs.models.source import ModelSource
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lark import Lark
 
-from legoai.dsl import syntax as tree
-from legoai.dsl.parse import Parsed, parse
-from legoai.dsl.syntax import children, same
-from legoai.dsl.unparse import format_plan
+from legoai.dsl.formatting.unparse import format_plan
+from legoai.dsl.frontend import syntax as tree
+from legoai.dsl.frontend.parse import Parsed, parse
+from legoai.dsl.frontend.syntax import children, same
 
 BATCH = "batch (global = 512, micro = 4)"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legoai.dsl.paths import PathError, Paths, assign, pattern
-from legoai.specs.directives.base import Rule
+from legoai.dsl.frontend.paths import PathError, Paths, assign, pattern
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll
 
 MODULES = (
@@ -107,8 +107,8 @@ def test_special_characters_of_regular_expressions_mean_nothing():
     assert not pattern("layers").matches("layers\n")
 
 
-def rule(path: str, treatment: object) -> Rule[object]:
-    return Rule(path=path, treatment=treatment)
+def rule(path: str, treatment: object) -> PathRule[object]:
+    return PathRule(path=path, treatment=treatment)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legoai.dsl.format import format_text
-from legoai.dsl.parse import parse
-from legoai.dsl.resolve import Resolution, resolve
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.optimizer import AdamW
 from legoai.specs.plan import Plan

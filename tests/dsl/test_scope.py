@@ -12,12 +12,12 @@ import strategies as some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legoai.dsl import syntax as tree
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.parse import parse
-from legoai.dsl.resolve import resolve
-from legoai.dsl.scope import Definition, Scope
-from legoai.dsl.unparse import format_plan
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.formatting.unparse import format_plan
+from legoai.dsl.frontend import syntax as tree
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.frontend.scope import Definition, Scope
 from legoai.specs.units import UNITS
 
 

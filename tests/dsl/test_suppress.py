@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl import suppress
-from legoai.dsl.format import format_text
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend import suppress
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.suppress import suppressions
 from legoai.dsl.lint import lint
-from legoai.dsl.parse import parse
 from legoai.dsl.rules.hygiene import UnusedSuppression
-from legoai.dsl.suppress import suppressions
 
 HEAD = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 1, seq_len = 64)\n'
 

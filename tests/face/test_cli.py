@@ -21,7 +21,7 @@ from command_line import (
 from legoai import __version__
 from legoai.cli import main
 from legoai.commands import COMMANDS, parser_of
-from legoai.dsl import sources
+from legoai.dsl.frontend import sources
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):

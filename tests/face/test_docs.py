@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from legoai.commands import COMMANDS, parser_of
+from legoai.dsl.frontend.parse import parse
 from legoai.dsl.lint import lint
-from legoai.dsl.parse import parse
-from legoai.dsl.reference import GROUPS, OWN_STATEMENTS, documents, keyword_page, main
+from legoai.dsl.reporting.reference import GROUPS, OWN_STATEMENTS, documents, keyword_page, main
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
 
@@ -19,7 +19,7 @@ FENCE = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize("name", ["language.md", "rules.md"])
 def test_the_generated_documents_are_current(name: str):
     assert (DOCS / name).read_text(encoding="utf-8") == documents(DOCS)[DOCS / name], (
-        "run: python -m legoai.dsl.reference --write"
+        "run: python -m legoai.dsl.reporting.reference --write"
     )
 
 

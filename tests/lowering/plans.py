@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.resolve import resolve
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.resolve import resolve
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.manifest import Manifest, load_manifest

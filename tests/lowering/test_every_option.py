@@ -14,7 +14,7 @@ from legoai.lowering.emit import EMITTERS
 from legoai.lowering.program import LoweringError
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives import kinds as k
-from legoai.specs.directives.base import Declared, Directive, Rule, Treatment
+from legoai.specs.directives.base import Declared, Directive, PathRule, Treatment
 from legoai.specs.directives.checkpoint import Full
 from legoai.specs.plan import Plan
 
@@ -191,9 +191,9 @@ def test_every_treatment_with_every_option_shows_in_the_program_or_is_refused(ke
         found = []
         for path in PATHS[keyword]:
             others = tuple(rule for rule in directive.rules if rule.path != path)
-            after = with_directive(changed(directive, rules=(*others, Rule(path=path, treatment=treatment))))
+            after = with_directive(changed(directive, rules=(*others, PathRule(path=path, treatment=treatment))))
             before = with_directive(
-                changed(directive, rules=others if plain is None else (*others, Rule(path=path, treatment=plain)))
+                changed(directive, rules=others if plain is None else (*others, PathRule(path=path, treatment=plain)))
             )
             if text_or_refusal(before) is not None:
                 found.append(shows(after, before))

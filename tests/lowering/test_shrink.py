@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
 
+from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.frontend.paths import Paths, assign
+from legoai.dsl.frontend.sources import read_base, read_source
 from legoai.dsl.lint import lint
-from legoai.dsl.paths import Paths, assign
-from legoai.dsl.rules.split_points import SplitPoints
-from legoai.dsl.sources import read_base, read_source
 from legoai.lowering.program import LoweringError
 from legoai.lowering.shrink import MAX_RANKS, CannotShrinkError, Shrunken, shrink
 from legoai.lowering.verify.prepare import prepare
@@ -50,7 +50,7 @@ def test_a_worked_plan_becomes_a_small_plan_without_errors(name: str, variant: s
     except LoweringError as error:
         # What the plan itself cannot be lowered to, its copy need not be lowered to.
         assert {item.code for item in error.diagnostics} == {"LP010"}
-        small = shrink(linted.plan, linted.context.manifest).plan  # type: ignore[union-attr, arg-type]
+        small = shrink(linted.plan, linted.analysis.manifest).plan  # type: ignore[union-attr, arg-type]
     config = small.model.source().config()
     assert small.mesh.world_size <= MAX_RANKS
     assert small.mesh.used() == linted.plan.mesh.used()

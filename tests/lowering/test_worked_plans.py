@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import legoai
-from legoai.dsl.resolve import resolve
+from legoai.dsl.frontend.resolve import resolve
 
 PLANS = Path(__file__).parents[2] / "plans"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.resolve import resolve
+from legoai.dsl.frontend.resolve import resolve
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.plan_json import PlanJsonError, read_plan, schema
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated
 from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
-from legoai.dsl import suppress
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.formats import FORMATS
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend import suppress
+from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, named, read_source
+from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
+from legoai.dsl.reporting.output import FORMATS
 from legoai.dsl.rules.hygiene import UnusedSuppression
-from legoai.dsl.sources import STANDARD_INPUT, Source, UnreadableError, named, read_source
-from legoai.dsl.syntax import PlanFile
 from legoai.specs.record import replace
 
 _DESCRIPTION = """\
@@ -107,11 +107,11 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     from legoai.lowering.program import LoweringError, lower
 
     assert linted.plan is not None
-    assert linted.context is not None
-    assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
+    assert linted.analysis is not None
+    assert linted.analysis.manifest is not None, "a model that cannot be looked at is a finding"
     name = linted.resolution.file.name
     try:
-        program = lower(linted.plan, linted.context.manifest, source_name=name)
+        program = lower(linted.plan, linted.analysis.manifest, source_name=name)
     except LoweringError as error:
         yield from error.diagnostics
         return
@@ -128,4 +128,4 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{budgets}",
         file=sys.stderr,
     )
-    yield from broken(estimate, Causes(linted.context))
+    yield from broken(estimate, Causes(linted.analysis))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, announce, lowered
-from legoai.dsl.sources import replace_file
+from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
@@ -71,8 +71,8 @@ def run(arguments: Namespace) -> int:
 
     from legoai.cost.report.causes import Causes
 
-    assert linted.context is not None
-    causes = Causes(linted.context)
+    assert linted.analysis is not None
+    causes = Causes(linted.analysis)
     if arguments.trace is not None:
         from legoai.cost.report.chrome import chrome_trace
 
@@ -99,8 +99,8 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
         WrongUsage: it cannot be costed.
     """
     assert linted.plan is not None
-    assert linted.context is not None
-    assert linted.context.manifest is not None
+    assert linted.analysis is not None
+    assert linted.analysis.manifest is not None
     if linted.plan.model.family == "python":
         announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
     progress = Progress()
@@ -114,8 +114,8 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
         return estimate(
             program,
             linted.plan,
-            linted.context.manifest,
-            directory=linted.context.directory,
+            linted.analysis.manifest,
+            directory=linted.analysis.directory,
             profile=profile,
             rank=rank,
             progress=progress,

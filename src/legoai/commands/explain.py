@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, examine, files_of, settings_of, show
-from legoai.dsl.context import Context
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.sources import UnreadableError, read_source
 from legoai.dsl.rules import all_rules, rule_of
-from legoai.dsl.rules.base import suggestion
-from legoai.dsl.sources import UnreadableError, read_source
 from legoai.specs.directives import FAMILIES
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
@@ -52,13 +52,13 @@ def run(arguments: Namespace) -> int:
         raise WrongUsage("--set and --variant need a plan: --plan FILE")
     subject: str = arguments.subject
     if subject == "defaults":
-        from legoai.dsl.reference import defaults
+        from legoai.dsl.reporting.reference import defaults
 
         _table((owner, option.name, value) for owner, option, value in defaults())
         return 0
     rule = rule_of(subject)
     if rule is not None:
-        from legoai.dsl.reference import rule_page
+        from legoai.dsl.reporting.reference import rule_page
 
         print(f"{rule.code} {rule.slug} ({rule.severity})\n")
         sys.stdout.write(rule_page(rule))
@@ -67,7 +67,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _statement(subject: str) -> int:
-    from legoai.dsl.reference import OWN_STATEMENTS, keyword_page
+    from legoai.dsl.reporting.reference import OWN_STATEMENTS, keyword_page
 
     if subject in FAMILIES or subject in OWN_STATEMENTS:
         sys.stdout.write(_wrapped(keyword_page(subject)))
@@ -87,22 +87,22 @@ def _statement(subject: str) -> int:
 
 def _of_plan(arguments: Namespace) -> int:
     """What one plan says about a module, or its defaults."""
-    from legoai.dsl.explain import NoSuchModuleError, defaults_of, explain
+    from legoai.dsl.reporting.explain import NoSuchModuleError, defaults_of, explain
 
-    context = _context(arguments)
-    if context is None:
+    analysis = _analysis(arguments)
+    if analysis is None:
         return 1
     if arguments.subject == "defaults":
-        _table(defaults_of(context))
+        _table(defaults_of(analysis))
         return 0
     try:
-        sys.stdout.write(explain(context, arguments.subject))
+        sys.stdout.write(explain(analysis, arguments.subject))
     except NoSuchModuleError as error:
         raise WrongUsage(str(error)) from error
     return 0
 
 
-def _context(arguments: Namespace) -> Context | None:
+def _analysis(arguments: Namespace) -> Analysis | None:
     """The plan; None, after its errors were shown, where it comes to nothing or its model is not known."""
     try:
         source = read_source(arguments.plan)
@@ -111,10 +111,10 @@ def _context(arguments: Namespace) -> Context | None:
         return None
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
-    if linted.context is not None and linted.context.manifest is not None:
+    if linted.analysis is not None and linted.analysis.manifest is not None:
         if errors:
             print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
-        return linted.context
+        return linted.analysis
     show(errors, linted.files)
     return None
 

@@ -8,10 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import counted, files_of, show
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.format import format_text
-from legoai.dsl.sources import STANDARD_INPUT, Source, UnreadableError, named, read_base, read_source, replace_file
-from legoai.dsl.syntax import PlanFile
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.sources import (
+    STANDARD_INPUT,
+    Source,
+    UnreadableError,
+    named,
+    read_base,
+    read_source,
+    replace_file,
+)
+from legoai.dsl.frontend.syntax import PlanFile
 
 _DESCRIPTION = """\
 Lay plans out in the one canonical form, which has no options. Comments, blank lines and order stay; the
@@ -83,8 +91,8 @@ def _formatted(source: Source, *, expand: bool) -> tuple[str | None, Sequence[Di
 
 
 def _expanded(source: Source) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:
-    from legoai.dsl.expand import expand
-    from legoai.dsl.resolve import resolve
+    from legoai.dsl.formatting.expand import expand
+    from legoai.dsl.frontend.resolve import resolve
 
     resolution = resolve(source.text, source.name, directory=source.directory, read=read_base)
     errors = [item for item in resolution.diagnostics if item.severity == "error"]

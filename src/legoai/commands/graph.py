@@ -64,11 +64,11 @@ def _mesh(linted: Linted, arguments: Namespace) -> str:
     from legoai.specs.cluster import CatalogueError
 
     assert linted.plan is not None
-    assert linted.context is not None
+    assert linted.analysis is not None
     plan = linted.plan
     try:
         cluster = cluster_of(
-            plan.cluster, plan.mesh.world_size, directory=linted.context.directory, override=arguments.profile
+            plan.cluster, plan.mesh.world_size, directory=linted.analysis.directory, override=arguments.profile
         )
     except (CatalogueError, ProfileError) as error:
         raise WrongUsage(f"{linted.resolution.file.name} cannot be drawn: {error}") from error
@@ -77,7 +77,7 @@ def _mesh(linted: Linted, arguments: Namespace) -> str:
 
 def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:
     assert linted.plan is not None
-    assert linted.context is not None
+    assert linted.analysis is not None
     if arguments.what == "pipeline" and linted.plan.pipeline is None:
         raise WrongUsage(f"{linted.resolution.file.name} has no pipeline to draw")
     estimate = estimated(linted, program, profile=arguments.profile)
@@ -87,4 +87,4 @@ def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:
 
     if arguments.what == "pipeline":
         return pipeline_picture(estimate, alone=True)
-    return timeline_picture(estimate.slowest, Causes(linted.context), name=estimate.plan)
+    return timeline_picture(estimate.slowest, Causes(linted.analysis), name=estimate.plan)

@@ -10,12 +10,12 @@ from pathlib import Path
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
 from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, selects, unknown_selectors
-from legoai.dsl.diagnostics import Diagnostic, Fix, apply_fixes
-from legoai.dsl.formats import FORMATS
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix, apply_fixes
+from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, named, read_source, replace_file
+from legoai.dsl.frontend.suppress import suppressible
+from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
-from legoai.dsl.sources import STANDARD_INPUT, Source, UnreadableError, named, read_source, replace_file
-from legoai.dsl.suppress import suppressible
-from legoai.dsl.syntax import PlanFile
+from legoai.dsl.reporting.output import FORMATS
 
 _MOST_ROUNDS = 10
 """Rounds of fixing: a fix may make another finding, but not for ever."""

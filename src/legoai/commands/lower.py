@@ -8,7 +8,7 @@ from pathlib import Path
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, lowered
-from legoai.dsl.sources import replace_file
+from legoai.dsl.frontend.sources import replace_file
 
 _DESCRIPTION = """\
 Print the PyTorch program that a plan becomes. It is the program that `legoai run` starts, and it can be

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, announce, counted, lowered
-from legoai.dsl.sources import replace_file
+from legoai.dsl.frontend.sources import replace_file
 from legoai.specs.plan import Plan
 
 _DESCRIPTION = """\

@@ -9,11 +9,11 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from legoai.dsl.diagnostics import Diagnostic
-from legoai.dsl.formats import render
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
+from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
-from legoai.dsl.sources import Source, UnreadableError, read_base, read_source
-from legoai.dsl.syntax import PlanFile
+from legoai.dsl.reporting.output import render
 
 if TYPE_CHECKING:
     from legoai.lowering.program import Program
@@ -121,10 +121,10 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
         from legoai.lowering.program import LoweringError, lower
 
         assert linted.plan is not None
-        assert linted.context is not None
-        assert linted.context.manifest is not None, "a model that cannot be looked at is a finding"
+        assert linted.analysis is not None
+        assert linted.analysis.manifest is not None, "a model that cannot be looked at is a finding"
         try:
-            program = lower(linted.plan, linted.context.manifest, source_name=source.name)
+            program = lower(linted.plan, linted.analysis.manifest, source_name=source.name)
         except LoweringError as error:
             diagnostics = list(error.diagnostics)
     if program is None:

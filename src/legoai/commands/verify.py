@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
+from legoai.dsl.frontend.sources import UnreadableError, read_source, replace_file
 from legoai.dsl.lint import Linted
-from legoai.dsl.sources import UnreadableError, read_source, replace_file
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
@@ -123,7 +123,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
                 prepared.program,
                 small.plan,
                 reads=prepared.reads,
-                directory=linted.context.directory if linted.context is not None else ".",
+                directory=linted.analysis.directory if linted.analysis is not None else ".",
                 steps=arguments.steps,
                 watch=progress,
             )
@@ -174,7 +174,7 @@ def _table(verdict: Verdict) -> Iterator[str]:
 
 def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted) -> Iterator[str]:
     """Where it begins, and what the plan says about that."""
-    from legoai.dsl.explain import place, said_of
+    from legoai.dsl.reporting.explain import place, said_of
 
     path = small.original(first.name)
     module, _, parameter = path.rpartition(".")
@@ -186,8 +186,8 @@ def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted)
         yield "    it is missing, has another shape, or is not finite"
     else:
         yield f"    by {_size(first.size)}; its largest element by {_size(first.largest)}"
-    assert linted.context is not None
-    rows = [row for row in said_of(linted.context, module, parameter) if place(row.origin) != "default"]
+    assert linted.analysis is not None
+    rows = [row for row in said_of(linted.analysis, module, parameter) if place(row.origin) != "default"]
     if rows:
         yield f"  what the plan says about {module or 'root'}:"
         width = max(len(f"{row.statement}: {row.what}") for row in rows)

@@ -11,9 +11,9 @@ import pytest
 from layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
 from rule_plans import codes, findings, message
 
-from legoai.dsl.layout import Propagation
+from legoai.dsl.analysis.layout import Propagation
+from legoai.dsl.analysis.tensors import Tensor, agrees
 from legoai.dsl.lint import lint
-from legoai.dsl.tensors import Tensor, agrees
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Rowwise, SequenceStyle
 
@@ -90,17 +90,17 @@ def test_equal_blocks_are_followed_once_and_unlike_rules_apart() -> None:
     text = HEAD.replace("tiny", "405b")
     styles = {**SEQUENCE_PARALLEL, "layers.100.attention.wo": "rowwise"}
     linted = lint(text + plan(styles), "x.plan", directory=Path())
-    assert linted.context is not None
-    assert linted.context.layouts is not None
-    assert len(linted.context.layouts.findings) == 1
-    shard = linted.context.plan.shard_on("tp")
+    assert linted.analysis is not None
+    assert linted.analysis.layouts is not None
+    assert len(linted.analysis.layouts.findings) == 1
+    shard = linted.analysis.plan.shard_on("tp")
     assert shard is not None
-    assert linted.context.manifest is not None
-    rules = linted.context.assigned(shard).by_path
+    assert linted.analysis.manifest is not None
+    rules = linted.analysis.assigned(shard).by_path
     durations = []
     for _ in range(5):
         start = time.process_time()
-        Propagation(linted.context.manifest, rules).run()
+        Propagation(linted.analysis.manifest, rules).run()
         durations.append(time.process_time() - start)
     assert min(durations) < 0.06  # about 2 ms where nothing else runs
 
@@ -128,10 +128,10 @@ def test_layouts_agree_as_far_as_shapes_are_known(tensor: Tensor, layout: Any, e
 
 def follow(model: Any, styles: dict[str, Any]) -> list[tuple[str, str]]:
     """The kinds and places of findings in a module of PyTorch's own making."""
-    from legoai.specs.directives.base import Rule
+    from legoai.specs.directives.base import PathRule
     from legoai.specs.models.describe import describe
 
-    rules = {path: Rule(path=path, treatment=treatment) for path, treatment in styles.items()}
+    rules = {path: PathRule(path=path, treatment=treatment) for path, treatment in styles.items()}
     return [(item.kind, item.path) for item in Propagation(describe(model, "test"), rules).run()]
 
 

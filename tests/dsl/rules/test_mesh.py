@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rule_plans import codes, findings, message, place
 
-from legoai.dsl.diagnostics import apply_fixes
+from legoai.dsl.diagnostics.diagnostic import apply_fixes
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"
 

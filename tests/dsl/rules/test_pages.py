@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.rules import all_rules
-from legoai.dsl.rules.base import Check, Rule
+from legoai.dsl.rules.base import Check
 
 BASE = """
 plan base

@@ -13,7 +13,7 @@ from rule_plans import codes, findings, message, place
 from torch import nn
 from torch.distributed.pipelining import schedules
 
-from legoai.dsl.rules.orders import OrderError, order_faults, read_order
+from legoai.dsl.analysis.orders import OrderError, order_faults, read_order
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
 MULTI = {

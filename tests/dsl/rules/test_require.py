@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from legoai.dsl.analysis.state import StateBytes, state_bytes
 from legoai.dsl.lint import lint
-from legoai.dsl.rules.state import StateBytes, state_bytes
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.llama import Llama
 
@@ -29,7 +29,7 @@ def bound(text: str) -> StateBytes:
     """The lower bound for a plan of the small model below."""
     arguments = ", ".join(f"{name} = {value}" for name, value in TINY.items())
     whole = f'plan test\nextends "base.plan"\nmodel llama3("tiny", {arguments})\n{text}'
-    context = lint(whole, "test.plan", directory=Path(), read=lambda _: BASE).context
+    context = lint(whole, "test.plan", directory=Path(), read=lambda _: BASE).analysis
     assert context is not None
     found = state_bytes(context)
     assert found is not None
@@ -138,7 +138,7 @@ def test_what_divides_the_state() -> None:
 
 def test_a_tied_parameter_counts_once() -> None:
     plan = 'plan test\nextends "base.plan"\nmodel gpt2("small")'
-    context = lint(plan, "test.plan", directory=Path(), read=lambda _: BASE).context
+    context = lint(plan, "test.plan", directory=Path(), read=lambda _: BASE).analysis
     assert context is not None
     found = state_bytes(context)
     assert found is not None

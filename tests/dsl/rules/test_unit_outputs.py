@@ -42,7 +42,7 @@ def trains(units: list[str]) -> str:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    from legoai.dsl.paths import Paths, pattern
+    from legoai.dsl.frontend.paths import Paths, pattern
     from legoai.specs.models.families import FAMILIES
     from legoai.specs.models.llama import Llama
 

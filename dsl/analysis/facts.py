@@ -1,0 +1,141 @@
+"""What rules of several families ask of a plan: micro batches, stages, units, and what a person wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from legoai.dsl.diagnostics.diagnostic import Edit, Fix, Label
+from legoai.specs.directives.base import Declared, Directive, PathRule
+from legoai.specs.directives.hole import Hole, Undecided
+
+if TYPE_CHECKING:
+    from legoai.dsl.analysis.analysis import Analysis
+    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.plan import Plan
+
+
+def written(declared: Declared, field: str) -> bool:
+    """Whether the plan itself gives the value of ``field``, so that it is not the default."""
+    return declared.origin(field).decider != "default"
+
+
+def replacement(declared: Declared, field: str, text: str) -> Fix | None:
+    """The fix that writes ``text`` in place of the value of ``field``, where a person wrote that value in the plan."""
+    origin = declared.origin(field)
+    if origin.decider != "human" or origin.span is None:
+        return None
+    return Fix(f"write `{text}`", (Edit(origin.span, text),), safe=False)
+
+
+def micro_batches(plan: Plan) -> int | None:
+    """Micro batches that one data-parallel rank computes in a step; None where the batch does not divide.
+
+    `global = micro · data-parallel degree · micro batches`.
+    """
+    count, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
+    return count if rest == 0 else None
+
+
+def pass_micro_batches(plan: Plan) -> int | None:
+    """Micro batches in one pass of the pipeline's schedule: what `pipeline` says, or else all that the batch gives."""
+    pipeline = plan.pipeline
+    return micro_batches(plan) if pipeline is None or pipeline.microbatches is None else pipeline.microbatches
+
+
+def pass_label(analysis: Analysis) -> Label:
+    """The second place of findings about the micro batches of a pass: where their number comes from."""
+    pipeline = analysis.plan.pipeline
+    if pipeline is None or pipeline.microbatches is None:
+        return batch_label(analysis)
+    return Label(analysis.place(pipeline, "microbatches"), f"{pipeline.microbatches} micro batches in a pass")
+
+
+def batch_label(analysis: Analysis) -> Label:
+    """The second place of findings about micro batches: where they come from."""
+    batch, mesh = analysis.plan.batch, analysis.plan.mesh
+    return Label(
+        analysis.place(batch, "global_batch"),
+        f"{batch.global_batch} sequences in micro batches of {batch.micro_batch} over {mesh.data_parallel} ranks",
+    )
+
+
+def local_tokens(plan: Plan) -> int:
+    """Tokens of one micro batch on one rank: its piece of each sequence under context parallelism."""
+    return plan.batch.micro_batch * plan.batch.length // plan.mesh.cp
+
+
+def decided(directive: Directive) -> None:
+    """Stop the check where a rule of ``directive`` is undecided, since such a rule could decide any module.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    for rule in directive.rules:
+        if isinstance(rule.treatment, Hole):
+            raise Undecided(f"the rule for {rule.path} is not decided yet")
+
+
+def below(path: str, above: str) -> bool:
+    """Whether ``path`` lies inside of the module ``above``, which is not itself."""
+    return path != above and (above == "" or path.startswith(f"{above}."))
+
+
+def holders(path: str) -> Iterator[str]:
+    """The modules that hold ``path``, innermost first, the model itself last."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def grouped(paths: Iterable[tuple[str, PathRule[Any]]]) -> Iterator[tuple[PathRule[Any], list[str]]]:
+    """Each rule once, with the paths that came with it, in order."""
+    found: dict[int, tuple[PathRule[Any], list[str]]] = {}
+    for path, rule in paths:
+        found.setdefault(id(rule), (rule, []))[1].append(path)
+    yield from found.values()
+
+
+def following(
+    analysis: Analysis, directive: Directive | None, treatment: type | tuple[type, ...]
+) -> dict[str, PathRule[Any]]:
+    """The modules to which ``directive`` gives a treatment of one of these types, with the rule that does."""
+    if directive is None or analysis.manifest is None:
+        return {}
+    decided(directive)
+    winners = analysis.assigned(directive).by_path
+    return {path: rule for path, rule in winners.items() if isinstance(rule.treatment, treatment)}
+
+
+def fsdp_units(analysis: Analysis) -> dict[str, PathRule[Any] | None]:
+    """Every unit of `fsdp` with the rule that makes it; the model itself is a unit also where no rule says so."""
+    from legoai.specs.directives.fsdp import Unit
+
+    fsdp = analysis.plan.fsdp
+    if fsdp is None:
+        return {}
+    units: dict[str, PathRule[Any] | None] = {"": None}
+    units.update(following(analysis, fsdp, Unit))
+    return units
+
+
+def name_of(path: str) -> str:
+    """The module's path as a plan writes it."""
+    return path or "root"
+
+
+def listed(items: Sequence[object], limit: int = 4) -> str:
+    """The items between backticks, with a count in place of those beyond ``limit``: a, b and 3 more."""
+    words = [f"`{item}`" for item in items]
+    if len(words) > limit:
+        return f"{', '.join(words[: limit - 1])} and {len(words) - limit + 1} more"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str] = frozenset()) -> bool:
+    """Whether the module or one inside of it is of one of these kinds or computes one of these operations itself."""
+    for inner, module in manifest.modules.items():
+        inside = inner == path or below(inner, path)
+        if inside and (module.kind in kinds or any(step.op in ops for step in module.flow)):
+            return True
+    return False

@@ -1,0 +1,384 @@
+"""How tensors lie on `tp` from module to module, as a plan's styles lay them, and where neighbours disagree.
+
+The forward of a model is followed along the manifest's flow. Every tensor is replicated, cut along a dim, a
+summand, or unknown; a style says in which layout a module expects its input and in which its output leaves,
+as the style classes of ``torch.distributed.tensor.parallel`` do. What arrives is compared with what is
+expected. Where the flow cannot be followed a layout is unknown, and nothing is said about it. Equal blocks
+that receive equal layouts are followed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from legoai.dsl.analysis.tensors import ANY, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
+from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.record import Record, replace
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+
+FindingKind = Literal[
+    "arrives", "unpaired", "piece", "summand", "mixed", "heads", "fused", "norm_dim", "plain", "result"
+]
+
+
+class Finding(Record, kw_only=True):
+    """A place where layouts disagree.
+
+    | kind | what happens at ``path`` |
+    |---|---|
+    | `arrives` | ``got`` arrives where ``wanted`` is expected |
+    | `unpaired` | the same, and the cure is the missing half of a pair of `colwise` and `rowwise` |
+    | `piece` | a module with parameters and no style computes on a piece, so its gradients are of that piece only |
+    | `summand` | summands meet what is not linear in them, or what is whole |
+    | `mixed` | ``got`` and ``other`` are added or multiplied, and lie differently |
+    | `heads` | attention where only some of queries, keys and values are cut by heads, or where the sequence is cut |
+    | `fused` | the output of a fused layer is split although each rank has one contiguous piece of it |
+    | `norm_dim` | a sequence style cuts the dim over which its norm is taken |
+    | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
+    | `result` | the model's output leaves in pieces |
+    """
+
+    kind: FindingKind
+    path: str
+    rule: PathRule[Any] | None
+    """The consumer's rule, if it has a style."""
+    got: Tensor
+    wanted: Layout | None = None
+    other: Tensor | None = None
+
+
+class Propagation:
+    """Follows one forward of the model under the styles given by module and parameter path."""
+
+    def __init__(self, manifest: Manifest, styles: Mapping[str, PathRule[Any]]) -> None:
+        self.manifest = manifest
+        self.styles = styles
+        self.findings: list[Finding] = []
+        self.cuts_sequence = False
+        """Whether some module expects or leaves a tensor cut along dim 1, the sequence."""
+        self._memo: dict[tuple[Any, ...], Tensor] = {}
+        self._template = {
+            f"{blocks.path}.{blocks.names[index]}" if blocks.path else blocks.names[index]: (blocks.path, number)
+            for blocks in manifest.block_lists
+            for number, group in enumerate(blocks.groups)
+            for index in group
+        }
+        """For each block a key that equal blocks share."""
+        self._below: dict[tuple[str, int], list[str]] = {}
+
+    def run(self) -> list[Finding]:
+        """Follow the forward from the model's inputs, which are replicated, to its output."""
+        root = self.manifest.modules[""]
+        rank = 2 if self.manifest.vocab_size is not None else None
+        arguments = [Tensor(state="replicate", rank=rank) for step in root.flow if step.op == "input"]
+        self._result(self._apply("", arguments, whole=True))
+        return self.findings
+
+    def _result(self, tensor: Tensor) -> None:
+        rule = tensor.source.rule if tensor.source is not None else None
+        treatment = rule.treatment if rule is not None else None
+        in_loss = isinstance(treatment, Colwise) and treatment.loss_parallel and tensor.cuts_features
+        if tensor.state in ("shard", "partial") and not in_loss:
+            self._find("result", "", tensor)
+
+    def _find(
+        self,
+        kind: FindingKind,
+        path: str,
+        got: Tensor,
+        *,
+        rule: PathRule[Any] | None = None,
+        wanted: Layout | None = None,
+        other: Tensor | None = None,
+    ) -> Tensor:
+        self.findings.append(Finding(kind=kind, path=path, rule=rule, got=got, wanted=wanted, other=other))
+        return UNKNOWN
+
+    def _call(self, path: str, arguments: Sequence[Tensor]) -> Tensor:
+        """The result of calling the module, taken from an equal call where there was one."""
+        if path not in self._template:
+            return self._apply(path, arguments)
+        key = (self._signature(path), *arguments)
+        held = self._memo.get(key)
+        if held is None:
+            held = self._memo[key] = self._apply(path, arguments)
+        return held
+
+    def _signature(self, path: str) -> tuple[Any, ...]:
+        """What blocks that treat equal inputs alike have in common: their structure and the rules inside."""
+        template = self._template[path]
+        if template not in self._below:
+            inside = [path, *self._inside(path)]
+            self._below[template] = [name[len(path) :] for name in inside]
+        return (template, *(id(self.styles.get(f"{path}{name}")) for name in self._below[template]))
+
+    def _inside(self, path: str) -> list[str]:
+        """The paths of all parameters and modules below the module."""
+        info = self.manifest.modules[path]
+        found = [info.child_path(item.name) for item in info.parameters]
+        for name in info.children:
+            child = info.child_path(name)
+            found += [child, *self._inside(child)]
+        return found
+
+    def _apply(self, path: str, arguments: Sequence[Tensor], *, whole: bool = False) -> Tensor:
+        info = self.manifest.modules[path]
+        rule = self.styles.get(path)
+        treatment = rule.treatment if rule is not None else None
+        if rule is not None and isinstance(treatment, Inputs):
+            arguments = self._inputs(info, rule, treatment, arguments)
+        if any(info.child_path(item.name) in self.styles for item in info.parameters):
+            result = UNKNOWN  # parameters with placements of their own: what the module makes of them is its own affair
+        elif rule is not None and isinstance(treatment, Colwise | Rowwise) and info.kind in ("linear", "embedding"):
+            result = self._cut_layer(info, rule, treatment, _first(arguments))
+        elif rule is not None and isinstance(treatment, SequenceStyle):
+            result = self._sequence(info, rule, treatment, _first(arguments))
+        elif isinstance(treatment, Experts | Colwise | Rowwise | Replicated | Sharded | Partial):
+            result = UNKNOWN  # a style that does not fit the module, or that belongs to another axis
+        elif info.flow:
+            result = self._flow(info, arguments, whole=whole)
+        else:
+            result = self._leaf(info, _first(arguments))
+        if result.state == "unknown" and self._is_whole(path, arguments):
+            result = Tensor(state="replicate", moved=True, source=Source(path, rule))
+        if info.kind in ("attention", "feed_forward", "moe") and not result.cuts_features:
+            # Such a module gives back a tensor of the shape that it was given, however it rearranged it inside.
+            given = _first(arguments)
+            result = replace(result, moved=given.moved, rank=given.rank, width=given.width or result.width)
+        leaving = treatment.then if isinstance(treatment, Inputs) else treatment
+        if rule is not None and isinstance(leaving, Outputs):
+            result = self._outputs(info, rule, leaving, result)
+        return result
+
+    def _is_whole(self, path: str, arguments: Sequence[Tensor]) -> bool:
+        """Whether nothing inside is placed, and all that the module takes is plain and whole: so is what it gives."""
+        if not arguments or any(item.state not in ("replicate", "any") or item.wrapped for item in arguments):
+            return False
+        return bool(path) and not any(inside in self.styles for inside in self._inside(path))
+
+    def _cut_layer(self, info: ModuleInfo, rule: PathRule[Any], style: Colwise | Rowwise, got: Tensor) -> Tensor:
+        """A linear layer or an embedding under `colwise` or `rowwise`."""
+        embeds = info.kind == "embedding"
+        rowwise = isinstance(style, Rowwise)
+        default: Layout = Sharded(dim=-1) if rowwise and not embeds else Replicated()
+        wanted = style.input if style.input is not None else default
+        if got.moved and got.cuts_features and got.width == info.attributes.get("in_features"):
+            got = replace(got, moved=False)  # heads laid side by side again
+        self._arrives(info, rule, got, wanted, written=style.input is not None)
+        leaves: Layout = Replicated() if rowwise else Sharded(dim=-1)
+        if style.output is not None:
+            leaves = style.output
+        rank = got.rank + embeds if got.rank is not None and not got.moved else None
+        width = info.attributes.get("embedding_dim" if embeds else "out_features")
+        like = Tensor(state="any", rank=rank, width=int(width) if width is not None else None)
+        self._note(wanted, leaves)
+        in_loss = isinstance(style, Colwise) and style.loss_parallel
+        return tensor_of(leaves, like, Source(info.path, rule), wrapped=in_loss)
+
+    def _sequence(self, info: ModuleInfo, rule: PathRule[Any], style: SequenceStyle, got: Tensor) -> Tensor:
+        layout = Sharded(dim=style.dim)
+        self._note(layout)
+        if info.kind == "norm" and got.rank is not None and not got.moved and style.dim >= got.rank - 1:
+            return self._find("norm_dim", info.path, got, rule=rule, wanted=layout)
+        self._arrives(info, rule, got, layout, written=False)
+        return tensor_of(layout, got, Source(info.path, rule), wrapped=True)
+
+    def _inputs(self, info: ModuleInfo, rule: PathRule[Any], style: Inputs, given: Sequence[Tensor]) -> list[Tensor]:
+        names = [*info.inputs, *info.keyword_inputs]
+        steps = [step.name for step in info.flow if step.op == "input"]
+        arguments = list(_matched(given, steps) if steps else given)
+        for name, source, target in zip(names, as_list(style.source), as_list(style.target), strict=False):
+            if isinstance(source, str) or isinstance(target, str):
+                continue
+            place = steps.index(name) if name in steps else 0 if not steps else None
+            if place is None or place >= len(arguments):
+                continue
+            got = arguments[place]
+            self._note(source, target)
+            self._arrives(info, rule, got, source, written=True)
+            arguments[place] = tensor_of(target, got, Source(info.path, rule), wrapped=not style.local)
+        return arguments
+
+    def _outputs(self, info: ModuleInfo, rule: PathRule[Any], style: Outputs, got: Tensor) -> Tensor:
+        source, target = as_list(style.source)[0], as_list(style.target)[0]
+        if isinstance(source, str) or isinstance(target, str):
+            return got
+        self._note(source, target)
+        self._arrives(info, rule, got, source, written=True)
+        return tensor_of(target, got, Source(info.path, rule), wrapped=False)
+
+    def _note(self, *layouts: Layout) -> None:
+        self.cuts_sequence |= any(isinstance(item, Sharded) and item.dim == 1 for item in layouts)
+
+    def _arrives(self, info: ModuleInfo, rule: PathRule[Any], got: Tensor, wanted: Layout, *, written: bool) -> None:
+        if agrees(got, wanted) is not False or (got.wrapped and not written):
+            return
+        # Half a pair: a rowwise layer behind whole features, or a colwise layer behind cut ones.
+        behind = got.state == "replicate" and isinstance(rule.treatment, Rowwise) and info.kind == "linear"
+        kind: FindingKind = "unpaired" if behind and not written else "arrives"
+        self._find(kind, info.path, got, rule=rule, wanted=wanted)
+
+    def _leaf(self, info: ModuleInfo, got: Tensor) -> Tensor:
+        """A module without style and without children."""
+        if got.state == "unknown":
+            return UNKNOWN
+        if not info.parameters:
+            return got if got.state in ("any", "replicate") else UNKNOWN
+        if got.state == "partial":
+            return self._find("summand", info.path, got)
+        if got.state == "shard":
+            return self._leaf_on_shard(info, got)
+        if got.wrapped:
+            return self._find("plain", info.path, got)
+        source = Source(info.path, None)
+        width = info.attributes.get({"linear": "out_features", "embedding": "embedding_dim"}.get(info.kind, "dim"))
+        wide = int(width) if width is not None else None
+        whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source)
+        if info.kind == "embedding":
+            return replace(whole, rank=got.rank + 1 if got.rank is not None else None)
+        if info.kind in ("linear", "norm"):
+            return replace(whole, moved=got.moved)
+        return replace(whole, moved=True)
+
+    def _leaf_on_shard(self, info: ModuleInfo, got: Tensor) -> Tensor:
+        if info.kind == "linear" and got.cuts_features:
+            fits = got.moved and got.width != info.attributes.get("in_features")
+            return UNKNOWN if fits else self._find("unpaired", info.path, got, wanted=Replicated())
+        if info.kind == "norm" and got.cuts_features and not got.moved:
+            return self._find("arrives", info.path, got, wanted=Replicated())
+        if info.kind in ("linear", "norm", "embedding"):
+            return self._find("piece", info.path, got)
+        return UNKNOWN
+
+    def _flow(self, info: ModuleInfo, arguments: Sequence[Tensor], *, whole: bool) -> Tensor:
+        """The result of a module that computes with its children; unknown where it has several unlike ones."""
+        pending = iter(_matched(arguments, [step.name for step in info.flow if step.op == "input"]))
+        made: list[Tensor] = []
+        for step in info.flow:
+            if step.op == "input":
+                made.append(next(pending))
+            elif step.op == "call":
+                made.append(self._call(info.child_path(step.name), [made[index] for index in step.inputs]))
+            elif step.op in ("parameter", "buffer"):
+                made.append(UNKNOWN if info.child_path(step.name) in self.styles else ANY)
+            else:
+                made.append(self._operation(info, step, [made[index] for index in step.inputs]))
+        results = [made[index] for index in info.outputs]
+        if not results:
+            return UNKNOWN
+        return results[0] if whole or all(item == results[0] for item in results) else UNKNOWN
+
+    def _operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
+        known = [item for item in taken if item.state != "any"]
+        if not known:
+            return ANY
+        if any(item.state == "unknown" for item in known):
+            return UNKNOWN
+        if step.op in ("add", "mul"):
+            return self._pointwise(info, step, known)
+        if step.op == "attention":
+            return self._attention(info, known)
+        if step.op in ("activation", "softmax", "normalize"):
+            return self._nonlinear(info, step, known[0])
+        if step.op == "cast":
+            return known[0]
+        if step.op == "reshape":
+            return self._reshape(info, step, known)
+        if all(item.state == "replicate" for item in known):
+            return replace(known[0], moved=True, wrapped=any(item.wrapped for item in known))
+        sums = step.op == "reduce" and step.name in ("sum", "mean") and known[0].state == "partial"
+        return replace(known[0], moved=True) if sums else UNKNOWN
+
+    def _pointwise(self, info: ModuleInfo, step: Step, known: list[Tensor]) -> Tensor:
+        """A sum or a product."""
+        last = known[-1]
+        moved = any(item.moved for item in known)
+        wrapped = any(item.wrapped for item in known)
+        if step.name in ("square", "pow", "sqrt", "rsqrt"):
+            return self._nonlinear(info, step, last)
+        states = {item.state for item in known}
+        if states == {"partial"} and step.op == "mul" and len(known) > 1:
+            return self._find("summand", info.path, known[0], other=last)
+        if len(states) == 1:
+            first = known[0]
+            if wrapped and not all(item.wrapped for item in known):
+                plain = next(item for item in known if not item.wrapped)
+                whole = next(item for item in known if item.wrapped)
+                return self._find("plain", info.path, whole, other=plain)
+            if len({item.cut for item in known}) == 1:
+                return replace(last, moved=moved, wrapped=wrapped)
+            comparable = not moved and all(
+                item.cut is not None and (item.cut < 0) == ((first.cut or 0) < 0) for item in known
+            )
+            return self._mixed(info, known) if comparable else UNKNOWN
+        if states == {"partial", "replicate"}:
+            if step.op == "mul":
+                return replace(next(item for item in known if item.state == "partial"), moved=moved)
+            return self._mixed(info, known) if not moved else UNKNOWN
+        widths = {item.width for item in known}
+        same_shape = not moved and len(widths) == 1 and (step.op == "add" or None not in widths)
+        return self._mixed(info, known) if same_shape else UNKNOWN
+
+    def _mixed(self, info: ModuleInfo, known: list[Tensor]) -> Tensor:
+        first = known[0]
+        other = next(item for item in known if (item.state, item.cut) != (first.state, first.cut))
+        kind: FindingKind = "summand" if "partial" in (first.state, other.state) else "mixed"
+        return self._find(kind, info.path, first, other=other)
+
+    def _nonlinear(self, info: ModuleInfo, step: Step, got: Tensor) -> Tensor:
+        if got.state == "partial" and step.name != "dropout":
+            return self._find("summand", info.path, got)
+        if got.state == "shard" and step.op != "activation" and got.cuts_features and not got.moved:
+            return UNKNOWN
+        return replace(got, width=None) if step.name == "glu" else got
+
+    def _attention(self, info: ModuleInfo, known: list[Tensor]) -> Tensor:
+        """Scaled dot-product attention of queries, keys and values, which stand first."""
+        query, others = known[0], known[1:3]
+        summands = [item for item in known[:3] if item.state == "partial"]
+        if summands:
+            return self._find("summand", info.path, summands[0])
+        whole = [item for item in known[:3] if item.state == "replicate"]
+        by_heads = [item for item in known[:3] if item.cuts_features]
+        if len(known) >= 3 and whole and by_heads:
+            return self._find("heads", info.path, by_heads[0], other=whole[0])
+        pieces = [item for item in known[:3] if item.state == "shard" and not item.cuts_features and item.dim == 1]
+        if pieces:
+            return self._find("heads", info.path, pieces[0])
+        alike = all((item.state, item.dim) == (query.state, query.dim) for item in others)
+        return replace(query, moved=True) if alike else UNKNOWN
+
+    def _reshape(self, info: ModuleInfo, step: Step, known: list[Tensor]) -> Tensor:
+        first = known[0]
+        if step.name in ("contiguous", "clone", "detach"):
+            return first
+        if step.name in ("chunk", "split", "tensor_split") and first.cuts_features and not first.moved:
+            return self._find("fused", info.path, first)
+        if any((item.state, item.dim) != (first.state, first.dim) for item in known):
+            return UNKNOWN
+        return replace(first, moved=True)
+
+
+def _first(arguments: Sequence[Tensor]) -> Tensor:
+    return arguments[0] if arguments else UNKNOWN
+
+
+def _matched(arguments: Sequence[Tensor], names: Sequence[str]) -> Sequence[Tensor]:
+    """The arguments for the inputs of these names.
+
+    A flow names a tensor once that is passed several times, and a module once that gave several tensors, which then
+    are one argument.
+    """
+    if len(arguments) == len(names):
+        return arguments
+    if len(arguments) == 1:
+        return [arguments[0]] * len(names)
+    distinct = list(dict.fromkeys(names))
+    if len(arguments) == len(distinct):
+        return [arguments[distinct.index(name)] for name in names]
+    return [UNKNOWN] * len(names)

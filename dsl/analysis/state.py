@@ -1,0 +1,110 @@
+"""How much memory must a device have for parameters, gradients and optimizer state alone?"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import decided
+from legoai.specs.directives.layouts import Sharded
+from legoai.specs.directives.optimizer import Sgd
+from legoai.specs.directives.shard import Colwise, Rowwise
+from legoai.specs.plan import Plan
+from legoai.specs.record import Record
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import Manifest
+
+_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class StateBytes(Record, kw_only=True):
+    """Lower bounds for the fullest device when the optimizer updates, in bytes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """All three together: at an update they are all there."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+def state_bytes(analysis: Analysis) -> StateBytes | None:
+    """A lower bound of the bytes that the fullest device holds at an update; None without a manifest.
+
+    Let an element of parameter q lie on one in s(q) of the devices of one replica. All replicas hold the
+    same, so the devices of a replica hold Σ numel(q) · (devices / s(q)) elements together, and the fullest at
+    least their mean,
+
+        Σ numel(q) / s(q),  with  s(q) = pp · (the axes of `fsdp` that shard) · (tp, where a style or
+        placement cuts q).
+
+    Shards are padded upwards and stages are uneven, which only adds to the fullest. At an update each element
+    has its parameter and gradient (in the dtype of `master`, or of `gradient` where that is narrower:
+    `torch.distributed.fsdp` casts reduced gradients to the dtype of the stored parameter) and the optimizer's
+    state (in the dtype of the parameter: two moments of Adam, one of SGD with momentum). From the second
+    update on all of these exist at the same time.
+
+    Experts on `ep` count as cut over all of `dp_shard · cp`, which is the most that `ep` and `fsdp` together
+    can do. What is offloaded counts as nothing.
+
+    Raises:
+        Undecided: a size, dtype or rule that this depends on is a hole.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None:
+        return None
+    whole = _largest_share(analysis, manifest)
+    offload, precision = plan.offload, plan.precision
+    master = _BYTES[precision.master]
+    gradient = min(master, _BYTES[precision.gradient]) if precision.gradient is not None else master
+    on_device = offload is None or offload.parameters == "none"
+    with_state = on_device and (offload is None or offload.optimizer == "none")
+    sharded = plan.replicate is not None and plan.replicate.optimizer == "sharded"
+    moments = _moments(plan) / (plan.mesh.dp_replicate if sharded else 1)
+    return StateBytes(
+        parameters=int(whole * master) if on_device else 0,
+        gradients=int(whole * gradient) if on_device else 0,
+        optimizer=int(whole * master * moments) if with_state else 0,
+    )
+
+
+def _moments(plan: Plan) -> int:
+    """Numbers that the optimizer keeps for each element of a parameter."""
+    algorithm = plan.optimizer.algorithm
+    return (algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
+
+
+def _largest_share(analysis: Analysis, manifest: Manifest) -> float:
+    """The mean number of elements of parameters on the devices of one replica."""
+    plan = analysis.plan
+    mesh = plan.mesh
+    tensor_parallel = plan.shard_on("tp") if mesh.tp > 1 else None
+    if tensor_parallel is not None:
+        decided(tensor_parallel)
+    winners = analysis.assigned(tensor_parallel).by_path if tensor_parallel is not None else {}
+    cut = {path for path, rule in winners.items() if isinstance(rule.treatment, Colwise | Rowwise | Sharded)}
+    # Of the places of a tied parameter only the first counts.
+    repeated = {path for group in manifest.tied_parameters for path in group[1:]}
+    degree = _fsdp_degree(plan)
+    experts = max(degree, mesh.dp_shard * mesh.cp) if mesh.ep > 1 else degree
+    elements = 0.0
+    for path, module in manifest.modules.items():
+        sharded = experts if module.kind == "experts" else degree
+        for parameter in module.parameters:
+            name = module.child_path(parameter.name)
+            if name not in repeated:
+                elements += parameter.numel / (sharded * mesh.tp if path in cut or name in cut else sharded)
+    return elements / mesh.pp
+
+
+def _fsdp_degree(plan: Plan) -> int:
+    """Over how many ranks `fsdp` shards: the first of several axes replicates where it is `dp_replicate`."""
+    if plan.fsdp is None:
+        return 1
+    axes = plan.fsdp.axes
+    sharding = [axis for axis in axes if axis != "dp_replicate"] or list(axes)
+    return math.prod(plan.mesh.size(axis) for axis in sharding)

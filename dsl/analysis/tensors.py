@@ -1,0 +1,110 @@
+"""What is known of a tensor on `tp`: how it lies, and where it came from."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
+from legoai.specs.record import Record
+
+State = Literal["replicate", "shard", "partial", "unknown", "any"]
+
+
+class Source(Record):
+    """The module that a tensor came from, and the rule that gave it its layout, if the module has a style."""
+
+    path: str
+    rule: PathRule[Any] | None
+
+
+class Tensor(Record, kw_only=True):
+    """What is known of one tensor. Equality leaves out where it came from."""
+
+    state: State
+    """`any` is a tensor that fits every layout, such as a constant or a table of positions that is sliced as
+    needed."""
+    dim: int | None = None
+    """Of a shard: the dim that is cut; negative counts from the last."""
+    moved: bool = False
+    """Whether dims were rearranged since, so that ``dim`` says which dim was cut before, and shapes are not
+    comparable."""
+    rank: int | None = None
+    """Number of dims; of a tensor that was rearranged the number that it had before."""
+    width: int | None = None
+    """Length of the last dim, over all ranks."""
+    wrapped: bool = False
+    """Whether the tensor is a DTensor, which knows its layout: a style whose input layout is not written
+    takes it as it is."""
+    source: Source | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tensor) and self._layout() == other._layout()
+
+    def __hash__(self) -> int:
+        return hash(self._layout())
+
+    def _layout(self) -> tuple[object, ...]:
+        return self.state, self.dim, self.moved, self.rank, self.width, self.wrapped
+
+    @property
+    def cut(self) -> int | None:
+        """``dim`` counted from the front where the number of dims is known."""
+        if self.dim is not None and self.dim < 0 and self.rank is not None and not self.moved:
+            return self.dim + self.rank
+        return self.dim
+
+    @property
+    def cuts_features(self) -> bool:
+        """Whether the tensor is cut along its last dim, or was before it was rearranged."""
+        if self.state != "shard":
+            return False
+        return self.dim == -1 or (self.rank is not None and self.dim == self.rank - 1)
+
+    def describe(self) -> str:
+        """The layout as a plan writes it."""
+        return f"shard({self.dim})" if self.state == "shard" else self.state
+
+
+UNKNOWN = Tensor(state="unknown")
+ANY = Tensor(state="any")
+
+
+def tensor_of(layout: Layout | Hole, like: Tensor, source: Source, *, wrapped: bool) -> Tensor:
+    """A tensor in ``layout`` with the shape of ``like``; unknown where the layout is not decided."""
+    if isinstance(layout, Hole):
+        return UNKNOWN
+    state: State = "replicate"
+    dim = None
+    if isinstance(layout, Sharded):
+        state, dim = "shard", layout.dim
+    elif isinstance(layout, Partial):
+        state = "partial"
+    return Tensor(
+        state=state, dim=dim, moved=like.moved, rank=like.rank, width=like.width, wrapped=wrapped, source=source
+    )
+
+
+def agrees(tensor: Tensor, wanted: Layout | Hole) -> bool | None:
+    """Whether the tensor lies as ``wanted``; None where that is not known."""
+    if tensor.state in ("unknown", "any") or isinstance(wanted, Hole):
+        return None
+    if isinstance(wanted, Replicated):
+        return tensor.state == "replicate"
+    if isinstance(wanted, Partial):
+        return tensor.state == "partial"
+    if tensor.state != "shard":
+        return False
+    wanted_dim = wanted.dim
+    if wanted_dim < 0 and tensor.rank is not None:
+        wanted_dim += tensor.rank
+    if tensor.dim == wanted.dim or (tensor.cut == wanted_dim and not tensor.moved):
+        return True
+    comparable = tensor.cut is not None and (tensor.cut < 0) == (wanted_dim < 0)
+    return False if comparable and not tensor.moved else None
+
+
+def as_list(layouts: Layout | tuple[Layout | str, ...]) -> tuple[Layout | str, ...]:
+    """One layout as a list of one."""
+    return layouts if isinstance(layouts, tuple) else (layouts,)

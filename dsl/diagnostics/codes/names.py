@@ -1,0 +1,371 @@
+"""LP2xx: names, values and paths that mean nothing."""
+
+from __future__ import annotations
+
+from legoai.dsl.diagnostics.rule import Rule
+
+
+class UnknownStatement(Rule):
+    """A statement whose keyword the language does not have.
+
+    ## Example
+    ```
+    shards on tp { output = colwise }
+    ```
+
+    ## Use instead
+    ```
+    shard on tp { output = colwise }
+    ```
+    """
+
+    code = "LP201"
+    slug = "unknown-statement"
+
+
+class MissingStatement(Rule):
+    """A plan without a statement that every plan must have.
+
+    A plan names itself, its model, its cluster and its batch; all else has defaults.
+
+    ## Use instead
+    ```
+    plan tiny
+
+    model   llama3("tiny")
+    cluster cpu(devices = 4)
+    batch   (global = 16, micro = 4, seq_len = 256)
+    ```
+    """
+
+    code = "LP202"
+    slug = "missing-statement"
+
+
+class DuplicateStatement(Rule):
+    """Two statements that decide the same thing in one file.
+
+    One decision stands on one line. A plan that `extends` another and a `variant` may replace a statement; within one
+    file two like ones would hide each other. `shard` may stand once for each axis.
+
+    ## Example
+    ```
+    mesh (dp_shard = 8)
+    mesh (tp = 8)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 8, tp = 8)
+    ```
+    """
+
+    code = "LP203"
+    slug = "duplicate-statement"
+
+
+class UnknownOption(Rule):
+    """An option that the statement or treatment does not have.
+
+    ## Example
+    ```
+    context on cp (rotation = allgather)
+    ```
+
+    ## Use instead
+    ```
+    context on cp (rotate = allgather)
+    ```
+    """
+
+    code = "LP204"
+    slug = "unknown-option"
+
+
+class MissingOption(Rule):
+    """A statement or treatment without a value that it must have.
+
+    ## Example
+    ```
+    batch (global = 512, seq_len = 8192)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 512, micro = 4, seq_len = 8192)
+    ```
+    """
+
+    code = "LP205"
+    slug = "missing-option"
+
+
+class DuplicateOption(Rule):
+    """An option that is given twice.
+
+    ## Example
+    ```
+    mesh (tp = 4, dp_shard = 8, tp = 8)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 8, tp = 8)
+    ```
+    """
+
+    code = "LP206"
+    slug = "duplicate-option"
+
+
+class WrongValue(Rule):
+    """A value of the wrong kind, or out of range.
+
+    ## Example
+    ```
+    clip (norm = "one")
+    ```
+
+    ## Use instead
+    ```
+    clip (norm = 1.0)
+    ```
+    """
+
+    code = "LP207"
+    slug = "wrong-value"
+
+
+class UnknownName(Rule):
+    """A name that is none of the legal ones here.
+
+    ## Example
+    ```
+    attention flashh
+    ```
+
+    ## Use instead
+    ```
+    attention flash
+    ```
+    """
+
+    code = "LP208"
+    slug = "unknown-name"
+
+
+class UnknownLet(Rule):
+    """A name in arithmetic or in `--set` that no `let` defines.
+
+    ## Example
+    ```
+    mesh (dp_shard = hosts * 8)
+    ```
+
+    ## Use instead
+    ```
+    let hosts = 32
+    mesh (dp_shard = hosts * 8)
+    ```
+    """
+
+    code = "LP209"
+    slug = "unknown-let"
+
+
+class NoSuchPath(Rule):
+    """A path pattern that matches no module and no parameter of the model.
+
+    Such a rule would silently do nothing.
+
+    ## Example
+    ```
+    checkpoint { layer.* = full }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP210"
+    slug = "no-such-path"
+
+
+class AmbiguousRules(Rule):
+    """Two equally specific rules that give one module different values.
+
+    The more specific path wins: a literal name over a range, a range over `*`, `*` over `**`. Where neither is more
+    specific the plan must say which is meant.
+
+    ## Example
+    ```
+    checkpoint {
+      layers.{0..9}  = full
+      layers.{8..15} = none
+    }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint {
+      layers.{0..7}  = full
+      layers.{8..15} = none
+    }
+    ```
+    """
+
+    code = "LP211"
+    slug = "ambiguous-rules"
+
+
+class WrongModel(Rule):
+    """A model that the built-in families do not have: an unknown preset or dimension, or dimensions that disagree.
+
+    ## Example
+    ```
+    model llama3("9b")
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    ```
+    """
+
+    code = "LP212"
+    slug = "wrong-model"
+
+
+class ModelUnavailable(Rule):
+    """A model that could not be looked at: a missing factory or config, or one that fails.
+
+    Findings about paths and divisibility need the model's modules, so they are missing while this stands.
+    """
+
+    code = "LP213"
+    slug = "model-unavailable"
+
+
+class CannotExtend(Rule):
+    """A plan that `extends` a file that cannot be read, or that extends itself.
+
+    The file is named relative to the plan that names it.
+    """
+
+    code = "LP214"
+    slug = "cannot-extend"
+
+
+class UnknownVariant(Rule):
+    """`--variant` with a name that the plan does not have."""
+
+    code = "LP215"
+    slug = "unknown-variant"
+
+
+class CircularLet(Rule):
+    """`let` names that need each other.
+
+    ## Example
+    ```
+    let hosts = ranks / 8
+    let ranks = hosts * 8
+    ```
+
+    ## Use instead
+    ```
+    let hosts = 4
+    let ranks = hosts * 8
+    ```
+    """
+
+    code = "LP216"
+    slug = "circular-let"
+
+
+class WrongArithmetic(Rule):
+    """Arithmetic that has no result: other than numbers, units that do not agree, or a division by zero.
+
+    ## Example
+    ```
+    let limit = 80GiB - 10%
+    ```
+
+    ## Use instead
+    ```
+    let limit = 80GiB * 0.9
+    ```
+    """
+
+    code = "LP217"
+    slug = "wrong-arithmetic"
+
+
+class MisplacedPart(Rule):
+    """A value, an axis, options or a block at a statement that takes none, or a missing one.
+
+    ## Example
+    ```
+    mesh on tp (tp = 8)
+    ```
+
+    ## Use instead
+    ```
+    mesh (tp = 8)
+    ```
+    """
+
+    code = "LP218"
+    slug = "misplaced-part"
+
+
+class WrongAxis(Rule):
+    """A statement on a mesh axis that it cannot use.
+
+    ## Example
+    ```
+    fsdp on tp { root = unit }
+    ```
+
+    ## Use instead
+    ```
+    fsdp on dp_shard { root = unit }
+    ```
+    """
+
+    code = "LP219"
+    slug = "wrong-axis"
+
+
+class WrongDomain(Rule):
+    """A hole whose domain or answer is not legal here.
+
+    ## Example
+    ```
+    mesh (tp = auto in [1, 2, 4] -> 8)
+    ```
+
+    ## Use instead
+    ```
+    mesh (tp = auto in [1, 2, 4, 8] -> 8)
+    ```
+    """
+
+    code = "LP220"
+    slug = "wrong-domain"
+
+
+class PlanNotFirst(Rule):
+    """A plan whose first statement is not `plan NAME`."""
+
+    code = "LP221"
+    slug = "plan-not-first"
+
+
+class WrongProfile(Rule):
+    """A device profile that cannot be read."""
+
+    code = "LP222"
+    slug = "wrong-profile"

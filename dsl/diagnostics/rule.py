@@ -1,0 +1,39 @@
+"""Lint rule: a code, a slug and a page of documentation for one kind of diagnostic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix, Label, Severity
+from legoai.specs.span import Span
+
+
+class Rule:
+    """A finding that the tool can make. The class's docstring is the rule's page, as ``legoai explain CODE`` prints it.
+
+    The docstring's first line says what the rule finds; then come "What it does", "Why it is wrong" (or "Why it
+    matters"), "Example" and "Use instead".
+    """
+
+    code: ClassVar[str]
+    slug: ClassVar[str]
+    severity: ClassVar[Severity] = "error"
+    simulated: ClassVar[bool] = False
+    """Whether it takes a simulation to find it, which `legoai check` runs and linting does not."""
+
+    @classmethod
+    def at(
+        cls,
+        span: Span,
+        message: str,
+        *,
+        label: str = "",
+        others: Sequence[Label] = (),
+        help: Sequence[str] = (),
+        fix: Fix | None = None,
+    ) -> Diagnostic:
+        """A finding of this rule at ``span``."""
+        return Diagnostic(
+            cls.code, cls.slug, cls.severity, message, Label(span, label), tuple(others), tuple(help), fix
+        )

@@ -1,0 +1,114 @@
+"""Writes the solver's answers and its line into a plan's text, and leaves every other character as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
+from legoai.dsl.frontend import solved
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.syntax import Auto, Let, Node, PlanFile, Require, SolvedLine, Statement, children
+from legoai.specs.plan import Solved
+from legoai.specs.span import Span
+
+
+class EditError(ValueError):
+    """An edit that the plan has no place for."""
+
+
+def holes(file: PlanFile) -> Iterator[Auto]:
+    """Every `auto` of the file, with an answer or without, in the order of the text."""
+    for statement in file.statements:
+        yield from _holes(statement)
+
+
+def write_answers(file: PlanFile, answers: Mapping[Span, str]) -> str:
+    """The text with an answer behind each hole: `auto -> 8`. The domain is kept, an old answer replaced.
+
+    Args:
+        file: the plan.
+        answers: the answer's text by the span of the hole, as :func:`holes` gives it.
+
+    Raises:
+        EditError: a span is not that of a hole, or an answer is not a value.
+    """
+    edits = []
+    for hole in _chosen(file, answers):
+        answer = answers[hole.span]
+        _check_value(answer)
+        head = file.text[hole.span.start : hole.domain.span.end if hole.domain else hole.span.start + len("auto")]
+        edits.append(Edit(hole.span, f"{head} -> {answer}"))
+    return _apply(file.text, edits)
+
+
+def pin(file: PlanFile, spans: Collection[Span] | None = None) -> str:
+    """The text with the answer in the place of each solved hole: `auto -> 8` becomes `8`.
+
+    Args:
+        file: the plan.
+        spans: the holes to pin, as :func:`holes` gives their spans; all that have answers by default.
+
+    Raises:
+        EditError: a span is not that of a hole with an answer, or an answer cannot stand in the place of its hole.
+    """
+    chosen = list(holes(file)) if spans is None else _chosen(file, spans)
+    edits = []
+    for hole in chosen:
+        if hole.answer is not None:
+            edits.append(Edit(hole.span, file.text[hole.answer.span.start : hole.answer.span.end]))
+        elif spans is not None:
+            raise EditError(f"{hole.span}: the hole has no answer to pin")
+    text = _apply(file.text, edits)
+    mistakes = parse(text, file.name).diagnostics
+    if mistakes:
+        # A sum may stand behind an arrow, but not alone behind a keyword.
+        raise EditError(f"{mistakes[0].label.span}: an answer cannot stand here by itself: {mistakes[0].message}")
+    return text
+
+
+def write_solved(file: PlanFile, record: Solved) -> str:
+    """The text with the solver's line: where the old one stood, else below budgets and objective, else at the end."""
+    line = solved.write(record)
+    old = [item for item in file.statements if isinstance(item, SolvedLine)]
+    if old:
+        return _apply(file.text, [Edit(old[0].span, line)])
+    goals = [item for item in file.statements if _is_goal(item)]
+    if goals:
+        end = file.text.find("\n", goals[-1].span.end)
+        if end >= 0:
+            return f"{file.text[:end]}\n{line}{file.text[end:]}"
+    gap = "" if not file.text or file.text.endswith("\n") else "\n"
+    return f"{file.text}{gap}{'' if goals or not file.statements else chr(10)}{line}\n"
+
+
+def _holes(node: Node) -> Iterator[Auto]:
+    if isinstance(node, Auto):
+        yield node
+        return
+    for child in children(node):
+        yield from _holes(child)
+
+
+def _chosen(file: PlanFile, spans: Collection[Span]) -> list[Auto]:
+    """The holes with these spans."""
+    by_span = {hole.span: hole for hole in holes(file)}
+    for span in spans:
+        if span not in by_span:
+            raise EditError(f"{span}: there is no hole here")
+    return [hole for span, hole in by_span.items() if span in spans]
+
+
+def _check_value(text: str) -> None:
+    parsed = parse(f"let answer = auto -> {text}", "answer")
+    statements = parsed.file.statements
+    whole = len(statements) == 1 and isinstance(statements[0], Let) and not parsed.file.comments
+    if parsed.diagnostics or not whole or "\n" in text:
+        raise EditError(f"`{text}` is not a value")
+
+
+def _is_goal(item: object) -> bool:
+    return isinstance(item, Require) or (isinstance(item, Statement) and item.keyword.text in ("minimize", "maximize"))
+
+
+def _apply(text: str, edits: list[Edit]) -> str:
+    return apply_fixes(text, [Fix("", (edit,), safe=True) for edit in edits])

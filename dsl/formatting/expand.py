@@ -1,0 +1,209 @@
+"""Writes a plan's defaults out, so that a reader sees every decision: what ``legoai fmt --expand`` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from legoai.dsl.formatting.unparse import format_plan
+from legoai.dsl.frontend.resolve import DEFAULTED, Resolution
+from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.syntax import (
+    AnyStatement,
+    Argument,
+    Arguments,
+    Block,
+    Boolean,
+    Call,
+    ListValue,
+    Name,
+    Negation,
+    Number,
+    PlanFile,
+    Statement,
+    String,
+    Value,
+    Variant,
+)
+from legoai.specs.directives import FAMILIES, family
+from legoai.specs.directives import kinds as kind_of
+from legoai.specs.directives.base import Declared, Directive, Option, Treatment
+from legoai.specs.record import replace
+from legoai.specs.span import Span
+from legoai.specs.units import format_bytes
+
+_EXPONENT: Final = re.compile(r"e\+?(-?)0*")
+
+
+def expand(resolution: Resolution) -> str:
+    """The plan's text in the canonical layout with the options and statements that it lacks; still the same plan.
+
+    Statements that have defaults are added at the end, unless a base plan decides them. A default that follows from the
+    rest of the plan, such as the number of stages, has no value of its own and is not written.
+    """
+    file = resolution.file
+    writer = _Writer(resolution.scope)
+    statements = [writer.statement(item) for item in file.statements]
+    decided = {item.keyword.text for item in resolution.statements if isinstance(item, Statement)}
+    # A blank line between the plan as it was and what is added.
+    text = file.text + "\n\n"
+    end = Span(file.name, len(text), len(text), 1, 1, 1, 1)
+    for keyword in DEFAULTED:
+        if keyword not in decided:
+            statements.append(writer.missing(keyword, end))
+    return format_plan(PlanFile(file.name, text, tuple(statements), file.comments))
+
+
+class _Writer:
+    """Adds defaults to nodes. What is added gets the place where it would stand: comments keep their neighbours."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def statement(self, statement: AnyStatement) -> AnyStatement:
+        """The statement with the options that it leaves to their defaults."""
+        if isinstance(statement, Variant):
+            return replace(statement, statements=tuple(map(self.statement, statement.statements)))
+        if not isinstance(statement, Statement) or statement.keyword.text not in FAMILIES:
+            return statement
+        declared = family(statement.keyword.text)
+        block = None if statement.block is None else self._block(statement.block, declared)
+        subject, options = statement.subject, statement.options
+        if declared.subject is not None and declared.subject_holds_options:
+            given = frozenset({declared.subject})
+            if isinstance(subject, Name | Call) and not self._is_let(subject):
+                subject = self._call(subject, declared, given)
+            return replace(statement, subject=subject, block=block)
+        given = frozenset()
+        if declared.subject is not None:
+            item = declared.option(declared.subject)
+            if subject is None:
+                subject = _default(item, _after(statement.keyword.span)) if not item.required else None
+            else:
+                subject = self._value(subject, item.kind)
+            given = frozenset({declared.subject})
+        options = self._arguments(options, declared, given, _after(statement.span))
+        return replace(statement, subject=subject, options=options, block=block)
+
+    def missing(self, keyword: str, place: Span) -> Statement:
+        """A statement with nothing but defaults."""
+        return _bare(self.statement(Statement(Name(keyword, place), None, (), None, None, place)))
+
+    def _is_let(self, node: Name | Call) -> bool:
+        return isinstance(node, Name) and node.text in self.scope.names
+
+    def _block(self, block: Block, declared: type[Directive]) -> Block:
+        if declared.treatments is None:
+            return block
+        kind = declared.treatments
+        return replace(block, rules=tuple(replace(rule, value=self._value(rule.value, kind)) for rule in block.rules))
+
+    def _value(self, node: Value, kind: kind_of.Kind) -> Value:
+        """The value with the defaults of every treatment in it."""
+        if isinstance(node, ListValue):
+            items = [item.item for item in _each(kind) if isinstance(item, kind_of.ListOf)]
+            return replace(node, items=tuple(self._value(item, items[0]) for item in node.items)) if items else node
+        if not isinstance(node, Name | Call) or self._is_let(node):
+            return node
+        word = node.text if isinstance(node, Name) else node.name.text
+        for item in _each(kind):
+            if isinstance(item, kind_of.Calls):
+                for treatment in item.treatments:
+                    if treatment.name == word:
+                        return self._call(node, treatment, frozenset())
+        return node
+
+    def _call(self, node: Name | Call, declared: type[Declared], given: frozenset[str]) -> Value:
+        name, arguments = (node, None) if isinstance(node, Name) else (node.name, node.arguments)
+        full = self._arguments(arguments, declared, given, _after(name.span))
+        return node if full is None else Call(name, full, node.span)
+
+    def _arguments(
+        self, arguments: Arguments | None, declared: type[Declared], given: frozenset[str], place: Span
+    ) -> Arguments | None:
+        """The arguments with those that are missing; ``given`` are fields that stand elsewhere."""
+        items = arguments.items if arguments is not None else ()
+        kinds = dict(_matched(items, declared, given))
+        old = [self._argument(item, kinds.get(id(item))) for item in items]
+        held = {option.field for option in kinds.values()}
+        end = place if arguments is None else _before_end(arguments.span)
+        new = [
+            Argument(Name(option.name, end), value, end)
+            for option in declared.options
+            if option.field not in held | given and (value := _default(option, end)) is not None
+        ]
+        if arguments is None and not new:
+            return None
+        return Arguments((*old, *new), place if arguments is None else arguments.span)
+
+    def _argument(self, argument: Argument, option: Option | None) -> Argument:
+        return argument if option is None else replace(argument, value=self._value(argument.value, option.kind))
+
+
+def _matched(
+    items: Iterable[Argument], declared: type[Declared], given: frozenset[str]
+) -> Iterator[tuple[int, Option]]:
+    """Which option each argument gives, by name or position."""
+    positional = [option for option in declared.options if option.field not in given]
+    for index, item in enumerate(items):
+        if item.name is None:
+            if index < len(positional):
+                yield id(item), positional[index]
+        else:
+            yield from ((id(item), option) for option in declared.options if option.name == item.name.text)
+
+
+def _each(kind: kind_of.Kind) -> Iterator[kind_of.Kind]:
+    if isinstance(kind, kind_of.Either):
+        for item in kind.kinds:
+            yield from _each(item)
+    else:
+        yield kind
+
+
+def _default(option: Option, place: Span) -> Value | None:
+    """The default as it is written; None where there is none, or none that can be written."""
+    if option.required or option.default is None:
+        return None
+    in_bytes = any(isinstance(kind, kind_of.Size) for kind in _each(option.kind))
+    quoted = not any(isinstance(kind, kind_of.Choice | kind_of.Listed) for kind in _each(option.kind))
+    return _written(option.default, place, in_bytes=in_bytes, quoted=quoted)
+
+
+def _written(value: Any, place: Span, *, in_bytes: bool, quoted: bool) -> Value:
+    if isinstance(value, bool):
+        return Boolean(value, place)
+    if isinstance(value, Treatment):
+        arguments = [
+            Argument(Name(option.name, place), item, place)
+            for option in value.options
+            if (item := _default(option, place)) is not None
+        ]
+        name = Name(value.name, place)
+        return Call(name, Arguments(tuple(arguments), place), place) if arguments else name
+    if isinstance(value, tuple):
+        return ListValue(tuple(_written(item, place, in_bytes=in_bytes, quoted=quoted) for item in value), place)
+    if isinstance(value, str):
+        return String(value, place) if quoted else Name(value, place)
+    if in_bytes:
+        text = format_bytes(value)
+        digits = text.rstrip("BKMGTi")
+        return Number(digits, text[len(digits) :], place)
+    number = Number(_EXPONENT.sub(r"e\1", repr(abs(value))), "", place)
+    return Negation(number, place) if value < 0 else number
+
+
+def _after(span: Span) -> Span:
+    return span._replace(start=span.end, line=span.end_line, column=span.end_column)
+
+
+def _before_end(span: Span) -> Span:
+    """Just before the closing bracket of ``span``."""
+    end, column = span.end - 1, span.end_column - 1
+    return Span(span.file, end, end, span.end_line, column, span.end_line, column)
+
+
+def _bare(statement: AnyStatement) -> Statement:
+    assert isinstance(statement, Statement)
+    return statement

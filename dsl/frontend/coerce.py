@@ -1,0 +1,402 @@
+"""Reads values of the syntax tree against the kinds that directives declare.
+
+A value that is wrong becomes a diagnostic and a hole, so that rules which depend on it stay silent and all others go
+on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.syntax import Argument, Auto, Boolean, Call, ListValue, Name, Number, Range, String, Value
+from legoai.specs.directives import kinds
+from legoai.specs.directives.base import Declared, Option, Treatment
+from legoai.specs.directives.hole import Hole
+from legoai.specs.span import Origin, Span
+
+D = TypeVar("D", bound=Declared)
+_MISTAKE: Final = object()
+"""What reading gives where a diagnostic was made."""
+
+
+class Reader:
+    """Reads values in the scope of one file's `let` names, collecting what is wrong."""
+
+    def __init__(self, scope: Scope, diagnostics: list[Diagnostic]) -> None:
+        self.scope = scope
+        self.diagnostics = diagnostics
+
+    def value(self, node: Value, kind: kinds.Kind) -> tuple[Any, Origin]:
+        """The value of ``node`` as ``kind`` holds it, and where it came from; a hole where it is undecided or wrong."""
+        node, decider = self.scope.look_up(node)
+        if isinstance(node, Auto):
+            return self._auto(node, kind)
+        if self.scope.circular(node):
+            circle = self.scope.arithmetic(node)
+            assert isinstance(circle, Diagnostic)
+            self._report(circle)
+            return Hole(), Origin(decider, node.span)
+        value = self._read(node, kind)
+        return (Hole() if value is _MISTAKE else value), Origin(decider, node.span)
+
+    def options(
+        self,
+        declared: type[Declared],
+        arguments: Iterable[Argument],
+        place: Span,
+        what: str,
+        given: frozenset[str] = frozenset(),
+    ) -> tuple[dict[str, Any], dict[str, Origin], list[Argument]]:
+        """Read arguments by name and position.
+
+        Returns the values and origins by field, and the named arguments that ``declared`` does not know. ``given`` are
+        fields that were given elsewhere; ``what`` names the owner in messages.
+        """
+        values: dict[str, Any] = {}
+        origins: dict[str, Origin] = {}
+        unknown: list[Argument] = []
+        by_name = {item.name: item for item in declared.options}
+        positional = [item for item in declared.options if item.field not in given]
+        for index, argument in enumerate(arguments):
+            if argument.name is None:
+                if index >= len(positional):
+                    self._too_many(argument, declared, what)
+                    continue
+                item = positional[index]
+            else:
+                found = by_name.get(argument.name.text)
+                if found is None:
+                    unknown.append(argument)
+                    continue
+                item = found
+            if item.field in values:
+                first = origins[item.field].span
+                others = [Label(first, "first given here")] if first else []
+                self._report(
+                    rules.DuplicateOption.at(
+                        argument.span, f"`{item.name}` is given twice", label="given again", others=others
+                    )
+                )
+                continue
+            values[item.field], origins[item.field] = self.value(argument.value, item.kind)
+        self._fill(declared, values, given, place, what)
+        return values, origins, unknown
+
+    def unknown_options(self, declared: type[Declared], arguments: Iterable[Argument], what: str) -> None:
+        """Report named arguments that ``declared`` does not have."""
+        legal = tuple(item.name for item in declared.options)
+        for argument in arguments:
+            assert argument.name is not None
+            word = argument.name.text
+            listed = f"{what} takes {', '.join(f'`{name}`' for name in legal)}" if legal else f"{what} takes no options"
+            self._report(
+                rules.UnknownOption.at(
+                    argument.name.span, f"{what} has no option `{word}`", label="unknown option",
+                    help=[*suggestion(word, legal), listed],
+                )
+            )  # fmt: skip
+
+    def _fill(
+        self, declared: type[Declared], values: dict[str, Any], given: frozenset[str], place: Span, what: str
+    ) -> None:
+        for item in declared.options:
+            if item.required and item.field not in values and item.field not in given:
+                self._report(
+                    rules.MissingOption.at(
+                        place, f"{what} needs `{item.name}`", label=f"`{item.name}` is missing",
+                        help=[f"`{item.name}` is {item.kind.describe()}: {_uncapitalised(item.doc)}"],
+                    )
+                )  # fmt: skip
+                values[item.field] = Hole()
+
+    def _too_many(self, argument: Argument, declared: type[Declared], what: str) -> None:
+        names = [item.name for item in declared.options]
+        takes = f"takes only {', '.join(f'`{name}`' for name in names)}" if names else "takes no arguments"
+        self._report(rules.UnknownOption.at(argument.span, f"{what} {takes}", label="one value too many"))
+
+    def _auto(self, node: Auto, kind: kinds.Kind) -> tuple[Any, Origin]:
+        domain = self._domain(node, kind)
+        if node.answer is None:
+            return Hole(domain), Origin("human", node.span)
+        value = self._read(node.answer, kind)
+        if value is _MISTAKE:
+            return Hole(domain), Origin("solver", node.answer.span)
+        if domain is not None and value not in domain:
+            assert node.domain is not None
+            self._report(
+                rules.WrongDomain.at(
+                    node.answer.span, "the answer is not in the hole's domain", label="not one of the values allowed",
+                    others=[Label(node.domain.span, "the domain")], help=["solve the plan again, or widen the domain"],
+                )
+            )  # fmt: skip
+        return value, Origin("solver", node.answer.span)
+
+    def _domain(self, node: Auto, kind: kinds.Kind) -> tuple[Any, ...] | range | None:
+        if node.domain is None:
+            return None
+        if isinstance(node.domain, ListValue):
+            items = tuple(self.value(item, kind)[0] for item in node.domain.items)
+            if not items:
+                self._report(
+                    rules.WrongDomain.at(node.domain.span, "the domain is empty", label="no value to choose from")
+                )
+                return None
+            return None if any(isinstance(item, Hole) for item in items) else items
+        first, last = (self._read(end, kind) for end in (node.domain.first, node.domain.last))
+        if first is _MISTAKE or last is _MISTAKE:
+            return None
+        if type(first) is not int or type(last) is not int or first > last:
+            self._report(
+                rules.WrongDomain.at(
+                    node.domain.span,
+                    "a range needs two whole numbers, the smaller first",
+                    label="the larger number is first" if type(first) is type(last) is int else "not whole numbers",
+                )
+            )
+            return None
+        return range(first, last + 1)
+
+    def _read(self, node: Value | Range, kind: kinds.Kind) -> Any:
+        return _READERS[type(kind)](self, node, kind)
+
+    def _report(self, diagnostic: Diagnostic) -> Any:
+        self.diagnostics.append(diagnostic)
+        return _MISTAKE
+
+    def _wrong(self, node: Value, kind: kinds.Kind, found: str | None = None) -> Any:
+        expected = kind.describe()
+        return self._report(
+            rules.WrongValue.at(
+                node.span,
+                f"expected {expected}, found {found or describe_value(node)}",
+                label=f"not {_short(expected)}",
+            )
+        )
+
+    def _choice(self, node: Value, kind: kinds.Choice | kinds.Listed) -> Any:
+        names = kind.names if isinstance(kind, kinds.Choice) else kind.names()
+        if isinstance(node, Name):
+            if node.text in names:
+                return node.text
+            return self._unknown_name(node, names, kind)
+        if isinstance(node, String) and node.text in names:
+            return self._report(
+                rules.WrongValue.at(
+                    node.span, "a name stands without quotes", label=f"write `{node.text}`",
+                    fix=Fix(f"write `{node.text}`", (Edit(node.span, node.text),), safe=True),
+                )
+            )  # fmt: skip
+        return self._wrong(node, kind)
+
+    def _unknown_name(self, node: Name | Call, names: tuple[str, ...], kind: kinds.Kind) -> Any:
+        name = node if isinstance(node, Name) else node.name
+        return self._report(
+            rules.UnknownName.at(
+                name.span, f"`{name.text}` is not a legal value here", label="unknown name",
+                help=[*suggestion(name.text, names), f"expected {kind.describe()}"],
+            )
+        )  # fmt: skip
+
+    def _integer(self, node: Value, kind: kinds.Integer) -> Any:
+        value, dimension = self._arithmetic(node, kind)
+        if value is _MISTAKE:
+            return _MISTAKE
+        if dimension != "number" or value != int(value):
+            return self._wrong(node, kind)
+        if (kind.minimum is not None and value < kind.minimum) or (kind.maximum is not None and value > kind.maximum):
+            return self._wrong(node, kind, str(int(value)))
+        return int(value)
+
+    def _number(self, node: Value, kind: kinds.Number) -> Any:
+        value, dimension = self._arithmetic(node, kind)
+        if value is _MISTAKE:
+            return _MISTAKE
+        inside = (
+            (kind.minimum is None or value >= kind.minimum)
+            and (kind.maximum is None or value <= kind.maximum)
+            and (kind.above is None or value > kind.above)
+            and (kind.below is None or value < kind.below)
+        )
+        if dimension not in ("number", "fraction") or not inside:
+            return self._wrong(node, kind)
+        return float(value)
+
+    def _size(self, node: Value, kind: kinds.Size) -> Any:
+        value, dimension = self._arithmetic(node, kind)
+        if value is _MISTAKE:
+            return _MISTAKE
+        if dimension != "bytes" or value < kind.minimum:
+            return self._wrong(node, kind, None if dimension == "bytes" else "a number without a unit of memory")
+        return round(value)
+
+    def _fraction(self, node: Value, kind: kinds.Fraction) -> Any:
+        value, dimension = self._arithmetic(node, kind)
+        if value is _MISTAKE:
+            return _MISTAKE
+        if dimension not in ("number", "fraction") or not 0 <= value <= 1:
+            return self._wrong(node, kind)
+        return float(value)
+
+    def _arithmetic(self, node: Value, kind: kinds.Kind) -> tuple[Any, str]:
+        if isinstance(node, Name | String | Boolean | ListValue | Call | Auto):
+            if isinstance(node, Name) and "." not in node.text:
+                legal = tuple(self.scope.names)
+                help = suggestion(node.text, legal) or [f"`let {node.text} = …` would define it"]
+                return self._report(
+                    rules.UnknownLet.at(
+                        node.span, f"expected {kind.describe()}, and no `let` defines `{node.text}`",
+                        label="unknown name",
+                        help=help,
+                    )
+                ), ""  # fmt: skip
+            return self._wrong(node, kind), ""
+        result = self.scope.arithmetic(node)
+        if isinstance(result, Diagnostic):
+            return self._report(result), ""
+        return result
+
+    def _boolean(self, node: Value, kind: kinds.Boolean) -> Any:
+        if isinstance(node, Boolean):
+            return node.value
+        if isinstance(node, Name) and node.text.lower() in ("true", "false", "yes", "no", "on", "off"):
+            meant = "true" if node.text.lower() in ("true", "yes", "on") else "false"
+            return self._report(
+                rules.WrongValue.at(
+                    node.span, f"expected `true` or `false`, found `{node.text}`", label="not a truth value",
+                    help=[f"did you mean `{meant}`?"],
+                    fix=Fix(f"write `{meant}`", (Edit(node.span, meant),), safe=True),
+                )
+            )  # fmt: skip
+        return self._wrong(node, kind)
+
+    def _text(self, node: Value, kind: kinds.Text) -> Any:
+        return node.text if isinstance(node, String) else self._wrong(node, kind)
+
+    def _path(self, node: Value, kind: kinds.ModulePath) -> Any:
+        return node.text if isinstance(node, Name | String) else self._wrong(node, kind)
+
+    def _list(self, node: Value, kind: kinds.ListOf) -> Any:
+        if not isinstance(node, ListValue):
+            return self._wrong(node, kind)
+        if kind.length is not None and len(node.items) != kind.length:
+            return self._wrong(node, kind, f"a list of {len(node.items)}")
+        return tuple(self.value(item, kind.item)[0] for item in node.items)
+
+    def _calls(self, node: Value, kind: kinds.Calls) -> Any:
+        if not isinstance(node, Name | Call):
+            return self._wrong(node, kind)
+        word = node.text if isinstance(node, Name) else node.name.text
+        for treatment in kind.treatments:
+            if treatment.name == word:
+                return self._treatment(node, treatment)
+        return self._unknown_name(node, tuple(treatment.name for treatment in kind.treatments), kind)
+
+    def _treatment(self, node: Name | Call, treatment: type[Treatment]) -> Treatment:
+        arguments = node.arguments.items if isinstance(node, Call) else ()
+        what = f"`{treatment.name}`"
+        values, origins, unknown = self.options(treatment, arguments, node.span, what)
+        self.unknown_options(treatment, unknown, what)
+        return treatment(**values, origins=origins)
+
+    def _either(self, node: Value, kind: kinds.Either) -> Any:
+        """Read by the first kind that fits the value's form; names may be of any of the kinds that take names."""
+        fitting = [item for item in kind.kinds if _fits(node, item)]
+        if not fitting:
+            return self._wrong(node, kind)
+        if len(fitting) == 1:
+            return self._read(node, fitting[0])
+        trials: list[list[Diagnostic]] = []
+        kept = self.diagnostics
+        for item in fitting:
+            self.diagnostics = []
+            value = self._read(node, item)
+            trials.append(self.diagnostics)
+            self.diagnostics = kept
+            if value is not _MISTAKE:
+                kept.extend(trials[-1])
+                return value
+        if isinstance(node, Name | Call):
+            return self._unknown_name(node, tuple(name for item in fitting for name in _names(item)), kind)
+        kept.extend(trials[0])
+        return _MISTAKE
+
+
+_READERS: Final = cast(
+    Mapping[type[kinds.Kind], Callable[[Reader, Any, Any], Any]],
+    {
+        kinds.Choice: Reader._choice,
+        kinds.Listed: Reader._choice,
+        kinds.Integer: Reader._integer,
+        kinds.Number: Reader._number,
+        kinds.Size: Reader._size,
+        kinds.Fraction: Reader._fraction,
+        kinds.Boolean: Reader._boolean,
+        kinds.Text: Reader._text,
+        kinds.ModulePath: Reader._path,
+        kinds.ListOf: Reader._list,
+        kinds.Calls: Reader._calls,
+        kinds.Either: Reader._either,
+    },
+)
+
+
+def _fits(node: Value, kind: kinds.Kind) -> bool:
+    """Whether a value of this form could be of the kind."""
+    if isinstance(kind, kinds.Either):
+        return any(_fits(node, item) for item in kind.kinds)
+    if isinstance(node, Name):
+        return isinstance(kind, kinds.Choice | kinds.Listed | kinds.Calls | kinds.ModulePath)
+    if isinstance(node, Call):
+        return isinstance(kind, kinds.Calls)
+    if isinstance(node, String):
+        return isinstance(kind, kinds.Text | kinds.ModulePath)
+    if isinstance(node, ListValue):
+        return isinstance(kind, kinds.ListOf)
+    if isinstance(node, Boolean):
+        return isinstance(kind, kinds.Boolean)
+    return isinstance(kind, kinds.Integer | kinds.Number | kinds.Size | kinds.Fraction)
+
+
+def _names(kind: kinds.Kind) -> tuple[str, ...]:
+    if isinstance(kind, kinds.Choice):
+        return kind.names
+    if isinstance(kind, kinds.Listed):
+        return kind.names()
+    if isinstance(kind, kinds.Calls):
+        return tuple(treatment.name for treatment in kind.treatments)
+    if isinstance(kind, kinds.Either):
+        return tuple(name for item in kind.kinds for name in _names(item))
+    return ()
+
+
+def describe_value(node: Value) -> str:
+    """What a value is, in words for a message."""
+    if isinstance(node, Name):
+        return f"`{node.text}`"
+    if isinstance(node, Call):
+        return f"`{node.name.text}(…)`"
+    if isinstance(node, String):
+        return "a string"
+    if isinstance(node, Boolean):
+        return f"`{'true' if node.value else 'false'}`"
+    if isinstance(node, ListValue):
+        return "a list"
+    if isinstance(node, Auto):
+        return "`auto`"
+    return f"`{node.text}{node.unit}`" if isinstance(node, Number) else "a number"
+
+
+def _short(expected: str) -> str:
+    return expected if len(expected) <= 60 else "one of these"
+
+
+def _uncapitalised(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
+
+
+__all__ = ["Option", "Reader", "describe_value"]

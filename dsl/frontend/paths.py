@@ -1,0 +1,193 @@
+"""Path patterns: which modules and parameters a rule speaks of, and which rule wins where several do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from legoai.specs.directives.base import PathRule
+from legoai.specs.record import Record
+
+T = TypeVar("T")
+
+ROOT = "root"
+"""What a plan calls the model itself, whose path ``named_modules()`` prints as the empty string."""
+
+_PIECE = re.compile(r"\*\*|\*|\{([^{}]*)\}|[A-Za-z0-9_\-]+|(.)")
+_RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
+_WORD = re.compile(r"[A-Za-z0-9_\-]+")
+
+
+class PathError(ValueError):
+    """A pattern that cannot be read: the message, and the offset in the pattern's text at which it goes wrong."""
+
+    def __init__(self, message: str, offset: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.offset = offset
+
+
+class Pattern(Record):
+    """A compiled pattern.
+
+    ``specificity`` orders patterns: of two that match the same path the one with the smaller value is the more
+    specific. It counts, in this order, `**`, `*` and ranges, and then prefers more literal segments.
+    """
+
+    text: str
+    regex: str
+    specificity: tuple[int, int, int, int]
+
+    def matches(self, path: str) -> bool:
+        """Whether the pattern matches ``path``, which is written as ``named_modules()`` prints it."""
+        return re.fullmatch(self.regex, path) is not None
+
+
+@lru_cache(maxsize=1024)
+def pattern(text: str) -> Pattern:
+    """Compile a pattern.
+
+    >>> pattern("layers.{0..1}.*").matches("layers.1.attention")
+    True
+    >>> pattern("layers.**").matches("layers.1.attention")
+    True
+    >>> pattern("root").matches("")
+    True
+
+    Raises:
+        PathError: the text is no pattern.
+    """
+    if text == ROOT:
+        return Pattern(text, "", (0, 0, 0, -1))
+    segments = list(segments_of(text))
+    counts = [0, 0, 0]
+    literal = 0
+    regex = ""
+    for index, (offset, segment) in enumerate(segments):
+        dot = r"\." if index and segments[index - 1][1] != "**" else ""
+        if segment == "**":
+            counts[0] += 1
+            regex += dot + (r"(?:[^.\n]+\.)*" if index + 1 < len(segments) else r"[^\n]+")
+            continue
+        piece, stars, ranges = _segment(segment, offset)
+        counts[1] += stars
+        counts[2] += ranges
+        literal += not stars and not ranges
+        regex += dot + piece
+    return Pattern(text, regex, (counts[0], counts[1], counts[2], -literal))
+
+
+def segments_of(text: str) -> Iterable[tuple[int, str]]:
+    """The parts between dots, which inside of braces separate nothing, each with its offset."""
+    start = depth = 0
+    for offset, character in enumerate(text + "."):
+        depth += (character == "{") - (character == "}")
+        if character == "." and depth == 0:
+            if offset == start:
+                raise PathError("a segment is empty", min(offset, max(0, len(text) - 1)))
+            yield start, text[start:offset]
+            start = offset + 1
+
+
+def _segment(segment: str, offset: int) -> tuple[str, int, int]:
+    """One segment's regular expression, its number of `*` and its number of ranges."""
+    regex = ""
+    stars = ranges = 0
+    for match in _PIECE.finditer(segment):
+        place = offset + match.start()
+        if match[0] == "**":
+            raise PathError("`**` stands for whole segments and cannot be a part of one", place)
+        if match[2] is not None:
+            raise PathError(f"unexpected `{match[2]}`", place)
+        if match[0] == "*":
+            stars += 1
+            regex += r"[^.\n]+" if segment == "*" else r"[^.\n]*"  # the model itself is no segment
+        elif match[1] is not None:
+            piece, is_range = _braces(match[1], place)
+            ranges += is_range
+            regex += piece
+        else:
+            regex += re.escape(match[0])
+    return regex, stars, ranges
+
+
+def _braces(body: str, offset: int) -> tuple[str, bool]:
+    if match := _RANGE.fullmatch(body):
+        first, last = int(match[1]), int(match[2])
+        if first > last:
+            raise PathError(f"the range {first}..{last} is empty", offset)
+        if last - first > 10_000:
+            raise PathError(f"the range {first}..{last} is too long", offset)
+        return f"(?:{'|'.join(map(str, range(first, last + 1)))})", True
+    words = [word.strip() for word in body.split(",")]
+    for word in words:
+        if not _WORD.fullmatch(word):
+            raise PathError(f"`{word}` is no name" if word else "an alternative is empty", offset)
+    return f"(?:{'|'.join(map(re.escape, words))})", False
+
+
+class Assignment(Record, Generic[T]):
+    """What the rules of one block say about each path."""
+
+    by_path: dict[str, PathRule[T]]
+    """The winning rule of each matched path, in the order of the paths."""
+    unmatched: list[PathRule[T]]
+    """Rules whose pattern matches nothing."""
+    conflicts: list[tuple[str, PathRule[T], PathRule[T]]]
+    """A path, and two equally specific rules that give it different values; one entry for each pair of rules."""
+    shadowed: list[tuple[PathRule[T], PathRule[T]]]
+    """A rule that never wins although it matches, and one that wins over it."""
+
+
+class Paths:
+    """The paths that patterns are matched against, joined once: a pattern is searched for, not tried path by path."""
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.names = paths
+        self._text = "\n".join(paths)
+
+    def matching(self, found: Pattern) -> list[str]:
+        """Every path that the pattern matches, in order."""
+        if not found.regex:
+            return [""] if "" in self.names else []
+        return [match[0] for match in re.finditer(f"^{found.regex}$", self._text, re.MULTILINE)]
+
+
+def assign(rules: Sequence[PathRule[Any]], paths: Paths) -> Assignment[Any]:
+    """Decide which rule each path follows.
+
+    Rules whose pattern cannot be read or is undecided must have been taken out.
+    """
+    result: Assignment[Any] = Assignment({}, [], [], [])
+    winners: dict[str, tuple[tuple[int, int, int, int], PathRule[Any]]] = {}
+    conflicts: dict[tuple[int, int], tuple[str, PathRule[Any], PathRule[Any]]] = {}
+    matched: list[list[str]] = []
+    for rule in rules:
+        compiled = pattern(rule.path)
+        hits = paths.matching(compiled)
+        matched.append(hits)
+        if not hits:
+            result.unmatched.append(rule)
+        for path in hits:
+            held = winners.get(path)
+            if held is None or compiled.specificity < held[0]:
+                winners[path] = compiled.specificity, rule
+            elif compiled.specificity == held[0] and not _same(held[1].treatment, rule.treatment):
+                conflicts.setdefault((id(held[1]), id(rule)), (path, held[1], rule))
+    for path, first, second in conflicts.values():
+        if winners[path][1] is first:
+            result.conflicts.append((path, first, second))
+    alive = {id(rule) for _, rule in winners.values()}
+    for rule, hits in zip(rules, matched, strict=True):
+        if hits and id(rule) not in alive and not any(rule is pair[2] for pair in result.conflicts):
+            result.shadowed.append((rule, winners[hits[0]][1]))
+    result.by_path.update((path, winners[path][1]) for path in paths.names if path in winners)
+    return result
+
+
+def _same(left: Any, right: Any) -> bool:
+    from legoai.specs.directives.base import describe
+
+    return bool(describe(left) == describe(right))

@@ -1,0 +1,308 @@
+"""From syntax trees to the resolved plan: bases, variants and `let` applied, values read, defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from legoai.dsl.diagnostics.cascade import without_consequences
+from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend import solved
+from legoai.dsl.frontend.contents import with_files
+from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
+from legoai.dsl.frontend.parse import KEYWORDS
+from legoai.dsl.frontend.scope import MEASURES, Scope
+from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
+from legoai.dsl.frontend.syntax import (
+    AnyStatement,
+    Binary,
+    Let,
+    Name,
+    Negation,
+    PlanFile,
+    Require,
+    SolvedLine,
+    Statement,
+    Variant,
+)
+from legoai.specs.directives import FAMILIES, REQUIRED, family
+from legoai.specs.directives.base import Directive
+from legoai.specs.directives.require import METRICS, Objective, Requirement
+from legoai.specs.plan import Plan, Solved
+from legoai.specs.span import Origin, Span
+
+DEFAULTED: Final = ("mesh", "precision", "attention", "loss", "optimizer", "schedule")
+"""Directives that a plan has with their defaults where it does not write them."""
+
+
+@dataclass(slots=True)
+class Resolution:
+    """What a plan file and its bases come to.
+
+    ``plan`` is None where a statement that every plan must have is missing or unreadable. ``statements`` are those that
+    took effect, in order.
+    """
+
+    file: PlanFile
+    files: dict[str, PlanFile]
+    plan: Plan | None
+    statements: list[AnyStatement]
+    variants: dict[str, Variant]
+    scope: Scope
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    unreadable: set[str] = field(default_factory=set)
+    """Keywords of statements that are there but could not be read, so that the plan lacks what they decide."""
+
+    @property
+    def start(self) -> Span:
+        """The place to name where a finding is about what the plan does not say: its first statement."""
+        if self.statements:
+            own = [item for item in self.file.statements if not isinstance(item, Variant)]
+            return head_of(own[0] if own else self.statements[0])
+        return Span(self.file.name, 0, 0, 1, 1, 1, 1)
+
+
+def resolve(
+    text: str,
+    name: str,
+    *,
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    variant: str | None = None,
+    read: Reads | None = None,
+) -> Resolution:
+    """Resolve the plan whose text and file name are given. Never raises for any text.
+
+    Args:
+        text: the plan.
+        name: what to call its file in diagnostics.
+        directory: where files that the plan names are looked up.
+        settings: values that replace those of `let` names (``--set``).
+        variant: the variant to apply.
+        read: how a base plan is read; by default from disk as UTF-8.
+    """
+    loader = Loader(read or read_text)
+    parsed = loader.parse(text, name)
+    flat = loader.flatten(parsed, directory, ())
+    diagnostics = loader.diagnostics
+    kept = override(flat, diagnostics)
+    variants = {item.name.text: item for item in kept if isinstance(item, Variant)}
+    body: list[AnyStatement] = [item for item in kept if not isinstance(item, Variant)]
+    if variant is not None:
+        body = apply_variant(body, variants, variant, parsed, diagnostics)
+    scope = scope_of(body, settings or {}, loader)
+    resolution = Resolution(parsed, loader.files, None, body, variants, scope, diagnostics)
+    resolution.unreadable.update(loader.unreadable())
+    plan = _Resolver(resolution, variant).plan()
+    resolution.plan = None if plan is None else with_files(plan, directory)
+    diagnostics[:] = without_consequences(diagnostics, loader.damaged)
+    return resolution
+
+
+class _Resolver:
+    """Turns the statements that took effect into the plan."""
+
+    def __init__(self, resolution: Resolution, variant: str | None) -> None:
+        self.resolution = resolution
+        self.variant = variant
+        self.diagnostics = resolution.diagnostics
+        self.statements = StatementReader(resolution.scope, resolution.diagnostics)
+        self.name: str | None = None
+        self.found: dict[str, Directive] = {}
+        self.shards: list[Directive] = []
+        self.requirements: list[Requirement] = []
+        self.objective: Objective | None = None
+        self.solved: Solved | None = None
+        self.unreadable = resolution.unreadable
+
+    def plan(self) -> Plan | None:
+        self._check_first()
+        for statement in self.resolution.statements:
+            if isinstance(statement, Statement):
+                self._statement(statement)
+            elif isinstance(statement, Require):
+                self._require(statement)
+            elif isinstance(statement, SolvedLine):
+                line = solved.read(statement)
+                if isinstance(line, Solved):
+                    self.solved = line
+                else:
+                    self.diagnostics.append(line)
+            elif isinstance(statement, Let):
+                self._let(statement)
+        missing = [keyword for keyword in REQUIRED if keyword not in self.found]
+        self._missing([keyword for keyword in missing if keyword not in self.unreadable])
+        if missing or self.name is None:
+            return None
+        for keyword in DEFAULTED:
+            self.found.setdefault(keyword, family(keyword)())
+        fields: dict[str, Any] = {**self.found, "shard": tuple(self.shards)}
+        return Plan(
+            name=self.name,
+            require=tuple(self.requirements),
+            objective=self.objective,
+            variant=self.variant,
+            solved=self.solved,
+            **fields,
+        )
+
+    def _missing(self, keywords: Sequence[str]) -> None:
+        if keywords:
+            named = [f"`{keyword}`" for keyword in keywords]
+            listed = f"{', '.join(named[:-1])} and {named[-1]} statements" if named[1:] else f"{named[0]} statement"
+            self.diagnostics.append(
+                rules.MissingStatement.at(
+                    self.resolution.start,
+                    f"the plan has no {listed}",
+                    label="in this plan",
+                    help=[f"for instance `{EXAMPLES[keyword]}`" for keyword in keywords],
+                )
+            )
+
+    def _check_first(self) -> None:
+        file = self.resolution.file
+        for statement in file.statements:
+            is_plan = isinstance(statement, Statement) and statement.keyword.text == "plan"
+            if is_plan and statement is not file.statements[0]:
+                self.diagnostics.append(
+                    rules.PlanNotFirst.at(
+                        head_of(statement), "`plan` is not the first statement", label="move it to the top",
+                        others=[Label(head_of(file.statements[0]), "the first statement")],
+                    )
+                )  # fmt: skip
+            if is_plan:
+                return
+        self.name = Path(file.name).stem
+        if "plan" in self.unreadable:
+            return
+        self.diagnostics.append(
+            rules.PlanNotFirst.at(
+                self.resolution.start, "the plan has no name", label="the first statement must be `plan NAME`",
+                help=[f"begin the file with `plan {_identifier(self.name)}`"],
+            )
+        )  # fmt: skip
+
+    def _let(self, statement: Let) -> None:
+        """Report a `let` whose value is no value, even if nothing uses it."""
+        scope = self.resolution.scope
+        used = set(scope.used)
+        value, _ = scope.look_up(statement.value)
+        if isinstance(value, Binary | Negation) or scope.circular(value):
+            result = scope.arithmetic(Name(statement.name.text, statement.name.span))
+            if isinstance(result, Diagnostic):
+                self.diagnostics.append(result)
+        scope.used = used | (scope.used - {statement.name.text})
+
+    def _statement(self, statement: Statement) -> None:
+        keyword = statement.keyword.text
+        if keyword == "plan":
+            self._plan_name(statement)
+        elif keyword in ("minimize", "maximize"):
+            self._objective(statement)
+        elif keyword in FAMILIES:
+            directive = self.statements.directive(statement, family(keyword))
+            if directive is None:
+                self.unreadable.add(keyword)
+            elif directive.repeats_by_axis:
+                self.shards.append(directive)
+            else:
+                self.found[keyword] = directive
+        else:
+            legal = (*FAMILIES, *KEYWORDS)
+            close = suggestion(keyword, legal)
+            self.unreadable.update([keyword], (name for name in legal if close and f"`{name}`" in close[0]))
+            self.diagnostics.append(
+                rules.UnknownStatement.at(
+                    statement.keyword.span,
+                    f"there is no statement `{keyword}`",
+                    label="unknown statement",
+                    help=close or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
+                )
+            )
+
+    def _plan_name(self, statement: Statement) -> None:
+        bare = not (statement.axes or statement.options or statement.block)
+        if isinstance(statement.subject, Name) and bare:
+            self.name = statement.subject.text
+        else:
+            self.name = Path(self.resolution.file.name).stem
+            self.diagnostics.append(
+                rules.MisplacedPart.at(
+                    statement.span, "`plan` takes a name and nothing else", label="not a plain name",
+                    help=["a name is letters, digits and `_`, and begins with no digit"],
+                )
+            )  # fmt: skip
+
+    def _metric(self, node: Name) -> str | None:
+        if node.text in METRICS:
+            return node.text
+        self.diagnostics.append(
+            rules.UnknownName.at(
+                node.span,
+                f"there is no figure `{node.text}`",
+                label="unknown figure",
+                help=[
+                    *suggestion(node.text, tuple(METRICS)),
+                    f"figures are {', '.join(f'`{name}`' for name in METRICS)}",
+                ],
+            )
+        )
+        return None
+
+    def _objective(self, statement: Statement) -> None:
+        keyword = statement.keyword.text
+        direction: Literal["minimize", "maximize"] = "minimize" if keyword == "minimize" else "maximize"
+        if not isinstance(statement.subject, Name) or statement.axes or statement.options or statement.block:
+            self.diagnostics.append(
+                rules.MisplacedPart.at(
+                    statement.span, f"`{keyword}` takes one figure, such as `step_time`", label="not a figure"
+                )
+            )
+            return
+        metric = self._metric(statement.subject)
+        if metric is not None:
+            self.objective = Objective(direction=direction, metric=metric, origin=Origin("human", statement.span))
+
+    def _require(self, statement: Require) -> None:
+        metric = self._metric(statement.metric)
+        if metric is None:
+            return
+        node, decider = self.resolution.scope.look_up(statement.bound)
+        quantity = self.resolution.scope.arithmetic(node)
+        if isinstance(quantity, Diagnostic):
+            self.diagnostics.append(quantity)
+            return
+        value, dimension = quantity
+        legal = METRICS[metric].dimensions
+        if dimension == "number" and "fraction" in legal and 0 <= value <= 1:
+            dimension = "fraction"
+        if dimension not in legal:
+            units = {"bytes": "`72GiB`", "seconds": "`1.5s`", "fraction": "`10%`", "number": "`9000`"}
+            percent = "fraction" in legal and dimension == "number" and value <= 100
+            self.diagnostics.append(
+                rules.WrongValue.at(
+                    statement.bound.span,
+                    f"`{metric}` takes {' or '.join(MEASURES[item] for item in legal)}, not {MEASURES[dimension]}",
+                    label=f"expected a value such as {' or '.join(units[item] for item in legal)}",
+                    help=[f"did you mean `{value:g}%`?"] if percent else [],
+                )
+            )
+            return
+        self.requirements.append(
+            Requirement(
+                metric=metric,
+                comparison=statement.comparison,
+                bound=value,
+                dimension=next(item for item in legal if item == dimension),
+                origin=Origin(decider, statement.span),
+            )
+        )
+
+
+def _identifier(text: str) -> str:
+    cleaned = "".join(character if character.isalnum() else "_" for character in text) or "plan"
+    return f"_{cleaned}" if cleaned[0].isdigit() else cleaned

@@ -1,0 +1,160 @@
+"""The `let` names of a plan: what a name stands for, and arithmetic over names and numbers."""
+
+from __future__ import annotations
+
+import operator
+from typing import Final
+
+from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.syntax import Binary, Let, Name, Negation, Number, Value
+from legoai.specs.record import Record
+from legoai.specs.span import Decider
+from legoai.specs.units import UNITS
+
+Quantity = tuple[float | int, str]
+"""A number in the base unit of its dimension, and the dimension: bytes, seconds, fraction or number."""
+
+_LARGEST: Final = 1e30
+"""The largest number of the language: more than the bytes, seconds and operations of any training."""
+MEASURES: Final = {
+    "bytes": "an amount of memory",
+    "seconds": "a time",
+    "fraction": "a fraction",
+    "number": "a plain number",
+}
+"""Dimensions in words for a message."""
+_OPERATORS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+
+
+class Definition(Record):
+    """A `let`, and whether it was given on the command line."""
+
+    let: Let
+    decider: Decider
+
+
+class Scope:
+    """The names that `let` and `--set` define, and which of them were used."""
+
+    def __init__(self, definitions: dict[str, Definition]) -> None:
+        self.names = definitions
+        self.used: set[str] = set()
+        self._values: dict[str, Quantity | Diagnostic] = {}
+
+    def look_up(self, node: Value) -> tuple[Value, Decider]:
+        """What ``node`` stands for: itself, or the value of the `let` that it names; and who decided that."""
+        decider: Decider = "human"
+        seen: set[str] = set()
+        while isinstance(node, Name) and node.text in self.names and node.text not in seen:
+            seen.add(node.text)
+            self.used.add(node.text)
+            definition = self.names[node.text]
+            if definition.decider == "command line":
+                decider = "command line"
+            node = definition.let.value
+        return node, decider
+
+    def circular(self, node: Value) -> bool:
+        """Whether ``node``, as :meth:`look_up` gave it, is a name that leads back to itself."""
+        return isinstance(node, Name) and node.text in self.names
+
+    def arithmetic(self, node: Value) -> Quantity | Diagnostic:
+        """The value of a number, a name or a sum of them; a diagnostic where it has none."""
+        try:
+            return self._evaluate(node, ())
+        except RecursionError:
+            return rules.WrongArithmetic.at(
+                node.span, "too many `let` names stand between this and its value", label="cannot be computed"
+            )
+
+    def _evaluate(self, node: Value, inside: tuple[str, ...]) -> Quantity | Diagnostic:
+        if isinstance(node, Number):
+            return _number(node)
+        if isinstance(node, Negation):
+            operand = self._evaluate(node.operand, inside)
+            return operand if isinstance(operand, Diagnostic) else (-operand[0], operand[1])
+        if isinstance(node, Binary):
+            return self._binary(node, inside)
+        if isinstance(node, Name):
+            return self._named(node, inside)
+        return rules.WrongArithmetic.at(
+            node.span, "arithmetic takes numbers and `let` names only", label="not a number"
+        )
+
+    def _named(self, node: Name, inside: tuple[str, ...]) -> Quantity | Diagnostic:
+        definition = self.names.get(node.text)
+        if definition is None:
+            return rules.UnknownLet.at(
+                node.span,
+                f"no `let` defines `{node.text}`",
+                label="unknown name",
+                help=suggestion(node.text, tuple(self.names)),
+            )
+        if node.text in inside:
+            circle = " → ".join([*inside[inside.index(node.text) :], node.text])
+            return rules.CircularLet.at(
+                definition.let.span,
+                f"`{node.text}` needs its own value: {circle}",
+                label="defined here",
+                others=[Label(node.span, "needed here")],
+            )
+        self.used.add(node.text)
+        if node.text not in self._values:
+            self._values[node.text] = self._evaluate(definition.let.value, (*inside, node.text))
+        return self._values[node.text]
+
+    def _binary(self, node: Binary, inside: tuple[str, ...]) -> Quantity | Diagnostic:
+        left, right = self._evaluate(node.left, inside), self._evaluate(node.right, inside)
+        if isinstance(left, Diagnostic):
+            return left
+        if isinstance(right, Diagnostic):
+            return right
+        dimension = _dimension(node.operator, left[1], right[1])
+        if dimension is None:
+            words = {"+": "added to", "-": "subtracted from", "*": "multiplied by", "/": "divided by"}[node.operator]
+            pair = (right[1], left[1]) if node.operator in "+-" else (left[1], right[1])
+            scales = node.operator in "+-" and right[1] == "fraction"
+            return rules.WrongArithmetic.at(
+                node.span,
+                f"{MEASURES[pair[0]]} cannot be {words} {MEASURES[pair[1]]}",
+                label=f"{left[1]} {node.operator} {right[1]}",
+                help=["a fraction scales: `80GiB * 90%`"] if scales else [],
+            )
+        if node.operator == "/" and right[0] == 0:
+            return rules.WrongArithmetic.at(node.right.span, "division by zero", label="this is 0")
+        try:
+            value = _OPERATORS[node.operator](left[0], right[0])
+        except OverflowError:
+            value = _LARGEST * 2
+        if not abs(value) <= _LARGEST:
+            return rules.WrongArithmetic.at(node.span, "the result is too large", label="more than 1e30")
+        return (int(value) if isinstance(value, float) and value.is_integer() else value), dimension
+
+
+def _number(node: Number) -> Quantity | Diagnostic:
+    text = node.text.replace("_", "")
+    whole = text.isdigit()
+    if float(text) > _LARGEST:
+        return rules.WrongArithmetic.at(node.span, "the number is too large", label="more than 1e30")
+    value = int(text) if whole else float(text)
+    if not node.unit:
+        return value, "number"
+    dimension, size = UNITS[node.unit]
+    scaled = value * size
+    return (int(scaled) if dimension == "bytes" and float(scaled).is_integer() else scaled), dimension
+
+
+def _dimension(sign: str, left: str, right: str) -> str | None:
+    """The dimension of the result, or None where there is none. A fraction scales like a number."""
+    scale = ("number", "fraction")
+    if sign in "+-":
+        return left if left == right else None
+    if left in scale and right in scale:
+        return "fraction" if left == right == "fraction" and sign == "*" else "number" if left == right else "fraction"
+    if sign == "*" and (left in scale or right in scale):
+        return right if left in scale else left
+    if sign == "/" and right in scale:
+        return left
+    return "number" if sign == "/" and left == right else None

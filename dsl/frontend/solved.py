@@ -1,0 +1,43 @@
+"""Reads and writes the line that the solver leaves in a plan."""
+
+from __future__ import annotations
+
+import re
+
+from legoai.dsl.diagnostics.codes.syntax import MalformedSolvedLine
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.syntax import SolvedLine
+from legoai.specs.plan import Solved
+from legoai.specs.span import Origin
+
+_LINE = re.compile(
+    r'"(?P<digest>sha256:[0-9a-f]{64})" by legoai (?P<version>[0-9][\w.+\-]*), '
+    r"device profile (?P<profile>[\w.\-]+@[0-9a-f]+), gap (?P<gap>[0-9]+(?:\.[0-9]+)?)%"
+)
+
+
+def read(line: SolvedLine) -> Solved | Diagnostic:
+    """The contents of the line, or what is wrong with it."""
+    match = _LINE.fullmatch(line.text)
+    if match is None:
+        return MalformedSolvedLine.at(
+            line.span,
+            "the solver's line cannot be read",
+            label='expected `solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%`',
+            help=["delete the line; solving writes a new one"],
+        )
+    return Solved(
+        digest=match["digest"],
+        version=match["version"],
+        profile=match["profile"],
+        gap=float(match["gap"]) / 100,
+        origin=Origin("solver", line.span),
+    )
+
+
+def write(record: Solved) -> str:
+    """The line as it stands in a plan."""
+    return (
+        f'solved "{record.digest}" by legoai {record.version}, '
+        f"device profile {record.profile}, gap {record.gap * 100:.6g}%"
+    )

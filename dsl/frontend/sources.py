@@ -1,0 +1,203 @@
+"""Finds and reads the plans that a person names, and writes one back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from legoai.dsl.diagnostics.codes.files import CannotRead, TooLarge
+from legoai.dsl.diagnostics.codes.syntax import NotText
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.frontend.text import Lines
+from legoai.specs.record import Record
+from legoai.specs.span import Span
+
+MOST_BYTES: Final = 4 * 2**20
+STANDARD_INPUT: Final = "-"
+_SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
+_BYTE_ORDER_MARK: Final = "\ufeff"
+
+
+class Source(Record):
+    """A plan's text; ``name`` is what findings call its file, ``path`` is None for standard input."""
+
+    name: str
+    text: str
+    path: Path | None
+
+    @property
+    def directory(self) -> Path:
+        """Where files that the plan names are looked up."""
+        return self.path.parent if self.path is not None else Path()
+
+
+class UnreadableError(Exception):
+    """A plan that cannot be read, as a finding; ``file`` holds what could be read of it."""
+
+    def __init__(self, diagnostic: Diagnostic, file: PlanFile | None = None) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
+        self.file = file
+
+
+def named(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments, with each directory replaced by the plans in it and below it; hidden folders are left out.
+
+    A directory without plans stays, so that reading it tells the mistake. A plan that is named twice comes once.
+    """
+    seen: set[str] = set()
+    for argument in arguments:
+        is_directory = os.path.isdir(argument)  # noqa: PTH112 - false for what is no file name, where Path raises
+        inside = sorted(_plans_below(argument)) if is_directory else []
+        for name in inside or [argument]:
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+
+def _plans_below(directory: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if name.endswith(".plan"):
+                yield str(Path(folder, name))
+
+
+def read_source(argument: str) -> Source:
+    """Read the plan that ``argument`` names: a path, ``plan.NAME``, or ``-``.
+
+    Raises:
+        UnreadableError: there is no such file, or it is no text.
+    """
+    path = None if argument == STANDARD_INPUT else _locate(argument)
+    name = "<stdin>" if path is None else str(path)
+    try:
+        data = _read_standard_input() if path is None else _read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise _cannot_read(name, error) from error
+    return Source(name, _decode(data, name), path)
+
+
+def read_base(path: Path) -> str:
+    """Read a plan that another extends.
+
+    Raises:
+        OSError: it cannot be read, or it is too large.
+        ValueError: it is not UTF-8.
+    """
+    data = _read_bytes(path)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, "it has more than 4 MiB")
+    return data.decode("utf-8")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that it has the old text or the new one, whatever happens; links and permissions stay.
+
+    Raises:
+        OSError: the directory or the file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(text.encode("utf-8"))
+        if target.exists():
+            temporary.chmod(target.stat().st_mode & 0o7777)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _locate(argument: str) -> Path:
+    short = _SHORT.fullmatch(argument)
+    if short is None or Path(argument).exists():
+        return Path(argument)
+    name = f"{short[1]}.plan"
+    for path in (Path(name), Path("plans", name)):
+        if path.is_file():
+            return path
+    known = [path.stem for folder in (Path(), Path("plans")) for path in folder.glob("*.plan")]
+    raise UnreadableError(
+        CannotRead.at(
+            _nowhere(argument),
+            f"there is no plan `{short[1]}`",
+            help=[*suggestion(short[1], known), f"looked for `{name}` and `plans/{name}`"],
+        )
+    )
+
+
+def _read_standard_input() -> bytes:
+    if sys.stdin is None:  # a process that was started without one
+        raise OSError(errno.EBADF, "it is closed")
+    return sys.stdin.buffer.read(MOST_BYTES + 1)
+
+
+def _read_bytes(path: Path) -> bytes:
+    """At most one byte more than a plan may have, since what is named may have no end."""
+    with path.open("rb") as stream:
+        return stream.read(MOST_BYTES + 1)
+
+
+def _cannot_read(name: str, error: OSError | ValueError) -> UnreadableError:
+    if isinstance(error, IsADirectoryError):
+        return UnreadableError(
+            CannotRead.at(
+                _nowhere(name), f"`{name}` is a directory",
+                help=["name one of its plans" if any(_plans_below(name)) else "there is no plan in it"],
+            )
+        )  # fmt: skip
+    reason = (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "this is no file name"
+    help = []
+    if isinstance(error, FileNotFoundError):
+        folder, word = os.path.split(name)
+        try:
+            known = [entry.name for entry in Path(folder).iterdir() if entry.suffix == ".plan"]
+        except OSError:
+            known = []
+        help = [line.replace("`", f"`{folder}/", 1) if folder else line for line in suggestion(word, known)]
+    return UnreadableError(
+        CannotRead.at(_nowhere(name), f"`{name}` cannot be read: {reason[:1].lower()}{reason[1:]}", help=help)
+    )
+
+
+def _decode(data: bytes, name: str) -> str:
+    if len(data) > MOST_BYTES:
+        raise UnreadableError(
+            TooLarge.at(_nowhere(name), f"`{name}` has more than 4 MiB", help=["a plan has some hundred lines"])
+        )
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = len(data[: error.start].decode("utf-8", "replace"))
+        shown = data.decode("utf-8", "replace")
+        raise _not_text(shown, name, before, f"the byte 0x{data[error.start]:02x} is not UTF-8") from error
+    if "\0" in text:
+        raise _not_text(text, name, text.index("\0"), "a NUL character")
+    if text.startswith(_BYTE_ORDER_MARK):
+        raise _not_text(text, name, 0, "a byte-order mark")
+    return text
+
+
+def _not_text(text: str, name: str, offset: int, found: str) -> UnreadableError:
+    span = Lines(text, name).span(offset, offset + 1)
+    diagnostic = NotText.at(
+        span,
+        f"`{name}` is not plain UTF-8 text",
+        label=found,
+        help=["save the file as UTF-8 without a byte-order mark"],
+    )
+    return UnreadableError(diagnostic, PlanFile(name, text, (), ()))
+
+
+def _nowhere(name: str) -> Span:
+    """The span of a file that cannot be looked into."""
+    return Span(name, 0, 0, 1, 1, 1, 1)

@@ -1,0 +1,235 @@
+"""From one statement to its directive: value, axes, options and rules, read as the family declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.codes.syntax import MalformedPath
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.coerce import Reader
+from legoai.dsl.frontend.paths import PathError, pattern
+from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.syntax import (
+    Argument,
+    Auto,
+    Binary,
+    Block,
+    Boolean,
+    Call,
+    Name,
+    Negation,
+    Number,
+    Statement,
+    String,
+    Value,
+)
+from legoai.specs.directives.base import Directive, PathRule
+from legoai.specs.directives.hole import Hole
+from legoai.specs.span import Origin, Span
+
+EXAMPLES: Final = {
+    "model": 'model llama3("8b")',
+    "cluster": "cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)",
+    "batch": "batch (global = 64, micro = 1, seq_len = 8192)",
+    "optimizer": "optimizer adamw(lr = 3e-4)",
+}
+"""How a statement is written, to be shown where it is missing."""
+
+
+class StatementReader:
+    """Reads statements in one scope, collecting what is wrong."""
+
+    def __init__(self, scope: Scope, diagnostics: list[Diagnostic]) -> None:
+        self.scope = scope
+        self.diagnostics = diagnostics
+        self.reader = Reader(scope, diagnostics)
+
+    def directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:
+        """The directive; None, after a finding, where too little of the statement can be read."""
+        keyword = statement.keyword.text
+        what = f"`{keyword}`"
+        origins: dict[str, Origin] = {
+            "": Origin("human", statement.span),
+            "keyword": Origin("human", statement.keyword.span),
+        }
+        before = len(self.diagnostics)
+        values, extra = self._subject(statement, declared, origins)
+        axes = self._axes(statement, declared, origins)
+        self._misplaced(statement, declared)
+        given = list(statement.options.items) if statement.options else []
+        if extra is not None:
+            given = list(extra)
+        place = statement.subject.span if extra is not None and statement.subject else statement.keyword.span
+        unnamed = bool(declared.subject and declared.option(declared.subject).required and not values)
+        subject = frozenset({declared.subject} if declared.subject else ())
+        read, read_origins, unknown = self.reader.options(declared, given, place, what, subject)
+        values |= read
+        origins |= read_origins
+        arguments: dict[str, Any] = {}
+        if declared.open_options:
+            for argument in unknown:
+                arguments.update(self._open(argument, origins))
+        else:
+            self.reader.unknown_options(declared, unknown, what)
+        rules_read = self._rules(statement.block, declared)
+        if axes is None or unnamed:
+            assert len(self.diagnostics) > before, "a statement was dropped without a word"
+            return None
+        return declared(**values, axes=axes, rules=rules_read, arguments=arguments, origins=origins)
+
+    def _open(self, argument: Argument, origins: dict[str, Origin]) -> dict[str, Any]:
+        """A keyword argument of a model, which may be any plain value."""
+        assert argument.name is not None
+        node, decider = self.scope.look_up(argument.value)
+        origins[argument.name.text] = Origin(decider, argument.span)
+        if isinstance(node, String):
+            return {argument.name.text: node.text}
+        if isinstance(node, Boolean):
+            return {argument.name.text: node.value}
+        if isinstance(node, Auto):
+            self.diagnostics.append(
+                rules.WrongDomain.at(node.span, "the model's dimensions cannot be solved for", label="give a value")
+            )
+            return {}
+        if isinstance(node, Binary | Negation | Number):
+            quantity = self.scope.arithmetic(node)
+            if not isinstance(quantity, Diagnostic):
+                return {argument.name.text: quantity[0]}
+            self.diagnostics.append(quantity)
+            return {}
+        self.diagnostics.append(
+            rules.WrongValue.at(
+                node.span, "a model takes numbers, strings and truth values", label="not one of these",
+                help=["a `let` name stands for its value; a word needs quotes"],
+            )
+        )  # fmt: skip
+        return {}
+
+    def _subject(
+        self, statement: Statement, declared: type[Directive], origins: dict[str, Origin]
+    ) -> tuple[dict[str, Any], tuple[Argument, ...] | None]:
+        """The value after the keyword, by field; and the arguments of the statement where the value holds them."""
+        keyword = statement.keyword.text
+        if declared.subject is None:
+            if statement.subject is not None and not _is_axis(statement.subject, declared):
+                self._refuse_part(
+                    statement.subject.span, f"`{keyword}` takes no value before its options", "no value here"
+                )
+            return {}, None
+        item = declared.option(declared.subject)
+        node = statement.subject
+        if node is None:
+            if item.required:
+                self.diagnostics.append(
+                    rules.MissingOption.at(
+                        statement.keyword.span,
+                        f"`{keyword}` needs {item.kind.describe()}",
+                        label="nothing follows",
+                        help=[f"for instance `{EXAMPLES[keyword]}`"] if keyword in EXAMPLES else [],
+                    )
+                )
+            return {}, None
+        inner: tuple[Argument, ...] | None = None
+        if declared.subject_holds_options:
+            node, _ = self.scope.look_up(node)
+            inner = node.arguments.items if isinstance(node, Call) else ()
+            node = node.name if isinstance(node, Call) else node
+        value, origins[item.field] = self.reader.value(node, item.kind)
+        if isinstance(value, Hole) and declared.subject_holds_options:
+            if isinstance(node, Auto):
+                self._refuse_part(node.span, f"`{keyword}` cannot be left open", "give a name")
+            return {}, inner
+        return {item.field: value}, inner
+
+    def _axes(
+        self, statement: Statement, declared: type[Directive], origins: dict[str, Origin]
+    ) -> tuple[str, ...] | None:
+        """The axes after `on`; None where they are wrong."""
+        keyword = statement.keyword.text
+        use = declared.axis_use
+        if use is None:
+            if statement.axes:
+                self._refuse_part(statement.axes[0].span, f"`{keyword}` is on no axis", "no axis here")
+            return ()
+        legal = ", ".join(f"`{axis}`" for axis in use.names)
+        if not statement.axes:
+            self.diagnostics.append(self._without_axis(statement, use.names))
+            return None
+        good = True
+        for axis in statement.axes:
+            if axis.text not in use.names:
+                good = False
+                self.diagnostics.append(
+                    rules.WrongAxis.at(
+                        axis.span, f"`{keyword}` cannot be on `{axis.text}`", label="not an axis for this statement",
+                        help=[*suggestion(axis.text, use.names), f"`{keyword}` can be on {legal}"],
+                    )
+                )  # fmt: skip
+        names = tuple(axis.text for axis in statement.axes)
+        if good and (len(set(names)) < len(names) or len(names) > use.maximum):
+            self.diagnostics.append(
+                rules.WrongAxis.at(
+                    statement.axes[-1].span,
+                    f"`{keyword}` takes one axis" if use.maximum == 1 else f"`{keyword}` takes an axis only once",
+                    label="one too many",
+                )
+            )
+            good = False
+        origins["axes"] = Origin("human", statement.axes[0].span.to(statement.axes[-1].span))
+        return names if good else None
+
+    def _without_axis(self, statement: Statement, names: Sequence[str]) -> Diagnostic:
+        keyword, subject = statement.keyword.text, statement.subject
+        listed = f"`{keyword}` can be on {', '.join(f'`{name}`' for name in names)}"
+        if isinstance(subject, Name) and subject.text in names:
+            start = Edit(subject.span._replace(end=subject.span.start), "on ")
+            return rules.MisplacedPart.at(
+                subject.span, f"`{keyword}` needs `on` before its axis", label=f"write `on {subject.text}`",
+                fix=Fix(f"write `on {subject.text}`", (start,), safe=True),
+            )  # fmt: skip
+        help = [f"write `{keyword} on {names[0]}`"] if len(names) == 1 else [f"write `{keyword} on AXIS`", listed]
+        return rules.MisplacedPart.at(
+            statement.keyword.span, f"`{keyword}` needs an axis", label="no axis follows", help=help
+        )
+
+    def _misplaced(self, statement: Statement, declared: type[Directive]) -> None:
+        keyword = statement.keyword.text
+        if statement.block is not None and declared.treatments is None:
+            self._refuse_part(statement.block.span, f"`{keyword}` has no rules for paths", "no block here")
+        if statement.options is not None and declared.subject_holds_options:
+            self._refuse_part(statement.options.span, f"the options of `{keyword}` stand behind its value", "not here")
+
+    def _refuse_part(self, span: Span, message: str, label: str) -> None:
+        self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label))
+
+    def _rules(self, block: Block | None, declared: type[Directive]) -> tuple[PathRule[Any], ...]:
+        if block is None or declared.treatments is None:
+            return ()
+        result = []
+        for line in block.rules:
+            value, origin = self.reader.value(line.value, declared.treatments)
+            try:
+                pattern(line.path.text)
+            except PathError as error:
+                span = line.path.span
+                place = span._replace(start=span.start + error.offset, column=span.column + error.offset)
+                self.diagnostics.append(MalformedPath.at(place, error.message, label="the path cannot be read"))
+                continue
+            # A rule whose treatment is undecided still takes part in matching, as a hole.
+            result.append(
+                PathRule(
+                    path=line.path.canonical,
+                    treatment=value,
+                    origin=Origin(origin.decider, line.span),
+                    path_origin=Origin("human", line.path.span),
+                )
+            )
+        return tuple(result)
+
+
+def _is_axis(node: Value, declared: type[Directive]) -> bool:
+    """Whether a value is an axis of the statement that lacks only its `on`."""
+    return declared.axis_use is not None and isinstance(node, Name) and node.text in declared.axis_use.names

@@ -1,0 +1,278 @@
+"""Says everything that a plan says about one module: what, on which line, and who decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.paths import ROOT, pattern
+from legoai.dsl.reporting.reference import value_text
+from legoai.specs.directives.base import Declared, Directive, PathRule, Treatment, walk
+from legoai.specs.directives.fsdp import Unit
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.pipeline import V_SHAPED
+from legoai.specs.directives.shard import Experts
+from legoai.specs.models.manifest import Manifest, ModuleInfo
+from legoai.specs.span import Origin
+
+_WITH_RULES = ("checkpoint", "precision", "compile", "comm")
+"""Directives of which a module follows its own rule, or stands inside of a module that follows one."""
+_WITHOUT_RULES = ("replicate", "offload")
+"""Directives that are the same for every module."""
+
+
+class NoSuchModuleError(ValueError):
+    """A path that the model does not have; the message says what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One thing that a plan says: in which statement, what, and where that stands."""
+
+    statement: str
+    what: str
+    origin: Origin
+
+
+def explain(analysis: Analysis, path: str) -> str:
+    """The explanation of a module or a parameter, ``root`` for the model itself. The model's manifest must be known.
+
+    Raises:
+        NoSuchModuleError: the model has no such module.
+    """
+    assert analysis.manifest is not None
+    module, parameter = _find(analysis.manifest, path)
+    rows = list(said_of(analysis, module.path, parameter))
+    head = [_title(analysis.manifest, module, parameter), f"in the plan {analysis.plan.name}{_variant(analysis)}", ""]
+    first = max(len(row.statement) for row in rows)
+    second = max(len(row.what) for row in rows if len(row.what) <= 64)
+    lines = []
+    previous = None
+    for row in rows:
+        statement = row.statement if row.statement != previous else ""
+        lines.append(f"{statement:<{first}}  {row.what:<{second}}  {place(row.origin)}".rstrip())
+        previous = row.statement
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def said_of(analysis: Analysis, path: str, parameter: str | None = None) -> Iterator[Said]:
+    """Everything that the plan says about the module at ``path``, and about one parameter of it."""
+    plan = analysis.plan
+    for shard in plan.shard:
+        yield from _shard(analysis, shard, path, parameter)
+    if plan.fsdp is not None:
+        yield from _fsdp(analysis, plan.fsdp, path)
+    if plan.pipeline is not None:
+        yield Said("pipeline on pp", _stage(analysis, path), plan.pipeline.origin("split"))
+        yield from _options(plan.pipeline)
+    for keyword in _WITH_RULES:
+        directive = getattr(plan, keyword)
+        if directive is not None:
+            yield from _nearest(analysis, directive, path)
+            yield from _options(directive)
+        elif keyword == "checkpoint":
+            yield Said("checkpoint", "no statement: keeps every activation", Origin("default"))
+        elif keyword == "compile":
+            yield Said("compile", "no statement: runs eagerly", Origin("default"))
+    for keyword in _WITHOUT_RULES:
+        directive = getattr(plan, keyword)
+        if directive is not None:
+            yield from _options(directive)
+    if _holds_attention(analysis, path):
+        yield from _options(plan.attention)
+        if plan.context is not None:
+            yield from _options(plan.context)
+
+
+def defaults_of(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
+    """The defaults that a plan takes: owner, option and value."""
+    yield from dict.fromkeys(_defaults(analysis))
+
+
+def _defaults(analysis: Analysis) -> Iterator[tuple[str, str, str]]:
+    for directive in analysis.plan.directives():
+        for item in walk(directive):
+            if not isinstance(item, Declared):
+                continue
+            owner = directive.keyword if item is directive else f"{directive.keyword}: {_treatment_name(item)}"
+            for option in item.options:
+                value = getattr(item, option.field)
+                if item.origin(option.field).decider == "default" and value is not None:
+                    yield owner, option.name, value_text(value, option.kind)
+
+
+def place(origin: Origin) -> str:
+    """Where a value stands, and who decided it where no person did."""
+    if origin.decider == "default" or origin.span is None:
+        return "default"
+    where = f"{origin.span.file}:{origin.span.line}"
+    return where if origin.decider == "human" else f"{where} ({origin.decider})"
+
+
+def _treatment_name(item: Declared) -> str:
+    assert isinstance(item, Treatment)
+    return item.name
+
+
+def _find(manifest: Manifest, path: str) -> tuple[ModuleInfo, str | None]:
+    """The module at the path, and the parameter's name where the path is a parameter's."""
+    name = "" if path == ROOT else path
+    if name in manifest.modules:
+        return manifest.modules[name], None
+    above, _, last = name.rpartition(".")
+    holder = manifest.modules.get(above)
+    if holder is not None and any(parameter.name == last for parameter in holder.parameters):
+        return holder, last
+    while above and above not in manifest.modules:
+        above, _, last = above.rpartition(".")
+    inside = [*manifest.modules[above].children, *(item.name for item in manifest.modules[above].parameters)]
+    help = suggestion(last, inside)
+    shown = [f"`{item}`" for item in (inside if len(inside) <= 8 else [*inside[:6], "…", inside[-1]])]
+    hint = help[0] if help else f"`{above or ROOT}` holds {', '.join(shown) if shown else 'nothing'}"
+    raise NoSuchModuleError(f"the model has no module or parameter `{path}`; {hint}")
+
+
+def _title(manifest: Manifest, module: ModuleInfo, parameter: str | None) -> str:
+    parts = [module.class_name]
+    own = [item for item in module.parameters if parameter in (None, item.name)]
+    parts += [f"{item.name} {' × '.join(map(str, item.shape)) or 'scalar'}" for item in own]
+    for item in own:
+        shared = {name for group in manifest.tied_parameters if module.child_path(item.name) in group for name in group}
+        parts += [f"the same as {name}" for name in sorted(shared - {module.child_path(item.name)})]
+    name = module.child_path(parameter) if parameter else module.path
+    return f"{name or ROOT}: {', '.join(parts)}"
+
+
+def _variant(analysis: Analysis) -> str:
+    return f", variant {analysis.plan.variant}" if analysis.plan.variant else ""
+
+
+def _statement(directive: Directive) -> str:
+    return f"{directive.keyword} on {', '.join(directive.axes)}" if directive.axes else directive.keyword
+
+
+def _holders(path: str) -> Iterator[str]:
+    """The modules around a module, innermost first."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _options(directive: Directive) -> Iterator[Said]:
+    for option in directive.options:
+        value = getattr(directive, option.field)
+        if value is not None:
+            text = f"{option.name} = {value_text(value, option.kind)}"
+            yield Said(_statement(directive), text, directive.origin(option.field))
+
+
+def _rule(rule: PathRule[Any], directive: Directive) -> str:
+    assert directive.treatments is not None
+    return value_text(rule.treatment, directive.treatments)
+
+
+def _undecided(directive: Directive, path: str) -> Iterator[Said]:
+    for rule in directive.rules:
+        if isinstance(rule.treatment, Hole) and pattern(rule.path).matches(path):
+            yield Said(_statement(directive), "auto, not decided yet", rule.origin)
+
+
+def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | None) -> Iterator[Said]:
+    assert analysis.manifest is not None
+    rules = analysis.assigned(shard).by_path
+    statement = _statement(shard)
+    found = list(_undecided(shard, path))
+    if path in rules:
+        found.append(Said(statement, _rule(rules[path], shard), rules[path].origin))
+    for item in analysis.manifest.modules[path].parameters:
+        name = f"{path}.{item.name}" if path else item.name
+        if name in rules and parameter in (None, item.name):
+            found.append(Said(statement, f"{item.name} is {_rule(rules[name], shard)}", rules[name].origin))
+    for above in _holders(path):
+        if above in rules and isinstance(rules[above].treatment, Experts):
+            found.append(Said(statement, f"inside of {above}: {_rule(rules[above], shard)}", rules[above].origin))
+    if not found:
+        found.append(Said(statement, f"no rule: the same on every rank of {', '.join(shard.axes)}", Origin("default")))
+    yield from found
+    for above in _holders(path):
+        if above in rules and not isinstance(rules[above].treatment, Experts):
+            yield Said(statement, f"around it, {above or ROOT}: {_rule(rules[above], shard)}", rules[above].origin)
+
+
+def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Said]:
+    rules = analysis.assigned(fsdp).by_path
+    statement = _statement(fsdp)
+    yield from _undecided(fsdp, path)
+    for above in (path, *_holders(path)):
+        rule = rules.get(above)
+        if rule is not None and isinstance(rule.treatment, Unit):
+            where = "is a unit" if above == path else f"in the unit {above or ROOT}"
+            yield Said(statement, where, rule.origin)
+            yield Said(statement, _reshard(rule.treatment, above), rule.treatment.origin("reshard"))
+            break
+    else:
+        yield Said(statement, f"in the unit {ROOT}" if path else "is a unit", Origin("default"))
+        yield Said(statement, "reshard = after_backward", Origin("default"))
+    yield from _options(fsdp)
+
+
+def _reshard(unit: Unit, path: str) -> str:
+    if unit.reshard is None:
+        return f"reshard = {'after_forward' if path else 'after_backward'}"
+    return f"reshard = {value_text(unit.reshard, unit.option('reshard').kind)}"
+
+
+def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[Said]:
+    """The module's own rule, and those of the modules around it."""
+    rules = analysis.assigned(directive).by_path
+    statement = _statement(directive)
+    found = list(_undecided(directive, path))
+    for above in (path, *_holders(path)):
+        if above in rules:
+            inside = "" if above == path else f"inside of {above or ROOT}: "
+            found.append(Said(statement, inside + _rule(rules[above], directive), rules[above].origin))
+    if not found and directive.rules:
+        found.append(Said(statement, "no rule", Origin("default")))
+    yield from found
+
+
+def _stage(analysis: Analysis, path: str) -> str:
+    """Which stage of the pipeline holds the module, in words."""
+    from legoai.dsl.analysis.stages import stage_count
+
+    plan = analysis.plan
+    assert plan.pipeline is not None
+    assert analysis.manifest is not None
+    if any(isinstance(value, Hole) for value in (plan.pipeline.stages, plan.pipeline.split, plan.mesh.pp)):
+        return "in a stage that is not decided yet"
+    stages = stage_count(analysis, plan.pipeline)
+    firsts = _first_modules(analysis.manifest, plan.pipeline.split, stages)
+    if stages is None or firsts is None:
+        return "in a stage that the split of the blocks decides"
+    if any(first.startswith(f"{path}." if path else "") for first in firsts):
+        return f"in several of {stages} stages"
+    order = {name: index for index, name in enumerate(analysis.manifest.modules)}
+    stage = sum(order.get(first, 0) <= order[path] for first in firsts)
+    rank = stage % plan.mesh.pp
+    if plan.pipeline.schedule in V_SHAPED:
+        rank = min(stage, stages - 1 - stage)
+    return f"in stage {stage} of {stages} (counted from 0), on rank {rank} of pp"
+
+
+def _first_modules(manifest: Manifest, split: str | tuple[str, ...], stages: int | None) -> tuple[str, ...] | None:
+    """The first module of each stage but the first; None where equal numbers of blocks do not come out."""
+    if not isinstance(split, str):
+        return split
+    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
+    if not stages or len(blocks) % stages:
+        return None
+    return tuple(blocks[len(blocks) // stages :: len(blocks) // stages])
+
+
+def _holds_attention(analysis: Analysis, path: str) -> bool:
+    """Whether the module is attention, or inside of it."""
+    assert analysis.manifest is not None
+    return any(analysis.manifest.modules[above].kind == "attention" for above in (path, *_holders(path)))

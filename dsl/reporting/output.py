@@ -1,0 +1,255 @@
+"""Writes findings down: a table of formats, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Severity
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.frontend.text import Lines
+from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible
+from legoai.specs.span import Span
+
+JSON_FORMAT: Final = 1
+"""The version of the `json` format. A field is added without a new version, and removed or changed only with one."""
+
+Files = Mapping[str, PlanFile]
+Format = Callable[[Sequence[Diagnostic], Files, bool], str]
+"""Findings, the files that they speak of, and whether colours are wanted, to a text that ends with a line's end."""
+
+_COLORS: Final[dict[Style, str]] = {"gutter": "1;34", "secondary": "1;34", "message": "1"}
+_SEVERITY_COLORS: Final[dict[Severity, str]] = {"error": "1;31", "warning": "1;33", "advice": "1;36"}
+
+
+def render(name: str, diagnostics: Sequence[Diagnostic], files: Files, *, color: bool = False) -> str:
+    """The findings in the format ``name``, one of :data:`FORMATS`. Empty for no findings in the formats for people."""
+    return FORMATS[name](diagnostics, files, color)
+
+
+def render_full(diagnostics: Sequence[Diagnostic], files: Files, color: bool = False) -> str:
+    """Each finding with the lines that it speaks of, its labels, and what to do.
+
+    ``files`` are by the name that spans carry; a place in a file that is not among them is named without its text.
+    """
+    texts = {name: Lines(file.text, file.name) for name, file in files.items()}
+    return "\n".join(_full(diagnostic, texts, color) for diagnostic in diagnostics)
+
+
+def _painter(severity: Severity, color: bool) -> Paint:
+    if not color:
+        return lambda text, _: text
+    colors = {**_COLORS, "primary": _SEVERITY_COLORS[severity], "severity": _SEVERITY_COLORS[severity]}
+    return lambda text, style: f"\x1b[{colors[style]}m{text}\x1b[0m" if style else text
+
+
+def _full(diagnostic: Diagnostic, texts: Mapping[str, Lines], color: bool) -> str:
+    paint = _painter(diagnostic.severity, color)
+    head = paint(f"{diagnostic.severity}[{diagnostic.code}] {diagnostic.slug}", "severity")
+    rows = [head + paint(f": {visible(diagnostic.message)}", "message")]
+    marks = [Mark(diagnostic.label.span, visible(diagnostic.label.text), True)]
+    marks += [Mark(label.span, visible(label.text), False) for label in diagnostic.others]
+    by_file: dict[str, list[Mark]] = {}
+    for mark in marks:
+        by_file.setdefault(mark.span.file, []).append(mark)
+    gutter = max(len(str(mark.span.end_line)) for mark in marks)
+    for arrow, (file, here) in zip(["-->"] + [":::"] * len(by_file), by_file.items(), strict=False):
+        place = str(here[0].span) if file in texts or here[0].span.end else file
+        rows.append(f"{' ' * gutter}{paint(arrow, 'gutter')} {visible(place)}")
+        if file not in texts:
+            rows[-1] += "".join(f" {mark.text}" for mark in here if mark.text)
+        else:
+            rows.append(paint(f"{' ' * gutter} |", "gutter"))
+            rows.extend(draw(here, texts[file], gutter, paint))
+    notes = [*(("help", text) for text in diagnostic.help), *_fix_note(diagnostic)]
+    if notes:
+        rows.append(paint(f"{' ' * gutter} |", "gutter"))
+    for kind, text in notes:
+        indent = "\n" + " " * (gutter + len(f" = {kind}: "))
+        rows.append(
+            f"{' ' * gutter} {paint('=', 'gutter')} {paint(kind, 'message')}: " + visible(text).replace("\n", indent)
+        )
+    return "\n".join(rows) + "\n"
+
+
+def _fix_note(diagnostic: Diagnostic) -> list[tuple[str, str]]:
+    if diagnostic.fix is None:
+        return []
+    option = "--fix" if diagnostic.fix.safe else "--fix --unsafe-fixes"
+    return [("fix", f"{diagnostic.fix.title} (`legoai lint {option}` does it)")]
+
+
+def _concise(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
+    rows = []
+    for item in diagnostics:
+        paint = _painter(item.severity, color)
+        head = paint(f"{item.severity}[{item.code}]", "severity")
+        rows.append(f"{visible(str(item.label.span))}: {head} {visible(item.message)}\n")
+    return "".join(rows)
+
+
+def _json(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
+    body = {
+        "format_version": JSON_FORMAT,
+        "diagnostics": [
+            {
+                "code": item.code,
+                "slug": item.slug,
+                "severity": item.severity,
+                "message": item.message,
+                "label": {**_place(item.label.span), "text": item.label.text},
+                "others": [{**_place(label.span), "text": label.text} for label in item.others],
+                "help": list(item.help),
+                "fix": None
+                if item.fix is None
+                else {
+                    "title": item.fix.title,
+                    "safe": item.fix.safe,
+                    "edits": [{**_place(edit.span), "replacement": edit.replacement} for edit in item.fix.edits],
+                },
+            }
+            for item in diagnostics
+        ],
+    }
+    return json.dumps(body, indent=2) + "\n"
+
+
+def _place(span: Span) -> dict[str, Any]:
+    """A span for programs: lines and columns count characters from 1, offsets from 0; the end is excluded."""
+    return {
+        "file": span.file,
+        "start": {"offset": span.start, "line": span.line, "column": span.column},
+        "end": {"offset": span.end, "line": span.end_line, "column": span.end_column},
+    }
+
+
+_GITHUB: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "advice": "notice"}
+
+
+def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
+    """Workflow commands of GitHub Actions. What follows the title stands in the log, so it names the place again."""
+    rows = []
+    for item in diagnostics:
+        span = item.label.span
+        properties = {
+            "title": f"{item.code} {item.slug}",
+            "file": span.file,
+            "line": span.line,
+            "endLine": span.end_line,
+        }
+        if span.line == span.end_line:
+            properties |= {"col": span.column, "endColumn": span.end_column}
+        listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties.items())
+        text = "\n".join([f"{span}: {item.code} {item.message}", *(f"help: {line}" for line in item.help)])
+        rows.append(f"::{_GITHUB[item.severity]} {listed}::{_github_data(text)}\n")
+    return "".join(rows)
+
+
+def _github_data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _github_property(text: str) -> str:
+    return _github_data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+_SARIF_LEVELS: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "advice": "note"}
+
+
+def _sarif(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str:
+    """SARIF 2.1.0 (OASIS): one run, with the rules that found something and their pages as help."""
+    from legoai import __version__
+
+    codes = sorted({item.code for item in diagnostics})
+    driver = {"name": "legoai", "semanticVersion": __version__, "rules": [_sarif_rule(code) for code in codes]}
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_sarif_result(item, codes) for item in diagnostics],
+    }
+    schema = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+    return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def _sarif_rule(code: str) -> dict[str, Any]:
+    from inspect import cleandoc
+
+    from legoai.dsl.rules import rule_of
+
+    rule = rule_of(code)
+    assert rule is not None, f"{code} belongs to no rule"
+    page = cleandoc(rule.__doc__ or "")
+    return {
+        "id": code,
+        "name": rule.slug,
+        "shortDescription": {"text": page.partition("\n")[0]},
+        "help": {"text": page, "markdown": page},
+        "defaultConfiguration": {"level": _SARIF_LEVELS[rule.severity]},
+    }
+
+
+def _sarif_result(item: Diagnostic, codes: list[str]) -> dict[str, Any]:
+    text = "\n".join([item.message, *(f"help: {line}" for line in item.help)])
+    result: dict[str, Any] = {
+        "ruleId": item.code,
+        "ruleIndex": codes.index(item.code),
+        "level": _SARIF_LEVELS[item.severity],
+        "message": {"text": text},
+        "locations": [_sarif_location(item.label.span, item.label.text)],
+    }
+    if item.others:
+        result["relatedLocations"] = [
+            {"id": number, **_sarif_location(label.span, label.text)} for number, label in enumerate(item.others)
+        ]
+    if item.fix is not None:
+        result["fixes"] = [_sarif_fix(item)]
+    return result
+
+
+def _sarif_fix(item: Diagnostic) -> dict[str, Any]:
+    assert item.fix is not None
+    by_file: dict[str, list[dict[str, Any]]] = {}
+    for edit in item.fix.edits:
+        change = {"deletedRegion": _region(edit.span), "insertedContent": {"text": edit.replacement}}
+        by_file.setdefault(edit.span.file, []).append(change)
+    changes = [
+        {"artifactLocation": {"uri": _uri(file)}, "replacements": list(edits)} for file, edits in by_file.items()
+    ]
+    return {"description": {"text": item.fix.title}, "artifactChanges": changes}
+
+
+def _sarif_location(span: Span, text: str) -> dict[str, Any]:
+    location: dict[str, Any] = {
+        "physicalLocation": {"artifactLocation": {"uri": _uri(span.file)}, "region": _region(span)}
+    }
+    if text:
+        location["message"] = {"text": text}
+    return location
+
+
+def _region(span: Span) -> dict[str, int]:
+    return {
+        "startLine": span.line,
+        "startColumn": span.column,
+        "endLine": span.end_line,
+        "endColumn": span.end_column,
+        "charOffset": span.start,
+        "charLength": span.end - span.start,
+    }
+
+
+def _uri(file: str) -> str:
+    from urllib.parse import quote
+
+    return ("file://" if file.startswith("/") else "") + quote(file, errors="surrogateescape")
+
+
+FORMATS: Final[dict[str, Format]] = {
+    "full": render_full,
+    "concise": _concise,
+    "json": _json,
+    "github": _github,
+    "sarif": _sarif,
+}
+"""Every format, by the name that `--format` takes."""

@@ -1,0 +1,277 @@
+"""Writes the reference: statements from the registry of directives, findings from the pages of the rules."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.dsl.diagnostics.rule import Rule
+from legoai.dsl.rules import all_rules
+from legoai.specs.directives import FAMILIES, family
+from legoai.specs.directives.base import MISSING, Declared, Directive, Option, Treatment, describe
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.kinds import Calls, Choice, Either, Fraction, Kind, ListOf, Size, Text
+from legoai.specs.directives.require import METRICS
+from legoai.specs.units import format_bytes, format_fraction
+
+OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
+    "plan": (
+        "plan NAME",
+        "The plan's name, which its program, its logs and its checkpoints carry. It is the first statement.",
+    ),
+    "extends": (
+        'extends "base.plan"',
+        "Start from another plan, named relative to this one. A statement of this plan replaces the like one of the\n"
+        "base; `let`, `require` and `variant` are alike where they name the same, `shard` where it is on the\n"
+        "same axis.",
+    ),
+    "let": (
+        "let NAME = VALUE",
+        "A named value, to be used wherever a value stands. `--set NAME=VALUE` gives it another one on the command\n"
+        "line. Numbers and names may be computed with: `+ - * /`.",
+    ),
+    "variant": (
+        "variant NAME { statements }",
+        "Statements that replace the like ones of the plan where `--variant NAME` asks for them. `legoai lint` looks\n"
+        "at every variant.",
+    ),
+    "require": ("require FIGURE <= VALUE", "A bound that the plan keeps. Comparisons are `<= < >= > ==`."),
+    "minimize": ("minimize FIGURE", "The figure that solving makes smallest. Figures are those of `require`."),
+    "maximize": ("maximize FIGURE", "The figure that solving makes largest. Figures are those of `require`."),
+    "solved": (
+        'solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%',
+        "Written by the solver, never by hand: the plan that it answered and how good its answers are. A plan that\n"
+        "was changed since is a finding.",
+    ),
+}
+"""Statements of the language itself: form and page of each. All others are directive families."""
+
+GROUPS: Final[dict[str, str]] = {
+    "LP0": "What cannot be read or done",
+    "LP1": "Text that is not of the language",
+    "LP2": "Names, values and paths",
+    "LP3": "Mesh and cluster",
+    "LP4": "Placements and divisibility",
+    "LP5": "Pipeline",
+    "LP6": "Batch, precision, compilation and what does not go together",
+    "LP7": "Budgets",
+    "LP8": "Performance",
+    "LP9": "Hygiene",
+}
+"""Beginnings of codes, and what the rules behind them are about."""
+
+_GENERATED: Final = (
+    "<!-- Written by `python -m legoai.dsl.reporting.reference --write`; a test keeps it current. -->\n\n"
+)
+
+
+def value_text(value: Any, kind: Kind) -> str:
+    """A value as a plan writes it; ``auto`` where it is not decided."""
+    if isinstance(value, Hole):
+        return "auto"
+    if isinstance(value, Treatment):
+        return _treatment_text(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        inner = next((part.item for part in _parts(kind) if isinstance(part, ListOf)), kind)
+        return f"[{', '.join(value_text(item, inner) for item in value)}]"
+    if isinstance(value, str):
+        quoted = any(isinstance(part, Text) for part in _parts(kind)) and value not in _names(kind)
+        return json.dumps(value, ensure_ascii=False) if quoted else value
+    if any(isinstance(part, Fraction) for part in _parts(kind)) and isinstance(value, float):
+        return format_fraction(value)
+    if any(isinstance(part, Size) for part in _parts(kind)):
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _treatment_text(treatment: Treatment) -> str:
+    """A treatment without what it takes by default; without the option's name where its one required option is all."""
+    given = [
+        item
+        for item in treatment.options
+        if item.required or describe(getattr(treatment, item.field)) != describe(item.default)
+    ]
+    words = [value_text(getattr(treatment, item.field), item.kind) for item in given]
+    if [item for item in treatment.options if item.required] != given or len(given) != 1:
+        words = [f"{item.name} = {word}" for item, word in zip(given, words, strict=True)]
+    return f"{treatment.name}({', '.join(words)})" if words else treatment.name
+
+
+def _parts(kind: Kind) -> Iterator[Kind]:
+    if isinstance(kind, Either):
+        for inner in kind.kinds:
+            yield from _parts(inner)
+    else:
+        yield kind
+
+
+def _names(kind: Kind) -> set[str]:
+    return {name for part in _parts(kind) if isinstance(part, Choice) for name in part.names}
+
+
+def keyword_page(keyword: str) -> str:
+    """The reference of one statement, a directive or one of the language's own, as Markdown without a heading."""
+    if keyword in FAMILIES:
+        return _directive_page(family(keyword))
+    form, page = OWN_STATEMENTS[keyword]
+    parts = [f"`{form}`", page]
+    if keyword == "require":
+        rows = [f"- `{name}` ({' or '.join(metric.dimensions)}): {metric.doc}" for name, metric in METRICS.items()]
+        parts.append("\n".join(["Figures:\n", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _directive_page(declared: type[Directive]) -> str:
+    parts = [f"`{_form(declared)}`", cleandoc(declared.__doc__ or "")]
+    options = "\n".join(_option_lines(declared))
+    if options:
+        parts.append(options)
+    held = {treatment.name for treatment in declared.treatments.treatments} if declared.treatments else set()
+    values: dict[tuple[type[Treatment], ...], list[str]] = {}
+    for item in declared.options:
+        inner = [treatment for treatment in _treatments(item.kind) if treatment.name not in held]
+        if inner:
+            values.setdefault(tuple(inner), []).append(f"`{item.name}`")
+    for choices, names in values.items():
+        parts.append(f"Values of {', '.join(names)}:\n\n" + "\n".join(_treatment_lines(choices)))
+    if declared.treatments is not None:
+        treatments = declared.treatments.treatments
+        parts.append("What a rule may say of the modules it names:\n\n" + "\n".join(_treatment_lines(treatments)))
+        inner = [found for treatment in treatments for item in treatment.options for found in _treatments(item.kind)]
+        inner = [found for found in dict.fromkeys(inner) if found not in treatments]
+        if inner:
+            parts.append("Values in their arguments:\n\n" + "\n".join(_treatment_lines(inner)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _form(declared: type[Directive]) -> str:
+    """The statement's form, with its options by name."""
+    options = [item for item in declared.options if item.field != declared.subject]
+    inside = ", ".join(f"{item.name} = …" for item in options)
+    form = declared.keyword
+    if declared.subject is not None:
+        form += f" {declared.subject.upper()}" + (f"({inside})" if declared.subject_holds_options else "")
+    if declared.axis_use is not None:
+        form += f" on {' | '.join(declared.axis_use.names)}"
+    if inside and not declared.subject_holds_options:
+        form += f" ({inside})"
+    if declared.treatments is not None:
+        form += f" {{ PATH = {' | '.join(treatment.signature() for treatment in declared.treatments.treatments)} }}"
+    return form
+
+
+def _option_lines(declared: type[Declared], indent: str = "") -> Iterator[str]:
+    for item in declared.options:
+        yield f"{indent}- `{item.name}`: {item.doc} {_legal(item)}"
+
+
+def _legal(item: Option) -> str:
+    legal = item.kind.describe()
+    if item.default is MISSING:
+        return f"Must be given, as {legal}."
+    if item.default is None:
+        return f"May be given, as {legal}."
+    return f"{legal[:1].upper()}{legal[1:]}; by default `{value_text(item.default, item.kind)}`."
+
+
+def _treatment_lines(treatments: Sequence[type[Treatment]]) -> Iterator[str]:
+    for treatment in treatments:
+        yield f"- `{treatment.signature()}`: {' '.join(cleandoc(treatment.__doc__ or '').split())}"
+        yield from _option_lines(treatment, "  ")
+
+
+def _treatments(kind: Kind) -> list[type[Treatment]]:
+    """Every treatment that a value of the kind may be, those inside of lists included."""
+    found: list[type[Treatment]] = []
+    for part in _parts(kind):
+        if isinstance(part, Calls):
+            found += part.treatments
+        elif isinstance(part, ListOf):
+            found += _treatments(part.item)
+    return list(dict.fromkeys(found))
+
+
+def defaults() -> Iterator[tuple[str, Option, str]]:
+    """Every default of the language: its owner, such as ``fsdp`` or ``shard: colwise``, the option, and its text."""
+    for keyword in FAMILIES:
+        declared = family(keyword)
+        owners: list[tuple[str, type[Declared]]] = [(keyword, declared)]
+        inner = [*(declared.treatments.treatments if declared.treatments else ())]
+        inner += [treatment for item in declared.options for treatment in _treatments(item.kind)]
+        owners += [(f"{keyword}: {treatment.name}", treatment) for treatment in dict.fromkeys(inner)]
+        for owner, holder in owners:
+            for item in holder.options:
+                if item.default is not MISSING and item.default is not None:
+                    yield owner, item, value_text(item.default, item.kind)
+
+
+def rule_page(rule: type[Rule], *, heading: str = "##") -> str:
+    """A rule's page as Markdown, whose sections have headings of the level ``heading``."""
+    page = cleandoc(rule.__doc__ or "").replace("\n## ", f"\n{heading} ")
+    return f"{page}\n"
+
+
+def rules_document() -> str:
+    """`docs/rules.md`: every rule's page, by family."""
+    pages = {rule.code: rule for rule in reversed(all_rules())}
+    parts = [
+        "# Findings\n\nEvery finding has a stable code. `legoai explain CODE` prints its page. "
+        "`# legoai: ignore[CODE]`\nbehind a line, or on a line of its own above it, accepts the finding there; what "
+        "cannot be read\n(LP0, LP1 and LP2) cannot be accepted.\n"
+    ]
+    for prefix, title in GROUPS.items():
+        codes = sorted(code for code in pages if code.startswith(prefix))
+        if codes:
+            parts.append(f"## {prefix}xx: {title}\n")
+        for code in codes:
+            rule = pages[code]
+            severity = "" if rule.severity == "error" else f" ({rule.severity})"
+            parts.append(f"### {code} {rule.slug}{severity}\n\n{rule_page(rule, heading='####')}")
+    return _GENERATED + "\n".join(parts)
+
+
+def language_document(introduction: str) -> str:
+    """`docs/language.md`: the hand-written introduction, then every statement."""
+    parts = [introduction.rstrip() + "\n", "## Statements of the language itself\n"]
+    parts += [f"### `{keyword}`\n\n{keyword_page(keyword)}" for keyword in OWN_STATEMENTS]
+    parts.append("## Directives\n")
+    parts += [f"### `{keyword}`\n\n{keyword_page(keyword)}" for keyword in FAMILIES]
+    return _GENERATED + "\n".join(parts)
+
+
+def documents(folder: Path) -> dict[Path, str]:
+    """The generated documents of the folder ``docs/``: path to text."""
+    introduction = (folder / "_introduction.md").read_text(encoding="utf-8")
+    return {folder / "language.md": language_document(introduction), folder / "rules.md": rules_document()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the documents, or say which are not current."""
+    parser = ArgumentParser(prog="python -m legoai.dsl.reporting.reference", description=__doc__)
+    parser.add_argument(
+        "--docs", type=Path, default=Path("docs"), metavar="FOLDER", help="where they are (default: docs)"
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--write", action="store_true", help="write them")
+    action.add_argument("--check", action="store_true", help="fail where one is not current")
+    arguments = parser.parse_args(argv)
+    stale = []
+    for path, text in documents(arguments.docs).items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+            if arguments.write:
+                path.write_text(text, encoding="utf-8")
+    for path in stale:
+        print(f"{'wrote' if arguments.write else 'not current:'} {path}")
+    return int(bool(stale) and not arguments.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
