@@ -1,4 +1,4 @@
-"""What does a plan cost: time, memory, and whether it keeps what it requires?"""
+"""Estimate of a plan: step time, memory, and its requirements."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ class RankEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A requirement, and what the estimate has for it.
+class RequirementResult:
+    """A `require` line and the estimate's value for it.
 
     Attributes:
         requirement: of the plan.
         value: in the requirement's dimension.
-        kept: whether the value keeps the bound.
+        ok: whether the value is within the bound.
     """
 
     requirement: Requirement
     value: float
-    kept: bool
+    ok: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Estimate:
     peak_source: str
     ranks: tuple[RankEstimate, ...]
     bubble_fraction: float = 0.0
-    requirements: tuple[Measured, ...] = ()
+    requirements: tuple[RequirementResult, ...] = ()
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -371,14 +371,14 @@ def _importable(directory: Path) -> Iterator[None]:
 
 
 def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Estimate:
-    measured = []
+    results = []
     for item in required:
         value = found.metric(item.metric, item.dimension)
-        measured.append(Measured(requirement=item, value=value, kept=_keeps(value, item)))
-    return dataclasses.replace(found, requirements=tuple(measured))
+        results.append(RequirementResult(requirement=item, value=value, ok=_within(value, item)))
+    return dataclasses.replace(found, requirements=tuple(results))
 
 
-def _keeps(value: float, item: Requirement) -> bool:
+def _within(value: float, item: Requirement) -> bool:
     return {
         "<=": value <= item.bound,
         "<": value < item.bound,

@@ -1,4 +1,4 @@
-"""How much of a device's memory is taken: what torch reserves, what lies outside of it, and whether it fits."""
+"""Device memory of one rank: reserved by PyTorch, used outside of it, and whether the sum fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryUse:
         reserved: at most, as `torch.cuda.max_memory_reserved()` would say, with the workspaces of cuBLAS, which torch
             takes from its own allocator. On a cpu, which has no such allocator, it is the peak of active memory.
         workspace: of these, cuBLAS's, one for each stream that multiplies.
-        outside: what `nvidia-smi` counts beyond it, by what it is: the context, and NCCL's buffers.
+        outside: what `nvidia-smi` counts beyond it: `cuda_context`, and `nccl` for NCCL's buffers.
         capacity: of the device; None where it is not known.
         retries: how often the allocator must give cached segments back to stay within the capacity.
         fits: whether everything fits; None without a capacity.
@@ -84,7 +84,7 @@ def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
         if len(ranks) > 1:
             ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator
             groups[ends] = groups.get(ends, False) or kind == "all_to_all"
-    found = {"context": int(machine.constant("context_bytes") or 0)}
+    found = {"cuda_context": int(machine.constant("context_bytes") or 0)}
     pair, more = machine.constant("nccl_pair_bytes"), machine.constant("nccl_communicator_bytes")
     buffers = sum(int((pair if len(ranks) == 2 else more) or 0) for ranks in groups)
     peer = machine.constant("nccl_all_to_all_peer_bytes") or 0.0

@@ -1,1 +1,1 @@
-"""How is an estimate told: on a terminal, as JSON, as a page, as a trace, as a picture."""
+"""Output forms of an estimate: terminal summary, JSON, HTML page, Chrome trace, SVG pictures."""

@@ -1,4 +1,4 @@
-"""What stands on each track of a timeline, few enough to be drawn?"""
+"""Bars of a timeline, merged until few enough to be drawn."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Which budgets does an estimate break, by how much, and what contributes most?"""
+"""Diagnostics of violated requirements: by how much, and the largest contributor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from legoai.cost.estimate import Estimate, Measured
+from legoai.cost.estimate import Estimate, RequirementResult
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
-from legoai.dsl.diagnostics.codes.budgets import BrokenBudget, OutOfMemory
+from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementViolated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.specs.directives.require import METRICS
 
@@ -20,16 +20,16 @@ class Contributor(NamedTuple):
     cause: Cause | None
 
 
-def broken(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
-    """A finding for each requirement that is not kept, and one where the device's memory does not suffice."""
+def violations(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
+    """A diagnostic for each violated requirement, and one if the device's memory does not suffice."""
     for item in estimate.requirements:
-        if not item.kept:
+        if not item.ok:
             yield _budget(item, estimate, causes)
     if estimate.fits is False:
         yield _memory(estimate, causes)
 
 
-def _budget(item: Measured, estimate: Estimate, causes: Causes) -> Diagnostic:
+def _budget(item: RequirementResult, estimate: Estimate, causes: Causes) -> Diagnostic:
     required = item.requirement
     limit, value = (words.bound(figure, required.dimension) for figure in (required.bound, item.value))
     over = item.value - required.bound
@@ -39,10 +39,10 @@ def _budget(item: Measured, estimate: Estimate, causes: Causes) -> Diagnostic:
         by, relative = f"{100 * abs(over):.1f} percentage points", ""
     found = contributor(required.metric, estimate, causes)
     assert required.origin.span is not None, "a budget is always written by a person"
-    return BrokenBudget.at(
+    return RequirementViolated.at(
         required.origin.span,
         f"`{required.metric}` is {value}, {by} {'more' if over > 0 else 'less'} than the {limit} of the budget",
-        label=f"missed by {by}{relative}",
+        label=f"violated by {by}{relative}",
         others=_others(found),
         help=[f"largest contributor: {found.words}{_place(found)}"],
     )
@@ -53,7 +53,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
     use = item.use
     assert use.capacity is not None
     found = contributor("peak_memory", estimate, causes)
-    outside = f" and {words.size(sum(use.outside.values()))} outside of torch" if use.outside else ""
+    outside = f" and {words.size(sum(use.outside.values()))} outside of PyTorch" if use.outside else ""
     span = causes.analysis.place(causes.plan.cluster)
     return OutOfMemory.at(
         span,
@@ -90,7 +90,7 @@ def contributor(metric: str, estimate: Estimate, causes: Causes) -> Contributor:
         return Contributor("waiting for other stages", cause)
     if metric == "recompute":
         again = max(one.modules, key=lambda module: module.recompute)
-        text = f"{words.path(again.pattern)}, {words.seconds(again.recompute)} again"
+        text = f"{words.path(again.pattern)}, {words.seconds(again.recompute)} recomputed"
         return Contributor(text, causes.of_module(again)[-1])
     if metric == "exposed_comm" and one.collectives:
         return _collective(estimate, causes)

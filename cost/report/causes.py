@@ -1,4 +1,4 @@
-"""Which line of the plan causes what a step spends its time and memory on?"""
+"""Plan lines that cause a step's time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The estimate as a Chrome trace: a process for each rank, a track for each stream and communicator.
+"""Chrome trace of an estimate: a process for each rank, a track for each stream and communicator.
 
 The format is that of <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU> (Trace Event
 Format), which Perfetto and `chrome://tracing` read.

@@ -1,4 +1,4 @@
-"""How much memory of each category is active at each moment of a step?"""
+"""Curve of active memory over a step, by category."""
 
 from __future__ import annotations
 

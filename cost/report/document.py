@@ -1,14 +1,14 @@
-"""The estimate as JSON, whose fields `docs/cost-output.md` lists."""
+"""JSON form of an estimate; `docs/cost-output.md` documents its fields."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from legoai.cost.estimate import Estimate, Measured, RankEstimate
+from legoai.cost.estimate import Estimate, RankEstimate, RequirementResult
 from legoai.cost.report.causes import Cause, Causes
 
-FORMAT_VERSION: Final = 1
-"""A field is added without a new version, and removed or changed only with one."""
+FORMAT_VERSION: Final = 2
+"""Adding a field keeps the version; removing or changing one increments it."""
 
 MOST_EXPENSIVE: Final = 20
 """Modules and collectives that are listed."""
@@ -45,7 +45,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
         "compute_s": one.compute,
         "compute_by_kind_s": dict(one.by_kind),
         "compute_by_phase_s": dict(one.by_phase),
-        "slowed_by_communication_s": one.slowed,
+        "communication_slowdown_s": one.slowed,
         "communication_s": one.communication,
         "exposed_communication_s": exposed,
         "exposed_communication_by_axis": {
@@ -65,7 +65,7 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "seconds": item.seconds,
                 "recompute_s": item.recompute,
                 "operator": item.op,
-                "because": [_cause(cause) for cause in causes.of_module(item)],
+                "causes": [_cause(cause) for cause in causes.of_module(item)],
             }
             for item in one.modules[:MOST_EXPENSIVE]
         ],
@@ -80,12 +80,12 @@ def document(estimate: Estimate, causes: Causes) -> dict[str, Any]:
                 "bytes": item.bytes,
                 "seconds": item.seconds,
                 "exposed_s": item.exposed,
-                "because": _cause(causes.of_collective(item)),
+                "cause": _cause(causes.of_collective(item)),
             }
             for item in one.collectives[:MOST_EXPENSIVE]
         ],
         "requirements": [_requirement(item) for item in estimate.requirements],
-        "estimated_by": dict(estimate.share_by_model),
+        "time_models": dict(estimate.share_by_model),
         "assumptions": list(estimate.assumptions),
     }
 
@@ -95,7 +95,7 @@ def _memory(estimate: Estimate) -> dict[str, Any]:
     return {
         "peak_active_bytes": estimate.peak_active,
         "peak_reserved_bytes": estimate.peak_reserved,
-        "outside_of_torch_bytes": dict(fullest.use.outside),
+        "non_pytorch_bytes": dict(fullest.use.outside),
         "capacity_bytes": fullest.use.capacity,
         "fits": estimate.fits,
         "by_category": dict(fullest.memory.by_category),
@@ -117,7 +117,7 @@ def _rank(item: RankEstimate) -> dict[str, Any]:
     }
 
 
-def _requirement(item: Measured) -> dict[str, Any]:
+def _requirement(item: RequirementResult) -> dict[str, Any]:
     required = item.requirement
     span = required.origin.span
     return {
@@ -126,7 +126,7 @@ def _requirement(item: Measured) -> dict[str, Any]:
         "bound": required.bound,
         "dimension": required.dimension,
         "value": item.value,
-        "kept": item.kept,
+        "ok": item.ok,
         "file": span.file if span is not None else None,
         "line": span.line if span is not None else None,
     }

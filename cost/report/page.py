@@ -1,4 +1,4 @@
-"""The estimate as one page that needs nothing else: timeline, memory, tables, and the plan that they point into."""
+"""Self-contained HTML report of an estimate: timeline, memory, tables, and the plan that they link to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _head(estimate: Estimate) -> Iterator[str]:
         (words.seconds(estimate.step_time), "an optimizer step"),
         (f"{estimate.tokens_per_second_per_device:,.0f}", "tokens per second and device"),
         (words.share(estimate.mfu), f"of {estimate.peak_flops / 1e12:,.4g} TFLOP/s (MFU)"),
-        (words.size(estimate.peak_active), f"active, {words.size(use.total)} in all {capacity}{verdict}"),
+        (words.size(estimate.peak_active), f"active, {words.size(use.total)} in total {capacity}{verdict}"),
         (f"{estimate.device_hours_per_trillion_tokens:,.0f}", "device-hours for 10¹² tokens"),
     ]
     yield '<div class="figures">'
@@ -89,12 +89,18 @@ def _where(estimate: Estimate) -> Iterator[str]:
     rows = [(look, f"{look} computation" if look != "recompute" else "recomputation", one.by_phase.get(look, 0.0))
             for look in ("forward", "recompute", "backward", "optimizer", "other")]  # fmt: skip
     rows.append(("communication", "exposed communication", one.exposed))
-    rows.append(("copy", "copies between host and device", one.copies))
+    rows.append(("copy", "exposed copies to and from the host", one.copies))
     rows.append(("setup", "computation on the host", one.host))
-    rows.append(("idle", "waiting" if len(estimate.ranks) > 1 else "waiting for the host", one.idle))
+    rows.append(
+        (
+            "idle",
+            "pipeline bubble and waiting" if len(estimate.ranks) > 1 else "waiting for the host to launch",
+            one.idle,
+        )
+    )
     rows = [row for row in rows if row[2] > 0.0005 * total]
     busiest = f", on rank {estimate.slowest.rank}, the busiest of {len(estimate.ranks)}"
-    yield f"<h2>Where the step goes{busiest if len(estimate.ranks) > 1 else ''}</h2>"
+    yield f"<h2>Step time breakdown{busiest if len(estimate.ranks) > 1 else ''}</h2>"
     bars = "".join(
         f'<i style="width:{100 * took / total:.3f}%;background:var(--{look})" title="{escape(name)}"></i>'
         for look, name, took in rows
@@ -169,11 +175,9 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
         for category, size in item.memory.by_category.items()
     ]
     if estimate.machine.device.kind != "cpu":
-        rows.append(("reserved by torch", words.size(item.use.reserved), "", ""))
-        rows += [
-            (f"outside of torch: {escape(name)}", words.size(size), "", "") for name, size in item.use.outside.items()
-        ]
-    yield from _table(("", "n:bytes", "n:of the peak", "because of"), rows)
+        rows.append(("reserved by PyTorch", words.size(item.use.reserved), "", ""))
+        rows += [(words.OUTSIDE[name], words.size(size), "", "") for name, size in item.use.outside.items()]
+    yield from _table(("", "n:bytes", "n:of the peak", "cause"), rows)
 
 
 def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
@@ -190,7 +194,7 @@ def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
         )
         for item in estimate.slowest.breakdown.modules[:_SHOWN]
     ]
-    yield from _table(("module", "n:seconds", "n:of the step", "n:recomputed", "mostly", "because of"), rows)
+    yield from _table(("module", "n:seconds", "n:of the step", "n:recomputed", "longest operator", "cause"), rows)
 
 
 def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
@@ -209,10 +213,10 @@ def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
                 words.size(item.bytes),
                 words.seconds(item.seconds),
                 words.seconds(item.exposed),
-                _link(cause) if cause is not None else "the runtime",
+                _link(cause) if cause is not None else "runtime",
             )
         )
-    yield from _table(("", "axis (ranks)", "module", "n:bytes", "n:seconds", "n:exposed", "because of"), rows)
+    yield from _table(("", "axis (ranks)", "module", "n:bytes", "n:seconds", "n:exposed", "cause"), rows)
 
 
 def _requirements(estimate: Estimate) -> Iterator[str]:
@@ -222,7 +226,7 @@ def _requirements(estimate: Estimate) -> Iterator[str]:
     rows = []
     for item in estimate.requirements:
         required = item.requirement
-        verdict = '<span class="kept">kept</span>' if item.kept else '<span class="broken">broken</span>'
+        verdict = '<span class="ok">ok</span>' if item.ok else '<span class="violated">violated</span>'
         limit = words.bound(required.bound, required.dimension)
         rows.append(
             (
@@ -238,8 +242,8 @@ def _requirements(estimate: Estimate) -> Iterator[str]:
 def _basis(estimate: Estimate) -> Iterator[str]:
     profile = estimate.machine.profile
     models = ", ".join(f"{words.share(share)} {name}" for name, share in estimate.share_by_model.items())
-    yield "<h2>What this rests on</h2>"
-    yield f"<p>Times are from: {escape(models)}.</p>"
+    yield "<h2>Sources</h2>"
+    yield f"<p>Time models: {escape(models)}.</p>"
     yield f"<p>Profile {escape(profile.name)}, made {escape(profile.made)}, {profile.hash}.</p>"
     yield f"<p>Model FLOPs: {escape(estimate.flops_convention)}. Peak: {escape(estimate.peak_source)}.</p>"
     for line in estimate.assumptions:

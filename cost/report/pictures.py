@@ -1,4 +1,4 @@
-"""A plan's mesh, its pipeline and its step as SVG."""
+"""SVG pictures of a plan's mesh, pipeline schedule and timeline."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The estimate on a terminal: what a person needs to act on it."""
+"""Terminal summary of an estimate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from legoai.cost.estimate import Estimate, Measured, RankEstimate
+from legoai.cost.estimate import Estimate, RankEstimate, RequirementResult
 from legoai.cost.report import words
 from legoai.cost.report.causes import Causes
 from legoai.cost.trace.records import Allocate
@@ -61,17 +61,17 @@ def _where(estimate: Estimate) -> Iterator[str]:
     one, total = estimate.slowest.breakdown, estimate.step_time
     rows: list[tuple[str, float]] = [("computation", one.compute)]
     rows += [(f"  {words.KINDS.get(kind, kind)}", took) for kind, took in one.by_kind.items() if took > _SMALL * total]
-    rows.append(("  of it recomputation", one.recompute))
-    rows.append(("  of it slowed by communication beside it", one.slowed))
+    rows.append(("  recomputation (included)", one.recompute))
+    rows.append(("  slowdown from overlapping communication (included)", one.slowed))
     rows.append(("exposed communication", one.exposed))
     rows += [(f"  on {axis}", took) for axis, took in one.exposed_by_axis.items()]
-    rows.append(("copies to and from the host", one.copies))
+    rows.append(("exposed copies to and from the host", one.copies))
     rows.append(("computation on the host", one.host))
     bubble = min(one.idle, estimate.slowest.bubble * total)
-    rows.append(("waiting for other ranks", bubble))
-    rows.append(("waiting for the host", one.idle - bubble))
+    rows.append(("pipeline bubble", bubble))
+    rows.append(("waiting for the host to launch", one.idle - bubble))
     busiest = f", on rank {estimate.slowest.rank}, the busiest of {len(estimate.ranks)}"
-    yield "where the step goes" + (busiest if len(estimate.ranks) > 1 else "")
+    yield "step time breakdown" + (busiest if len(estimate.ranks) > 1 else "")
     always = ("computation", "exposed communication")
     yield from _table(
         [
@@ -93,14 +93,16 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             cause = causes.of_memory(category)
             rows.append((f"    {words.CATEGORIES[category]}", words.size(size), cause.place))
     if estimate.machine.device.kind != "cpu":
-        rows.append(("  reserved by torch", words.size(use.reserved), _workspace(item)))
+        rows.append(("  reserved by PyTorch", words.size(use.reserved), _workspace(item)))
     for name, size in use.outside.items():
-        rows.append((f"  outside of torch: {name}", words.size(size), ""))
+        rows.append((f"  {words.OUTSIDE[name]}", words.size(size), ""))
     if use.capacity is not None:
         verdict = {True: "fits", False: "does not fit", None: ""}[use.fits]
         if use.retries and use.fits:
-            verdict += f", but the allocator gives cached memory back {use.retries} times, which takes time"
-        rows.append(("  of the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
+            verdict += (
+                f", but only after {use.retries} allocation retries, each of which frees cached memory and stalls"
+            )
+        rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
     yield from _table(rows, right=(1,))
 
 
@@ -120,9 +122,9 @@ def _modules(estimate: Estimate, causes: Causes) -> Iterator[str]:
     rows = []
     for item in one.modules[:_SHOWN]:
         name = words.path(item.pattern) + (f" ({item.modules})" if item.modules > 1 else "")
-        again = f"{words.seconds(item.recompute)} of it again" if item.recompute else ""
+        recomputed = f"{words.seconds(item.recompute)} recomputed" if item.recompute else ""
         why = ", ".join(dict.fromkeys(cause.place for cause in causes.of_module(item)))
-        rows.append((f"  {name}", words.seconds(item.seconds), again, why))
+        rows.append((f"  {name}", words.seconds(item.seconds), recomputed, why))
     yield from _table(rows, right=(1,))
 
 
@@ -141,7 +143,7 @@ def _collectives(estimate: Estimate, causes: Causes) -> Iterator[str]:
                 words.path(item.pattern),
                 words.seconds(item.seconds),
                 f"{words.seconds(item.exposed)} exposed",
-                cause.place if cause is not None else "the runtime",
+                cause.place if cause is not None else "runtime",
             )
         )
     yield from _table(rows, right=(2, 3))
@@ -154,18 +156,18 @@ def _requirements(estimate: Estimate) -> Iterator[str]:
     yield from _table([_requirement(item) for item in estimate.requirements], right=(1,))
 
 
-def _requirement(item: Measured) -> Row:
+def _requirement(item: RequirementResult) -> Row:
     required = item.requirement
     limit = words.bound(required.bound, required.dimension)
     place = f"{required.origin.span.file}:{required.origin.span.line}" if required.origin.span is not None else ""
     value = words.bound(item.value, required.dimension)
-    return f"  {required.metric} {required.comparison} {limit}", value, "kept" if item.kept else "broken", place
+    return f"  {required.metric} {required.comparison} {limit}", value, "ok" if item.ok else "violated", place
 
 
 def _basis(estimate: Estimate) -> Iterator[str]:
     profile = estimate.machine.profile
     models = ", ".join(f"{words.share(share)} {name}" for name, share in estimate.share_by_model.items())
-    yield f"times are from: {models} (profile {profile.name}, {profile.made}, {profile.hash})"
+    yield f"time models: {models} (profile {profile.name}, {profile.made}, {profile.hash})"
     for line in estimate.assumptions:
         yield f"assumed: {line}"
 

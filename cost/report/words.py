@@ -1,4 +1,4 @@
-"""How are an estimate's figures written for people?"""
+"""Display names and number formats of an estimate's figures."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from legoai.specs.units import GIB, KIB, MIB, TIB
 CATEGORIES: Final[dict[Category, str]] = {
     "parameter": "parameters",
     "sharded_parameter": "sharded parameters",
-    "unsharded_parameter": "gathered parameters",
+    "unsharded_parameter": "unsharded parameters",
     "gradient": "gradients",
     "sharded_gradient": "sharded gradients",
-    "unsharded_gradient": "unreduced gradients",
+    "unsharded_gradient": "unsharded gradients",
     "activation": "activations",
-    "temporary": "gradients of activations",
+    "temporary": "activation gradients",
     "optimizer_state": "optimizer state",
     "input": "inputs",
     "communication": "communication buffers",
     "other": "other",
 }
 """Categories of memory, in the order in which they are stacked."""
+
+OUTSIDE: Final = {"cuda_context": "CUDA context", "nccl": "NCCL buffers"}
+"""Device memory that PyTorch's allocator does not manage."""
 
 KINDS: Final = {
     "matrix product": "matrix products",
@@ -31,8 +34,8 @@ KINDS: Final = {
     "normalisation": "normalisation",
     "softmax": "softmax",
     "embedding": "embedding and indexing",
-    "copy": "copies on the device",
-    "fill": "filling",
+    "copy": "device copies",
+    "fill": "fills",
     "optimizer": "optimizer",
     "loss": "loss",
 }

@@ -120,7 +120,7 @@ def _estimated(file: Path) -> dict:
         "ranks": [(item.rank, item.stage, item.bubble) for item in found.ranks],
         "peaks": [item.memory.peak for item in found.ranks],
         "ends": [max(i.end for i in item.intervals) for item in found.ranks],
-        "kept": [item.kept for item in found.requirements],
+        "requirements": [item.ok for item in found.requirements],
     }
 
 
@@ -131,7 +131,7 @@ def test_an_estimate_tells_of_every_rank_of_the_pipeline(tmp_path: Path):
     assert [(rank, stage) for rank, stage, _ in found["ranks"]] == [(0, 0), (1, 1)]
     assert found["bubble"] == pytest.approx(sum(bubble for *_, bubble in found["ranks"]) / 2)
     assert 0 < found["bubble"] < 0.9
-    assert found["kept"] == [True]
+    assert found["requirements"] == [True]
     assert found["step"] >= max(found["ends"]) > 0.5 * found["step"]
     assert min(found["peaks"]) > 0
 

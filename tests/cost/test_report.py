@@ -1,4 +1,4 @@
-"""An estimate told: documented JSON, a Chrome trace, a page that needs nothing else, and the plan's lines behind it."""
+"""Output forms of an estimate: documented JSON, Chrome trace, self-contained page, and the plan lines behind them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def staged() -> dict:
 def everything(text: str) -> dict:
     """All forms of an estimate."""
     from legoai.cost.estimate import estimate
-    from legoai.cost.report.budgets import broken
+    from legoai.cost.report.budgets import violations
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.chrome import chrome_trace
     from legoai.cost.report.curve import memory_curve
@@ -91,7 +91,7 @@ def everything(text: str) -> dict:
     curve = memory_curve(found.ranks[0])
     tight = replace(found.ranks[0].use, capacity=2**30, fits=False)
     return {
-        "short of memory": list(broken(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
+        "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
         "document": json.loads(json.dumps(document(found, causes))),
         "trace": json.loads(chrome_trace(found, causes)),
         "page": page(found, causes),
@@ -99,7 +99,7 @@ def everything(text: str) -> dict:
         "mesh": mesh_picture(plan.mesh, devices_per_host=8, name=plan.name),
         "timeline": timeline_picture(found.ranks[0], causes, name=plan.name),
         "pipeline": pipeline_picture(found, alone=True) if plan.pipeline is not None else "",
-        "broken": list(broken(found, causes)),
+        "violations": list(violations(found, causes)),
         "attention": causes.of_kernel("aten._scaled_dot_product_flash_attention", "layers.0.attention").place,
         "curve": [(point.at, point.total, dict(point.bytes)) for point in curve],
         "intervals": [len(item.intervals) for item in found.ranks],
@@ -114,7 +114,7 @@ def everything(text: str) -> dict:
 
 def test_the_document_has_what_other_tools_were_promised(told: dict):
     document = told["document"]
-    assert document["format_version"] == 1
+    assert document["format_version"] == 2
     assert document["plan"]["name"] == "told" and document["plan"]["hash"].startswith("sha256:")
     for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "exposed_communication_s", "recompute_s"):
         assert document[name] > 0
@@ -137,7 +137,7 @@ def test_every_field_of_the_document_is_explained(told: dict):
 
 
 def test_requirements_are_told_with_their_lines(told: dict):
-    found = {item["metric"]: (item["kept"], item["line"]) for item in told["document"]["requirements"]}
+    found = {item["metric"]: (item["ok"], item["line"]) for item in told["document"]["requirements"]}
     assert found["peak_memory"] == (False, line_of("require peak_memory"))
     assert found["step_time"] == (True, line_of("require step_time"))
 
@@ -147,7 +147,7 @@ def test_requirements_are_told_with_their_lines(told: dict):
 
 def test_collectives_name_the_line_that_causes_them(told: dict):
     found = {
-        (item["axis"], item["kind"], item["module"]): (item["because"] or {}).get("line")
+        (item["axis"], item["kind"], item["module"]): (item["cause"] or {}).get("line")
         for item in told["document"]["collectives"]
     }
     assert found["dp_shard", "all_gather", "layers.*"] == line_of("  layers.* = unit")
@@ -157,7 +157,7 @@ def test_collectives_name_the_line_that_causes_them(told: dict):
 
 
 def test_modules_name_the_lines_that_decide_their_time(told: dict):
-    found = {item["module"]: [cause["line"] for cause in item["because"]] for item in told["document"]["modules"]}
+    found = {item["module"]: [cause["line"] for cause in item["causes"]] for item in told["document"]["modules"]}
     again = line_of("checkpoint")
     assert found["layers.*.attention"][-1] == again
     assert found["layers.*.feed_forward.w1"] == [line_of("  layers.*.feed_forward.{w1, w3}"), again]
@@ -168,8 +168,8 @@ def test_modules_name_the_lines_that_decide_their_time(told: dict):
 # Budgets
 
 
-def test_a_broken_budget_names_its_line_by_how_much_and_what_contributes_most(told: dict):
-    found = {item.label.span.line: item for item in told["broken"]}
+def test_a_violated_requirement_names_its_line_by_how_much_and_what_contributes_most(told: dict):
+    found = {item.label.span.line: item for item in told["violations"]}
     assert {item.code for item in found.values()} == {"LP711"}
     lines = {metric: line_of(f"require {metric}") for metric in ("peak_memory", "mfu", "exposed_comm", "recompute")}
     assert set(found) == set(lines.values())
@@ -187,7 +187,7 @@ def test_a_device_without_enough_memory_is_a_finding_at_the_cluster(told: dict):
     found = told["short of memory"]
     assert (found.code, found.label.span.line) == ("LP712", line_of("cluster"))
     assert re.fullmatch(
-        r"rank 0 needs [\d.]+ MiB and [\d.]+ GiB outside of torch, and `h100_sxm` has 1.00 GiB", found.message
+        r"rank 0 needs [\d.]+ MiB and [\d.]+ GiB outside of PyTorch, and `h100_sxm` has 1.00 GiB", found.message
     )
 
 
@@ -253,7 +253,17 @@ def test_the_mesh_tells_whom_each_axis_joins(told: dict):
 def test_the_terminal_shows_the_figures_and_the_lines(told: dict):
     text = told["terminal"]
     assert f"told.plan:{line_of('checkpoint')}" in text
-    for words in ("step time", "exposed communication", "peak active", "fits", "broken", "times are from"):
+    for words in (
+        "step time",
+        "recomputation (included)",
+        "recomputed",
+        "CUDA context",
+        "exposed communication",
+        "peak active",
+        "fits",
+        "violated",
+        "time models",
+    ):
         assert words in text
     assert max(map(len, text.split("\n"))) <= 160
 
@@ -270,6 +280,6 @@ def test_a_pipeline_is_told_by_rank_and_drawn_with_its_micro_batches(staged: dic
     titles = re.findall(r"<title>(\d)([FB])(\d+): ", staged["pipeline"])
     assert len(titles) == 2 * 2 * micro_batches
     assert {event["pid"] for event in staged["trace"]["traceEvents"]} == {0, 2}
-    finding = staged["broken"][0]
+    finding = staged["violations"][0]
     assert finding.label.span.line == line_of("require bubble", PIPELINE)
     assert finding.others[0].span.line == line_of("pipeline on", PIPELINE)

@@ -66,7 +66,7 @@ def test_cost_prints_json_alone_and_writes_a_page_and_a_trace(here: Path):
     assert sorted(path.name for path in here.rglob("*") if path.is_file()) == ["small.html", "small.json", "small.plan"]
 
 
-def test_check_finds_broken_budgets_of_a_plan_and_its_variants():
+def test_check_reports_violated_requirements_of_a_plan_and_its_variants():
     done = started("check", "small.plan", "--format", "json")
     assert done.returncode == 1, done.stderr
     found = [item for item in json.loads(done.stdout)["diagnostics"] if item["code"] == "LP711"]
@@ -74,19 +74,19 @@ def test_check_finds_broken_budgets_of_a_plan_and_its_variants():
     lines = PLAN.split("\n")
     mfu = 1 + lines.index("require mfu >= 90%")
     variant = 1 + lines.index("  require exposed_comm <= 0.1%")
-    assert set(by_line) == {mfu, variant}  # the third is accepted in the plan, the first is kept
+    assert set(by_line) == {mfu, variant}  # the third is accepted in the plan, the first is ok
     assert "this is so in the variant `replicas`" in by_line[variant]["help"]
     assert "small.plan: step " in done.stderr and "small.plan, variant replicas: step " in done.stderr
     assert done.stderr.splitlines()[-1].startswith("1 plan: 2 errors")
 
 
 @pytest.mark.slow
-def test_check_of_a_plan_that_keeps_its_budgets_and_fits_is_silent_on_standard_output():
+def test_check_of_a_plan_whose_requirements_are_ok_is_silent_on_standard_output():
     text = PLAN.partition("require mfu")[0]
-    Path("kept.plan").write_text(text.replace("plan small", "plan kept"), encoding="utf-8")
-    done = started("check", "kept.plan", "--format", "concise")
+    Path("good.plan").write_text(text.replace("plan small", "plan good"), encoding="utf-8")
+    done = started("check", "good.plan", "--format", "concise")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "1 of 1 budget kept" in done.stderr
+    assert "1 of 1 requirement ok" in done.stderr
 
 
 def test_a_plan_with_errors_is_neither_costed_nor_checked(capsys: pytest.CaptureFixture[str]):

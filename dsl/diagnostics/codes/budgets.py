@@ -1,4 +1,4 @@
-"""LP71x: budgets that a plan breaks, found when it is simulated (`legoai check`)."""
+"""LP71x: violated requirements and memory of the simulated plan (`legoai check`)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import ClassVar
 from legoai.dsl.diagnostics.rule import Rule
 
 
-class BrokenBudget(Rule):
-    """A `require` line that the simulated plan does not keep.
+class RequirementViolated(Rule):
+    """A `require` line that the simulated plan violates.
 
-    `legoai check` simulates one step of the plan and compares every figure with its bound. The finding says by how
-    much the bound is missed, and what contributes most. Figures are estimates: `legoai cost` shows which of them rest
-    on measurements, and how good those are.
+    `legoai check` simulates one step of the plan and compares every figure with its bound. The diagnostic states by
+    how much the bound is violated, and the largest contributor. Figures are estimates: `legoai cost` shows which of
+    them rest on measurements, and how good those are.
 
     ## Example
     ```
@@ -33,15 +33,15 @@ class BrokenBudget(Rule):
     """
 
     code = "LP711"
-    slug = "broken-budget"
+    slug = "requirement-violated"
     simulated: ClassVar[bool] = True
 
 
 class OutOfMemory(Rule):
     """A plan that needs more memory than its device has.
 
-    What torch reserves and what lies outside of it (the device's context, the buffers of NCCL) is more than the device
-    has, also after the allocator gave back all that it had cached. Training would end with `OutOfMemoryError`.
+    The memory that PyTorch's allocator reserves, the CUDA context and NCCL's buffers exceed the device's memory, even
+    after the allocator has freed all cached blocks. Training would end with `OutOfMemoryError`.
 
     ## Example
     ```

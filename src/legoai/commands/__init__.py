@@ -13,7 +13,7 @@ COMMANDS: Final[dict[str, str]] = {
     "explain": "explain a finding, a statement, a default, or what a plan says about one module",
     "lower": "print the PyTorch program that a plan becomes",
     "cost": "tell what a plan costs in time and memory, without a GPU",
-    "check": "simulate plans, and enforce the budgets that they require",
+    "check": "simulate plans, and enforce their `require` lines",
     "graph": "draw a plan's mesh, pipeline or step",
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",

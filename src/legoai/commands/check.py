@@ -22,7 +22,7 @@ _DESCRIPTION = """\
 Lint plans, simulate each of them and each of its variants, and compare what comes out with their `require`
 lines and with the memory of their devices.
 
-The exit status is 1 if there is an error or a budget is broken, and 2 if a plan cannot be costed.
+The exit status is 1 if there is an error or a requirement is violated, and 2 if a plan cannot be costed.
 """
 
 _EXAMPLES = """\
@@ -117,15 +117,15 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         return
     estimate = estimated(linted, program, profile=arguments.profile)
 
-    from legoai.cost.report.budgets import broken
+    from legoai.cost.report.budgets import violations
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.words import seconds, size
 
     variant = f", variant {linted.plan.variant}" if linted.plan.variant else ""
-    kept = sum(item.kept for item in estimate.requirements)
-    budgets = f", {kept} of {counted(len(estimate.requirements), 'budget')} kept" if estimate.requirements else ""
+    ok = sum(item.ok for item in estimate.requirements)
+    required = f", {ok} of {counted(len(estimate.requirements), 'requirement')} ok" if estimate.requirements else ""
     print(
-        f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{budgets}",
+        f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{required}",
         file=sys.stderr,
     )
-    yield from broken(estimate, Causes(linted.analysis))
+    yield from violations(estimate, Causes(linted.analysis))
