@@ -16,9 +16,10 @@ import numpy as np
 from scipy.optimize import least_squares, minimize
 from sklearn.ensemble import ExtraTreesRegressor
 
-from legoai.cost.kernels import PRODUCT_FEATURES, product_features, seconds_of
+from legoai.cost.kernels.features import PRODUCT_FEATURES, product_features
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
 from legoai.specs.cluster import Device
 

@@ -14,10 +14,9 @@ import numpy as np
 from fit_kernels import errors, read
 from scipy.optimize import least_squares
 
-from legoai.cost.network import analytical
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.network.bandwidth import LinkCurve
-from legoai.cost.network.fabric import read_fabric
+from legoai.cost.network.fabric import analytical, read_fabric
 from legoai.cost.network.statistics import Regression, Straggler
 from legoai.cost.network.topology import Placement
 from legoai.cost.trace.records import CollectiveKind

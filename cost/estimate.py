@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost.capture import capture
-from legoai.cost.kernels import NoModelError
 from legoai.cost.kernels.model_flops import model_flops
-from legoai.cost.machine.cluster import Machine, Prices, machine_of
+from legoai.cost.machine.cluster import Machine, machine_of
+from legoai.cost.machine.kernel_time import NoModelError
+from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory, steps
 from legoai.cost.memory.use import MemoryUse, memory_use
 from legoai.cost.profiles import ProfileError
@@ -290,7 +291,7 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
     trace = capture(program.text, world=plan.mesh.world_size, rank=rank, kind=_kind(machine))
     with uncollected():
         say("timing its operations")
-        timeline = simulate(trace, Prices(machine=machine), machine.host())
+        timeline = simulate(trace, OpCosts(machine=machine), machine.host())
         say("following its memory")
         done = rank_estimate(trace, timeline, machine)
     return Simulated(step_time=done.breakdown.seconds, ranks=(done,))
@@ -304,7 +305,7 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
         world=plan.mesh.world_size,
         places=plan.mesh.pp,
         kind=_kind(machine),
-        cost=Prices(machine=machine),
+        cost=OpCosts(machine=machine),
         host=machine.host(),
         measure=lambda trace: (memory(trace), memory_use(trace, machine)),
     )

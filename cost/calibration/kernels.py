@@ -13,9 +13,9 @@ import torch
 
 from legoai.cost.calibration.movement import MOVEMENTS, error_of
 from legoai.cost.calibration.timing import Budget, Timer, out_of_cache
-from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import from_document
 
 CPU_CUBES: Final = (64, 256, 512, 1024, 2048)

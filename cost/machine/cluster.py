@@ -1,19 +1,14 @@
-"""On which devices and networks does a plan run, and what does one operation take there?"""
+"""Machines: the cluster that a plan runs on, with the measured speed of its devices and networks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from legoai.cost import kernels, network
-from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
-from legoai.cost.network import Network
-from legoai.cost.network.topology import placement
+from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
-from legoai.cost.timing.timeline import Cost, Host, Resource, Timed
-from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, TensorType
+from legoai.cost.timing.timeline import Host
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, load_profile
 from legoai.specs.directives.cluster import ClusterUse
 
@@ -88,7 +83,7 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
     """
     cluster = cluster_of(use, world, directory=directory, override=override)
     found = _profile_of(use, directory) if override is None else _overriding_profile(override)
-    return Machine(cluster=cluster, profile=found, network=network.network_of(cluster))
+    return Machine(cluster=cluster, profile=found, network=network_of(cluster))
 
 
 def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Cluster:
@@ -138,146 +133,3 @@ def _overriding_profile(override: str) -> Profile:
     if override.endswith(".toml"):
         return _beside(Path(override))
     return load(Path(override)) if override.endswith(PROFILE_SUFFIX) else profile(override)
-
-
-@dataclass(slots=True, kw_only=True)
-class Prices:
-    """What operations take on a machine, each asked for once.
-
-    Attributes:
-        machine: where they run.
-        known: costs that were given.
-        gap: seconds between two kernels that are queued.
-        copies: bytes per second between host and device by direction, and the model that says so.
-    """
-
-    machine: Machine
-    known: dict[object, Cost] = field(default_factory=dict)
-    seen: dict[object, tuple[Timed, Cost]] = field(default_factory=dict)
-    """The same by the identity of what an operation has, with the operation, which keeps that alive."""
-    gap: float = 0.0
-    copies: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    host: Profile | None = None
-    """Of the processor that computes what is in host memory; read when it is first asked for."""
-
-    def __post_init__(self) -> None:
-        self.gap = self.machine.constant("kernel_gap_seconds") or 0.0
-        self.copies = {name: _copy_rate(self.machine, name) for name in ("host_to_device", "device_to_host")}
-
-    def __call__(self, record: Timed) -> Cost:
-        """The cost of an operation when nothing runs beside it.
-
-        Raises:
-            NoModelError: the profile has no rate for what a kernel does.
-            ProfileError: the profile has no measurement of collectives.
-        """
-        same = _identity(record)
-        found = self.seen.get(same)
-        if found is not None:
-            return found[1]
-        key = _key(record)
-        cost = self.known.get(key)
-        if cost is None:
-            cost = self.known[key] = self._cost(record)
-        self.seen[same] = record, cost
-        return cost
-
-    def _cost(self, record: Timed) -> Cost:
-        if isinstance(record, Kernel):
-            return self._on_processors(record)
-        if isinstance(record, Collective):
-            seconds, model = self._peer_copy(record) if record.kind == "peer_copy" else self._communication(record)
-            hosts = placement(record.ranks, self.machine.network.devices_per_host).hosts
-            memory = memory_of_collective(record, seconds, self.machine.profile)
-            resource: Resource = "intra_host" if hosts == 1 else "inter_host"
-            on_processors = record.kind != "peer_copy"
-            return Cost(seconds=seconds, resource=resource, model=model, memory=memory, processors=on_processors)
-        if isinstance(record, HostKernel):
-            return self._on_host(record)
-        return self._copy(record)
-
-    def _on_processors(self, record: Kernel) -> Cost:
-        profile = self.machine.profile
-        work = kernels.work_of(record)
-        seconds, model = kernels.seconds_of(work, profile)
-        return Cost(
-            seconds=seconds + self.gap,
-            resource="compute",
-            model=model,
-            beside=beside_collectives(work, profile),
-            memory=memory_share(work.bytes, seconds, profile),
-        )
-
-    def _communication(self, record: Collective) -> tuple[float, str]:
-        return network.estimate(record, self.machine.network, self.machine.profile)
-
-    def _peer_copy(self, record: Collective) -> tuple[float, str]:
-        """Over the link, by a copy engine; as a send where the profile does not say how fast that is."""
-        share = self.machine.constant("peer_copy_share")
-        if share is None:
-            return self._communication(record)
-        rate = share * self.machine.device.figure("link.bandwidth_bytes_per_second")
-        return self.gap + record.bytes / rate, kernels.ROOFLINE
-
-    def _on_host(self, record: HostKernel) -> Cost:
-        """The time of an operator on the host: that of the catalogue's `cpu`, as no profile knows the device's own."""
-        if self.host is None:
-            self.host = self.machine.profile if self.machine.device.kind == "cpu" else profile("cpu")
-        seconds, model = kernels.estimate(_on_device(record), self.host)
-        return Cost(seconds=seconds, resource="host", model=f"{model}, of the profile `{self.host.name}`")
-
-    def _copy(self, copy: Copy) -> Cost:
-        if copy.direction == "device_to_device" or self.machine.device.kind == "cpu":
-            cost = self._on_processors(_as_kernel(copy))
-            # What is on a cpu is on its host already: nothing is moved between the two.
-            seconds = cost.seconds - self.gap if copy.direction == "device_to_device" else 0.0
-            return replace(cost, seconds=seconds)
-        rate, model = self.copies[copy.direction]
-        resource: Resource = "host_to_device" if copy.direction == "host_to_device" else "device_to_host"
-        return Cost(seconds=self.gap + copy.bytes / rate, resource=resource, model=model)
-
-
-def _copy_rate(machine: Machine, direction: str) -> tuple[float, str]:
-    """Bytes per second between host and device: measured, else the datasheet's of the link."""
-    measured = machine.constant(f"{direction}_bytes_per_second")
-    if measured is not None:
-        return measured, kernels.MEASURED
-    if machine.device.kind == "cpu":
-        return float("inf"), "analytical"
-    return machine.device.figure("host_link.bandwidth_bytes_per_second"), kernels.ROOFLINE
-
-
-def _on_device(record: HostKernel) -> Kernel:
-    return Kernel(stream=0, **{name: getattr(record, name) for name in HostKernel.__slots__})
-
-
-def _as_kernel(copy: Copy) -> Kernel:
-    whole = (TensorType((copy.bytes,), "uint8"),)
-    return Kernel(
-        stream=copy.stream, op="aten.copy_", inputs=whole, outputs=(), flops=0, bytes_read=copy.bytes,
-        bytes_written=copy.bytes, attributes={}, module=copy.module, phase=copy.phase,
-    )  # fmt: skip
-
-
-def _identity(record: Timed) -> object:
-    """A key that is cheap, and equal only for operations that cost the same: repeated ones share what they have."""
-    if isinstance(record, Kernel | HostKernel):
-        return (
-            type(record), record.op, id(record.inputs), id(record.outputs), id(record.attributes), record.flops,
-            record.bytes_read, record.bytes_written,
-        )  # fmt: skip
-    if isinstance(record, Collective):
-        return record.kind, id(record.ranks), record.bytes
-    return record.direction, record.bytes
-
-
-def _key(record: Timed) -> object:
-    if isinstance(record, Kernel | HostKernel):
-        attributes = tuple(sorted((name, str(value)) for name, value in record.attributes.items()))
-        return (
-            type(record), record.op, record.inputs, record.outputs, record.flops, record.bytes_read,
-            record.bytes_written, attributes,
-        )  # fmt: skip
-    if isinstance(record, Collective):
-        return record.kind, record.ranks, record.bytes
-    return record.direction, record.bytes

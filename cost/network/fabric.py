@@ -1,7 +1,8 @@
-"""What is known of the networks between hosts?"""
+"""Networks between hosts: their measured models and the analytical one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +11,11 @@ from typing import Any, Final
 
 from legoai.cost.measurements.file import ProfileError, read_document
 from legoai.cost.measurements.interpolation import Measured
+from legoai.cost.network.algorithms import traffic
 from legoai.cost.network.bandwidth import Sigmoid
 from legoai.cost.network.statistics import Regression, Straggler
+from legoai.cost.network.topology import Placement
+from legoai.cost.trace.records import CollectiveKind
 
 FILE: Final = Path(__file__).parent.parent / "profiles" / "fabrics.json.gz"
 
@@ -83,3 +87,19 @@ def read_fabric(name: str, document: Mapping[str, Any]) -> FabricModel:
         derived=str(document.get("derived", "")),
         held_out=document.get("held_out", {}),
     )
+
+
+def analytical(
+    kind: CollectiveKind, size: float, on: Placement, fabric: FabricModel, *, bandwidth: float, link: float
+) -> tuple[float, float]:
+    """Seconds of a collective over hosts, and how much of them is latency.
+
+    ``bandwidth`` is of one device's adapter and ``link`` the seconds that a byte takes over a device's link. The time
+    is ``base + hops · hop + max(bytes over a link · link, bytes over an adapter / B)`` of the best algorithm.
+    """
+    best = (math.inf, 0.0)
+    for sent in traffic(kind, size, on):
+        rate = bandwidth * fabric.share.at(sent.adapter_bytes)
+        latency = fabric.base + sent.hops * fabric.hop
+        best = min(best, (latency + max(sent.link_bytes * link, sent.adapter_bytes / rate), latency))
+    return best

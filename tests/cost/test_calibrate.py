@@ -13,10 +13,10 @@ import torch
 from legoai.cost.calibration.movement import three_segments
 from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine, profile_beside
 from legoai.cost.calibration.timing import CACHE_BYTES, measure, out_of_cache
-from legoai.cost.kernels import seconds_of
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import Movement, Product
-from legoai.cost.network import network_of, seconds_on
+from legoai.cost.machine.collective_time import network_of, seconds_on
+from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import Placement
 from legoai.cost.profiles import load
 from legoai.specs.cluster import Cluster, load_profile

@@ -12,11 +12,11 @@ import simulated
 import torch
 from torch import nn
 
-from legoai.cost import kernels
 from legoai.cost.capture import capture
 from legoai.cost.compilation import inductor  # noqa: F401 (imported once, before the processes that need it)
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.kernels.work import Product, work_of
+from legoai.cost.machine import kernel_time
 from legoai.cost.profiles import profile
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.process import simulated_device
@@ -77,7 +77,7 @@ def test_a_product_in_float8_takes_the_float8_rate():
         inputs=tuple(dataclasses.replace(item, dtype="bfloat16") for item in product.inputs[:2]),
     )
     h100 = profile("h100_sxm")
-    assert kernels.estimate(product, h100)[0] < 0.7 * kernels.estimate(half, h100)[0]
+    assert kernel_time.estimate(product, h100)[0] < 0.7 * kernel_time.estimate(half, h100)[0]
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost import kernels, network
-from legoai.cost.machine.cluster import Machine, Prices, cluster_of, machine_of
+from legoai.cost.machine import collective_time, kernel_time
+from legoai.cost.machine.cluster import Machine, cluster_of, machine_of
+from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.profiles import ProfileError
 from legoai.cost.trace.records import Collective, Copy, Kernel, TensorType
 from legoai.specs.cluster import CatalogueError, catalogue
@@ -50,8 +51,8 @@ def test_a_single_host_of_processors_has_as_many_processes_as_ranks():
 
 def test_the_price_of_a_kernel_is_its_model_and_the_gap_before_it():
     found = machine()
-    seconds, model = kernels.estimate(multiply(), found.profile)
-    cost = Prices(machine=found)(multiply())
+    seconds, model = kernel_time.estimate(multiply(), found.profile)
+    cost = OpCosts(machine=found)(multiply())
     assert cost.seconds == pytest.approx(seconds + found.profile.constant("kernel_gap_seconds"))
     assert (cost.resource, cost.model) == ("compute", model)
 
@@ -59,17 +60,17 @@ def test_the_price_of_a_kernel_is_its_model_and_the_gap_before_it():
 @pytest.mark.parametrize(("ranks", "resource"), [(tuple(range(8)), "intra_host"), ((0, 8), "inter_host")])
 def test_a_collective_occupies_the_network_that_its_ranks_span(ranks: tuple[int, ...], resource: str):
     found = machine()
-    cost = Prices(machine=found)(gather(ranks))
-    assert (cost.seconds, cost.model) == network.estimate(gather(ranks), found.network, found.profile)
+    cost = OpCosts(machine=found)(gather(ranks))
+    assert (cost.seconds, cost.model) == collective_time.estimate(gather(ranks), found.network, found.profile)
     assert cost.resource == resource
 
 
 def test_a_copy_takes_the_measured_rate_of_the_link_and_else_the_datasheets():
-    measured = Prices(machine=machine())(copy())
+    measured = OpCosts(machine=machine())(copy())
     assert (measured.seconds, measured.resource) == (pytest.approx(1e-3, rel=0.01), "host_to_device")
-    link = Prices(machine=machine(ClusterUse(device="h100_sxm96"), 8))(copy())
+    link = OpCosts(machine=machine(ClusterUse(device="h100_sxm96"), 8))(copy())
     assert link.seconds == pytest.approx(51e6 / 63e9, rel=0.01)
-    assert Prices(machine=machine(ClusterUse(device="cpu"), 1))(copy()).seconds == 0
+    assert OpCosts(machine=machine(ClusterUse(device="cpu"), 1))(copy()).seconds == 0
 
 
 def test_other_devices_take_the_place_of_the_plans_in_the_same_number():

@@ -5,13 +5,13 @@ import math
 
 import pytest
 
+from legoai.cost.machine.collective_time import Network, estimate, network_of, seconds_on
 from legoai.cost.measurements.interpolation import Measured
-from legoai.cost.network import Network, estimate, network_of, placement, seconds_on
 from legoai.cost.network.algorithms import ALGORITHMS, traffic
 from legoai.cost.network.bandwidth import Sigmoid
 from legoai.cost.network.fabric import fabric_model
 from legoai.cost.network.statistics import Regression, Straggler
-from legoai.cost.network.topology import Placement
+from legoai.cost.network.topology import Placement, placement
 from legoai.cost.profiles import ProfileError, profile
 from legoai.cost.trace.records import Collective
 from legoai.specs.cluster import Cluster, device, fabric, fabric_names

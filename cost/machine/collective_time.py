@@ -1,0 +1,166 @@
+"""Time of a collective on a cluster: the first of a chain of models that has an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from legoai.cost.measurements.file import ProfileError
+from legoai.cost.network.algorithms import wire_bytes
+from legoai.cost.network.bandwidth import LinkCurve
+from legoai.cost.network.fabric import FabricModel, analytical, fabric_model
+from legoai.cost.network.topology import Placement, placement
+from legoai.cost.profiles import Profile
+from legoai.cost.trace.records import Collective, CollectiveKind
+from legoai.specs.cluster import Cluster
+
+MEASURED: Final = "measured table"
+ANALYTICAL: Final = "analytical"
+STATISTICAL: Final = "statistical"
+
+_LIKE: Final[Mapping[CollectiveKind, CollectiveKind]] = {
+    "receive": "send",
+    "peer_copy": "send",
+    "barrier": "all_reduce",
+}
+_BARRIER_BYTES: Final = 4
+
+Answer: TypeAlias = tuple[float, str]
+"""Seconds, and the name of the model that gave them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Network:
+    """A cluster's links and fabric.
+
+    ``bandwidth`` is one device's share of its adapter, in bytes per second; 0 for a single host. ``answers`` holds
+    estimates that were given, for speed.
+    """
+
+    devices_per_host: int
+    bandwidth: float
+    fabric: FabricModel | None
+    answers: dict[tuple[object, ...], Answer] = field(default_factory=dict)
+
+
+def network_of(cluster: Cluster, *, fabric: FabricModel | None = None) -> Network:
+    """The network of ``cluster``, its fabric as shipped unless a model of it is given.
+
+    Raises:
+        ProfileError: nothing is known of the fabric.
+        CatalogueError: the catalogue has no bandwidth for the fabric.
+    """
+    if cluster.hosts == 1:
+        return Network(devices_per_host=cluster.devices_per_host, bandwidth=0.0, fabric=None)
+    assert cluster.fabric is not None
+    return Network(
+        devices_per_host=cluster.devices_per_host,
+        bandwidth=cluster.fabric.figure("bandwidth_bytes_per_second"),
+        fabric=fabric or fabric_model(cluster.fabric.name),
+    )
+
+
+def estimate(collective: Collective, network: Network, profile: Profile, *, straggler: bool = True) -> Answer:
+    """Seconds that ``collective`` takes once all its ranks are there, and which model said so.
+
+    The first that has an answer gives it: `measured table` for a placement that was measured, `statistical` where a
+    regression was fitted for the fabric, `analytical`. A model of another device or fabric says so:
+    `analytical, derived`.
+
+    With ``straggler``, time is that of the 75th percentile of runs where their spread was measured, else of the least.
+
+    Raises:
+        ProfileError: the profile has no measurement of any collective on the device's own links.
+    """
+    on = placement(collective.ranks, network.devices_per_host)
+    key = (collective.kind, collective.bytes, on, profile.hash, straggler)
+    known = network.answers.get(key)
+    if known is None:
+        known = seconds_on(on, collective.kind, collective.bytes, network, profile, straggler=straggler)
+        network.answers[key] = known
+    return known
+
+
+def seconds_on(
+    on: Placement, kind: CollectiveKind, bytes: float, network: Network, profile: Profile, *, straggler: bool = True
+) -> Answer:
+    """As :func:`estimate`, for a group that lies ``on`` the hosts so."""
+    size = float(_BARRIER_BYTES if kind == "barrier" else bytes)
+    like = _LIKE.get(kind, kind)
+    if on.ranks == 1 or size == 0:
+        return 0.0, ANALYTICAL
+    if on.hosts == 1:
+        return _inside(like, size, on.per_host, profile)
+    assert network.fabric is not None, "a group over hosts on a cluster of one"
+    seconds, model = _between(like, size, on, network, profile)
+    if straggler and network.fabric.straggler is not None:
+        seconds *= network.fabric.straggler.ratio(on.ranks, size)
+    return seconds, model + (", derived" if network.fabric.derived else "")
+
+
+def _inside(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> Answer:
+    """On one host: between the measured numbers of ranks, in proportion to the logarithm."""
+    curves = _curves(kind, profile)
+    below = max((count for count in curves if count <= ranks), default=min(curves))
+    above = min((count for count in curves if count >= ranks), default=max(curves))
+    answers = [_on_link(kind, size, ranks, count, curves[count]) for count in (below, above)]
+    if below == above:
+        return answers[0]
+    share = math.log(ranks / below) / math.log(above / below)
+    (first, model), (second, _) = answers
+    return math.exp((1 - share) * math.log(first) + share * math.log(second)), model
+
+
+def _on_link(kind: CollectiveKind, size: float, ranks: int, measured: int, curve: LinkCurve) -> Answer:
+    """Of the curve for ``measured`` ranks; where ``ranks`` are more or fewer, with their own bytes and hops."""
+    suffix = ", derived" if curve.derived else ""
+
+    def formula(bytes: float) -> float:
+        return curve.latency + wire_bytes(kind, bytes, measured) / curve.sigmoid.at(bytes)
+
+    exact = curve.measured.at(size, formula) if curve.measured is not None else None
+    if exact is not None:
+        scale = wire_bytes(kind, size, ranks) / wire_bytes(kind, size, measured)
+        extra = curve.latency * max(0.0, (ranks - measured) / measured)
+        return exact * scale + extra, MEASURED + suffix
+    latency = curve.latency * max(1.0, ranks / measured)
+    return latency + wire_bytes(kind, size, ranks) / curve.sigmoid.at(size), ANALYTICAL + suffix
+
+
+def _between(kind: CollectiveKind, size: float, on: Placement, network: Network, profile: Profile) -> Answer:
+    """Over hosts: the best algorithm, its slower link deciding."""
+    fabric = network.fabric
+    assert fabric is not None
+    table = fabric.measured.get((kind, on.hosts, on.per_host))
+
+    def formula(bytes: float) -> tuple[float, float]:
+        link = _link_seconds(kind, bytes, on.per_host, profile)
+        return analytical(kind, bytes, on, fabric, bandwidth=network.bandwidth, link=link)
+
+    exact = table.at(size, lambda bytes: formula(bytes)[0]) if table is not None else None
+    if exact is not None:
+        return exact, MEASURED
+    seconds, latency = formula(size)
+    regression = fabric.regression.get(kind)
+    if regression is None:
+        return seconds, ANALYTICAL
+    return regression.seconds(seconds, latency, on.ranks, size), STATISTICAL
+
+
+def _link_seconds(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> float:
+    """Seconds of a byte over one device's link, for a message of ``size`` bytes."""
+    if ranks == 1:
+        return 0.0
+    curves = _curves(kind, profile)
+    nearest = min(curves, key=lambda count: abs(math.log(count / ranks)))
+    return 1 / curves[nearest].sigmoid.at(size)
+
+
+def _curves(kind: CollectiveKind, profile: Profile) -> Mapping[int, LinkCurve]:
+    """By number of ranks; a broadcast, where it was not measured, is as an all-gather."""
+    for name in (kind, "all_gather", "all_reduce"):
+        if name in profile.links:
+            return profile.links[name]
+    raise ProfileError(f"the profile of {profile.name} has no measurement of collectives on one host")

@@ -1,0 +1,143 @@
+"""Time of a kernel on a device: the first of a chain of models that has an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from legoai.cost.kernels.features import attention_features, product_features
+from legoai.cost.kernels.work import Attention, Movement, Product, Work, work_of
+from legoai.cost.profiles import AttentionModel, ProductModel, Profile
+from legoai.cost.trace.records import Kernel
+
+MEASURED: Final = "measured table"
+LEARNED: Final = "learned"
+ROOFLINE: Final = "roofline"
+
+Answer: TypeAlias = tuple[float, str]
+"""Seconds, and the name of the model that gave them."""
+
+
+class NoModelError(ValueError):
+    """A profile has no rate for what a kernel does."""
+
+
+def estimate(kernel: Kernel, profile: Profile, *, tf32: bool = False) -> Answer:
+    """Seconds that ``kernel`` takes on the device of ``profile``, and which model said so.
+
+    The first of a chain that has an answer gives it: `measured table`, `learned`, `roofline`. A model that was measured
+    on another device and scaled says so: `learned, derived`.
+
+    Args:
+        kernel: what runs.
+        profile: of the device.
+        tf32: whether single-precision products use the tensor cores.
+
+    Raises:
+        NoModelError: the device has no rate for the kernel's dtype.
+    """
+    return seconds_of(work_of(kernel, tf32=tf32), profile)
+
+
+def seconds_of(work: Work, profile: Profile) -> Answer:
+    """As :func:`estimate`, for what a kernel does; answers are kept in the profile."""
+    known = profile.answers.get(work)
+    if known is None:
+        match work:
+            case Product():
+                known = _product(work, profile)
+            case Attention():
+                known = _attention(work, profile)
+            case Movement():
+                known = _movement(work, profile)
+        profile.answers[work] = known
+    return known
+
+
+def _product(product: Product, profile: Profile) -> Answer:
+    model = profile.products.get(product.rate)
+    if model is None:
+        raise NoModelError(
+            f"the profile of {profile.name} has no rate for matrix products of {product.rate} "
+            f"(it has {', '.join(sorted(profile.products))})"
+        )
+    return _chain(
+        model,
+        model.curve.seconds(product),
+        [math.log2(value) for value in (product.batch, product.m, product.n, product.k)],
+        lambda: product_features(product, model.curve.processors),
+        lambda seconds: max(seconds * model.scale * model.curve.slowed(product), model.curve.limit(product)),
+    )
+
+
+def _attention(attention: Attention, profile: Profile) -> Answer:
+    direction = "backward" if attention.backward else "forward"
+    names = [attention.implementation, "flash2"]
+    models = [profile.attention.get((name, direction, attention.rate)) for name in names]
+    found = next((model for model in models if model is not None), None)
+    if found is None:
+        return _unfused(attention, profile)
+    point = [math.log2(v) for v in (attention.batch * attention.heads, attention.queries, attention.keys)]
+    point += [math.log2(attention.head_dim + attention.value_dim), 4.0 * attention.causal]
+    return _chain(
+        found,
+        found.curve.seconds(attention),
+        point,
+        lambda: attention_features(attention, found.curve.processors),
+        lambda seconds: seconds * found.scale,
+        carried=found is not models[0],
+    )
+
+
+def _chain(
+    model: ProductModel | AttentionModel,
+    formula: float,
+    point: Sequence[float],
+    features: Callable[[], tuple[float, ...]],
+    finish: Callable[[float], float],
+    *,
+    carried: bool = False,
+) -> Answer:
+    """Table, then forest, each a ratio to ``formula``, then the formula.
+
+    The forest answers inside its range, and where a measurement is near: between far ones it would give any of them.
+    """
+    suffix = ", derived" if model.derived or carried else ""
+    if model.table is not None:
+        ratio = model.table.lookup(point)
+        if ratio is not None:
+            return finish(formula * math.exp(ratio)), MEASURED + suffix
+    if model.forest is not None:
+        seen = features()
+        near = model.table is None or model.table.distance(point) <= model.margin
+        if near and model.forest.covers(seen, margin=model.margin):
+            return finish(formula * math.exp(model.forest.predict(seen))), LEARNED + suffix
+    return finish(formula), ROOFLINE + suffix
+
+
+def _unfused(attention: Attention, profile: Profile) -> Answer:
+    """Attention that writes its scores: two products forward or four backward, and passes over the scores."""
+    passes = 2 if attention.backward else 1
+    batch = attention.batch * attention.heads
+    scores = 4 * batch * attention.queries * attention.keys
+    seconds = 0.0
+    for width in (attention.head_dim, attention.value_dim):
+        product = Product(
+            batch=batch, m=attention.queries, n=attention.keys, k=width, rate=attention.rate,
+            bytes=attention.bytes + scores,
+        )  # fmt: skip
+        seconds += passes * seconds_of(product, profile)[0]
+    softmax = seconds_of(Movement(kind="softmax", bytes=2 * scores), profile)[0]
+    return seconds + passes * softmax, ROOFLINE
+
+
+def _movement(movement: Movement, profile: Profile) -> Answer:
+    curve, derived = profile.movement[movement.kind]
+    seconds = curve.seconds(movement.bytes)
+    arithmetic = profile.arithmetic.get(movement.rate)
+    if arithmetic is not None:
+        seconds = max(seconds, movement.flops / arithmetic)
+    measured = curve.measured is not None and curve.measured.at(movement.bytes) is not None
+    model = MEASURED if measured else LEARNED if curve.second else ROOFLINE
+    return seconds, model + (", derived" if derived else "")
