@@ -111,7 +111,8 @@ def _examine(
 def _manifest(analysis: Analysis, announce: Announce | None) -> Manifest | Diagnostic | None:
     from legoai.specs.directives.model import FOREIGN
     from legoai.specs.models.configs import ConfigError
-    from legoai.specs.models.manifest import ManifestError, load_manifest
+    from legoai.specs.models.load import load_manifest
+    from legoai.specs.models.manifest import ManifestError
 
     model = analysis.plan.model
     try:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 from pydantic import create_model as create_pydantic_model
 
 from legoai.specs.directives import FAMILIES, REQUIRED, family, kinds
-from legoai.specs.directives.base import Declared, Directive, Option, PathRule, Treatment
+from legoai.specs.directives.base import Calls, Declared, Directive, Option, PathRule, Treatment
 from legoai.specs.plan import Plan
 
 
@@ -155,7 +155,7 @@ _TYPES: Final[Mapping[type[kinds.Kind], Callable[[Any], Any]]] = {
     kinds.Fraction: lambda _: Annotated[float, Field(ge=0, le=1)],
     kinds.ModulePath: lambda _: StrictStr,
     kinds.ListOf: _list,
-    kinds.Calls: lambda kind: _discriminated(tuple(_model(treatment) for treatment in kind.treatments)),
+    Calls: lambda kind: _discriminated(tuple(_model(treatment) for treatment in kind.treatments)),
     kinds.Either: lambda kind: Union[tuple(_TYPES[type(item)](item) for item in kind.kinds)],  # noqa: UP007
 }
 
@@ -184,7 +184,7 @@ def _value(data: Any, kind: kinds.Kind) -> Any:
         items = [item for item in _choices(kind) if isinstance(item, kinds.ListOf)]
         return tuple(_value(entry, items[0].item) for entry in data)
     if isinstance(data, dict):
-        treatments = [found for item in _choices(kind) if isinstance(item, kinds.Calls) for found in item.treatments]
+        treatments = [found for item in _choices(kind) if isinstance(item, Calls) for found in item.treatments]
         return _declared(data, next(found for found in treatments if found.name == data["treatment"]))
     return data
 

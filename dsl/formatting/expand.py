@@ -28,7 +28,7 @@ from legoai.dsl.frontend.syntax import (
 )
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives import kinds as kind_of
-from legoai.specs.directives.base import Declared, Directive, Option, Treatment
+from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.record import replace
 from legoai.specs.span import Span
 from legoai.specs.units import format_bytes
@@ -108,7 +108,7 @@ class _Writer:
             return node
         word = node.text if isinstance(node, Name) else node.name.text
         for item in _each(kind):
-            if isinstance(item, kind_of.Calls):
+            if isinstance(item, Calls):
                 for treatment in item.treatments:
                     if treatment.name == word:
                         return self._call(node, treatment, frozenset())

@@ -15,7 +15,7 @@ from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import Argument, Auto, Boolean, Call, ListValue, Name, Number, Range, String, Value
 from legoai.specs.directives import kinds
-from legoai.specs.directives.base import Declared, Option, Treatment
+from legoai.specs.directives.base import Calls, Declared, Option, Treatment
 from legoai.specs.directives.hole import Hole
 from legoai.specs.span import Origin, Span
 
@@ -287,7 +287,7 @@ class Reader:
             return self._wrong(node, kind, f"a list of {len(node.items)}")
         return tuple(self.value(item, kind.item)[0] for item in node.items)
 
-    def _calls(self, node: Value, kind: kinds.Calls) -> Any:
+    def _calls(self, node: Value, kind: Calls) -> Any:
         if not isinstance(node, Name | Call):
             return self._wrong(node, kind)
         word = node.text if isinstance(node, Name) else node.name.text
@@ -339,7 +339,7 @@ _READERS: Final = cast(
         kinds.Text: Reader._text,
         kinds.ModulePath: Reader._path,
         kinds.ListOf: Reader._list,
-        kinds.Calls: Reader._calls,
+        Calls: Reader._calls,
         kinds.Either: Reader._either,
     },
 )
@@ -350,9 +350,9 @@ def _fits(node: Value, kind: kinds.Kind) -> bool:
     if isinstance(kind, kinds.Either):
         return any(_fits(node, item) for item in kind.kinds)
     if isinstance(node, Name):
-        return isinstance(kind, kinds.Choice | kinds.Listed | kinds.Calls | kinds.ModulePath)
+        return isinstance(kind, kinds.Choice | kinds.Listed | Calls | kinds.ModulePath)
     if isinstance(node, Call):
-        return isinstance(kind, kinds.Calls)
+        return isinstance(kind, Calls)
     if isinstance(node, String):
         return isinstance(kind, kinds.Text | kinds.ModulePath)
     if isinstance(node, ListValue):
@@ -367,7 +367,7 @@ def _names(kind: kinds.Kind) -> tuple[str, ...]:
         return kind.names
     if isinstance(kind, kinds.Listed):
         return kind.names()
-    if isinstance(kind, kinds.Calls):
+    if isinstance(kind, Calls):
         return tuple(treatment.name for treatment in kind.treatments)
     if isinstance(kind, kinds.Either):
         return tuple(name for item in kind.kinds for name in _names(item))

@@ -13,9 +13,9 @@ from typing import Any, Final
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
-from legoai.specs.directives.base import MISSING, Declared, Directive, Option, Treatment, describe
+from legoai.specs.directives.base import MISSING, Calls, Declared, Directive, Option, Treatment, describe
 from legoai.specs.directives.hole import Hole
-from legoai.specs.directives.kinds import Calls, Choice, Either, Fraction, Kind, ListOf, Size, Text
+from legoai.specs.directives.kinds import Choice, Either, Fraction, Kind, ListOf, Size, Text
 from legoai.specs.directives.require import METRICS
 from legoai.specs.units import format_bytes, format_fraction
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.families import FAMILIES, config_values
-from legoai.specs.models.inspection import read_config
 from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifest_cache import read_config
 from legoai.specs.models.reads import Tokens
 from legoai.specs.models.source import ModelSource
 

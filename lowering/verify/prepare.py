@@ -67,7 +67,7 @@ def prepare(
     refuse_holes(linted.plan, name)
     config = None
     if linted.plan.model.family == "huggingface":
-        from legoai.specs.models.inspection import read_config
+        from legoai.specs.models.manifest_cache import read_config
 
         assert linted.plan.model.target is not None
         config = read_config(directory / linted.plan.model.target)

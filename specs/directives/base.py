@@ -1,4 +1,4 @@
-"""How a directive family is declared: options, treatments and axes, as typed models with documentation.
+"""Declarations of directive families: options, treatments and axes, as typed models with documentation.
 
 One declaration serves the resolver, the linter's messages, completion, the language reference, ``legoai explain`` and
 the test that every option is lowered.
@@ -7,13 +7,11 @@ the test that every option is lowered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
+from legoai.specs.directives.kinds import Kind, either_of
 from legoai.specs.record import Record
 from legoai.specs.span import DEFAULT, Origin, Span
-
-if TYPE_CHECKING:
-    from legoai.specs.directives.kinds import Calls, Kind
 
 T = TypeVar("T")
 
@@ -132,6 +130,16 @@ class Treatment(Declared):
     def signature(cls) -> str:
         """The treatment as it is written, with ``…`` for arguments that it must have: ``colwise``, ``every(…)``."""
         return f"{cls.name}(…)" if any(item.required for item in cls.options) else cls.name
+
+
+class Calls(Kind):
+    """A treatment: a name, or a name with arguments."""
+
+    treatments: tuple[type[Treatment], ...]
+
+    def describe(self) -> str:
+        """The legal treatments, as the end of the sentence "expected …"."""
+        return either_of([f"`{treatment.signature()}`" for treatment in self.treatments])
 
 
 class PathRule(Record, Generic[T], kw_only=True):

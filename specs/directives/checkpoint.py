@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from legoai.specs.directives.base import Directive, Treatment, option
-from legoai.specs.directives.kinds import (
-    Boolean,
-    Calls,
-    Choice,
-    Either,
-    Fraction,
-    Integer,
-    ListOf,
-    Size,
-    Text,
-)
+from legoai.specs.directives.base import Calls, Directive, Treatment, option
+from legoai.specs.directives.kinds import Boolean, Choice, Either, Fraction, Integer, ListOf, Size, Text
 
 
 class KeepAll(Treatment):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from legoai.specs.directives.base import Directive, Treatment, option
-from legoai.specs.directives.kinds import Boolean, Calls, Choice
+from legoai.specs.directives.base import Calls, Directive, Treatment, option
+from legoai.specs.directives.kinds import Boolean, Choice
 
 
 class Inductor(Treatment):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from legoai.specs.directives.base import AxisUse, Directive, Treatment, option
-from legoai.specs.directives.kinds import Calls, Choice, Either, Integer
+from legoai.specs.directives.base import AxisUse, Calls, Directive, Treatment, option
+from legoai.specs.directives.kinds import Choice, Either, Integer
 
 
 class Unit(Treatment):

@@ -1,4 +1,4 @@
-"""What a value of the language may be: the kinds from which every option, subject and treatment is declared.
+"""Kinds of values, from which every option, subject and treatment is declared.
 
 A kind says which values are legal and how to say so to a person. Reading a value from a plan's text against its kind is
 the work of ``legoai.dsl.frontend.coerce``; nothing here knows the syntax.
@@ -7,12 +7,8 @@ the work of ``legoai.dsl.frontend.coerce``; nothing here knows the syntax.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from legoai.specs.record import Record
-
-if TYPE_CHECKING:
-    from legoai.specs.directives.base import Treatment
 
 
 class Kind(Record):
@@ -31,7 +27,7 @@ class Choice(Kind):
     names: tuple[str, ...]
 
     def describe(self) -> str:
-        return _either([f"`{name}`" for name in self.names])
+        return either_of([f"`{name}`" for name in self.names])
 
 
 class Listed(Kind):
@@ -41,7 +37,7 @@ class Listed(Kind):
     noun: str
 
     def describe(self) -> str:
-        return f"{self.noun}: {_either([f'`{name}`' for name in self.names()])}"
+        return f"{self.noun}: {either_of([f'`{name}`' for name in self.names()])}"
 
 
 class Integer(Kind):
@@ -129,25 +125,17 @@ class ListOf(Kind):
         return f"a list of {count}, each {self.item.describe()}"
 
 
-class Calls(Kind):
-    """A treatment: a name, or a name with arguments."""
-
-    treatments: tuple[type[Treatment], ...]
-
-    def describe(self) -> str:
-        return _either([f"`{treatment.signature()}`" for treatment in self.treatments])
-
-
 class Either(Kind):
     """A value of any of several kinds; the first that fits."""
 
     kinds: tuple[Kind, ...]
 
     def describe(self) -> str:
-        return _either([kind.describe() for kind in self.kinds])
+        return either_of([kind.describe() for kind in self.kinds])
 
 
-def _either(words: list[str]) -> str:
+def either_of(words: list[str]) -> str:
+    """The words as a list in prose: "a, b or c"."""
     if len(words) <= 1:
         return "".join(words)
     return f"{', '.join(words[:-1])} or {words[-1]}"

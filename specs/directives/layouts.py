@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from legoai.specs.directives.base import Treatment, option
-from legoai.specs.directives.kinds import Calls, Choice, Either, Integer, ListOf
+from legoai.specs.directives.base import Calls, Treatment, option
+from legoai.specs.directives.kinds import Choice, Either, Integer, ListOf
 
 
 class Replicated(Treatment):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from legoai.specs.directives.base import Directive, option
+from legoai.specs.directives.base import Calls, Directive, option
 from legoai.specs.directives.comm import ByBytes
-from legoai.specs.directives.kinds import Calls, Choice, Either
+from legoai.specs.directives.kinds import Choice, Either
 
 _AMOUNT = Either((Choice(("none", "all", "adaptive")), Calls((ByBytes,))))
 

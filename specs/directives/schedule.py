@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from legoai.specs.directives.base import Directive, Treatment, option
-from legoai.specs.directives.kinds import Calls, Integer, Number
+from legoai.specs.directives.base import Calls, Directive, Treatment, option
+from legoai.specs.directives.kinds import Integer, Number
 
 _STEPS = Integer(minimum=1)
 _WARMUP = Integer(minimum=0)

@@ -1,4 +1,4 @@
-"""What a model consists of, told without torch: modules, shapes, heads, experts, repeated blocks and data flow.
+"""Manifest of a model, readable without torch: modules, shapes, heads, experts, repeated blocks and data flow.
 
 A `Manifest` is made once per model by running its constructor and its forward on the meta device in a
 subprocess (`legoai.specs.models.inspect`). It is shipped for every preset of every built-in family, and cached
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,6 @@ from typing import Any, Literal, NamedTuple
 from legoai.specs.models.configs import Scalar
 from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.reads import Reads, reads_from
-from legoai.specs.models.source import ModelSource
 
 FORMAT = 2
 """Version of the serialised form; a cached manifest of another version is made anew."""
@@ -389,48 +388,3 @@ def pack(manifest: Manifest) -> bytes:
 def unpack(data: bytes) -> Manifest:
     """Read what `pack` wrote."""
     return Manifest.from_json(zlib.decompress(data, wbits=31))
-
-
-def load_manifest(
-    source: ModelSource,
-    *,
-    base_directory: str | Path,
-    announce: Callable[[str], None] | None = None,
-    cache_directory: str | Path | None = None,
-    timeout: float = 120.0,
-) -> Manifest:
-    """Find the manifest of a model, or make and cache it by inspecting the model in a subprocess.
-
-    A built-in model whose config equals a preset's is read from this package. Everything else is looked up in the
-    cache, whose entries are dropped when the model's source text or config changed; only then a subprocess builds the
-    model on the meta device, which for `python(...)` runs the author's factory.
-
-    Args:
-        source: the model.
-        base_directory: the plan's directory; a Hugging Face path is relative to it, a factory is sought there first.
-        announce: told in one line what is about to be run, before a subprocess starts.
-        cache_directory: by default `legoai/manifests` under the user's cache directory.
-        timeout: seconds that the subprocess may take.
-
-    Raises:
-        ConfigError: a built-in model's preset or fields are wrong.
-        ManifestError: the model could not be inspected.
-    """
-    if source.kind == "builtin":
-        config = source.config()
-        for preset, shipped in FAMILIES[source.target].presets.items():
-            if shipped == config:
-                file = shipped_file(source.target, preset)
-                if file.exists():
-                    return unpack(file.read_bytes())
-                break
-
-    from legoai.specs.models.inspection import cached_or_inspected
-
-    return cached_or_inspected(
-        source,
-        base_directory=Path(base_directory),
-        announce=announce,
-        cache_directory=None if cache_directory is None else Path(cache_directory),
-        timeout=timeout,
-    )

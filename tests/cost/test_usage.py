@@ -13,7 +13,8 @@ from legoai.cost.memory.storages import steps
 from legoai.cost.trace.records import Kernel
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from legoai.specs.models.manifest import Manifest, load_manifest
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 

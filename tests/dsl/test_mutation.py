@@ -13,7 +13,7 @@ from legoai.dsl.formatting.edit import holes
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.output import render_full
-from legoai.specs.models import inspection, manifest
+from legoai.specs.models import manifest, manifest_cache
 from legoai.specs.models.source import ModelSource
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def _only_shipped_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
         raise manifest.ManifestError("inspection_failed", f"{source} is not inspected in this test")
 
     monkeypatch.setattr(manifest, "unpack", read)
-    monkeypatch.setattr(inspection, "cached_or_inspected", refuse)
+    monkeypatch.setattr(manifest_cache, "cached_or_inspected", refuse)
 
 
 @pytest.mark.parametrize(("path", "times"), PLANS, ids=[path.stem for path, _ in PLANS])

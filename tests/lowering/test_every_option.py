@@ -14,7 +14,7 @@ from legoai.lowering.emit import EMITTERS
 from legoai.lowering.program import LoweringError
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives import kinds as k
-from legoai.specs.directives.base import Declared, Directive, PathRule, Treatment
+from legoai.specs.directives.base import Calls, Declared, Directive, PathRule, Treatment
 from legoai.specs.directives.checkpoint import Full
 from legoai.specs.plan import Plan
 
@@ -67,7 +67,7 @@ def values(kind: k.Kind) -> Iterator[Any]:
     elif isinstance(kind, k.Either):
         for item in kind.kinds:
             yield from values(item)
-    elif isinstance(kind, k.Calls):
+    elif isinstance(kind, Calls):
         for treatment in kind.treatments:
             yield from varied(treatment)
     else:

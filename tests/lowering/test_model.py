@@ -12,7 +12,8 @@ from plans import lowered, refusals, resolved
 from staged import PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.specs.models.manifest import Manifest, load_manifest
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 OTHERS = """\

@@ -11,15 +11,8 @@ from torch import nn
 from legoai.specs.models.describe import describe
 from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.inspect import inspect_model
-from legoai.specs.models.manifest import (
-    SHIPPED_DIRECTORY,
-    Manifest,
-    load_manifest,
-    pack,
-    shipped_file,
-    shipped_presets,
-    unpack,
-)
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import SHIPPED_DIRECTORY, Manifest, pack, shipped_file, shipped_presets, unpack
 from legoai.specs.models.source import ModelSource
 
 
@@ -242,7 +235,8 @@ def test_a_model_whose_forward_cannot_be_followed_still_has_its_modules():
 def test_reading_the_largest_manifest_is_quick_and_needs_no_torch():
     code = """
 import sys, time
-from legoai.specs.models.manifest import ModelSource, load_manifest
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.source import ModelSource
 times = []
 for _ in range(5):
     start = time.process_time()

@@ -1,4 +1,4 @@
-"""Asking a subprocess for a model's manifest, and remembering the answer.
+"""Cache of manifests, filled by inspecting models in a subprocess.
 
 An entry of the cache is one JSON file, named by the SHA-256 of what was asked: the source as the plan writes it, the
 text of the files that say what is built (the models of this package, the factory's module, or the config file), and the
@@ -33,7 +33,7 @@ def cached_or_inspected(
     cache_directory: Path | None,
     timeout: float,
 ) -> Manifest:
-    """Return the manifest from the cache, or inspect the model; see `legoai.specs.models.manifest.load_manifest`."""
+    """Return the manifest from the cache, or inspect the model; see `legoai.specs.models.load.load_manifest`."""
     base_directory = base_directory.resolve()
     cache_directory = cache_directory or default_cache_directory()
     file = cache_directory / f"{_key(source, base_directory)}.json"

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from legoai.specs.models.inspection import default_cache_directory, find_module_file
-from legoai.specs.models.manifest import ManifestError, load_manifest
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifest_cache import default_cache_directory, find_module_file
 from legoai.specs.models.source import ModelSource
 
 FACTORY = """
@@ -176,7 +177,8 @@ def test_a_factory_that_takes_too_long_is_ended(workplace):
 def test_an_interrupt_ends_the_inspection_too(workplace):
     pid_file = workplace.directory / "pid"
     code = f"""
-from legoai.specs.models.manifest import ModelSource, load_manifest
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.source import ModelSource
 source = ModelSource(kind="python", target="factories.models:sleeps", arguments={{"pid_file": {str(pid_file)!r}}})
 try:
     load_manifest(source, base_directory={str(workplace.directory)!r}, cache_directory={str(workplace.cache)!r})

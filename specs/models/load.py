@@ -1,0 +1,55 @@
+"""Loading of manifests: from this package, from the user's cache, or by an inspection of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from legoai.specs.models.families import FAMILIES
+from legoai.specs.models.manifest import Manifest, shipped_file, unpack
+from legoai.specs.models.source import ModelSource
+
+
+def load_manifest(
+    source: ModelSource,
+    *,
+    base_directory: str | Path,
+    announce: Callable[[str], None] | None = None,
+    cache_directory: str | Path | None = None,
+    timeout: float = 120.0,
+) -> Manifest:
+    """Find the manifest of a model, or make and cache it by inspecting the model in a subprocess.
+
+    A built-in model whose config equals a preset's is read from this package. Everything else is looked up in the
+    cache, whose entries are dropped when the model's source text or config changed; only then a subprocess builds the
+    model on the meta device, which for `python(...)` runs the author's factory.
+
+    Args:
+        source: the model.
+        base_directory: the plan's directory; a Hugging Face path is relative to it, a factory is sought there first.
+        announce: told in one line what is about to be run, before a subprocess starts.
+        cache_directory: by default `legoai/manifests` under the user's cache directory.
+        timeout: seconds that the subprocess may take.
+
+    Raises:
+        ConfigError: a built-in model's preset or fields are wrong.
+        ManifestError: the model could not be inspected.
+    """
+    if source.kind == "builtin":
+        config = source.config()
+        for preset, shipped in FAMILIES[source.target].presets.items():
+            if shipped == config:
+                file = shipped_file(source.target, preset)
+                if file.exists():
+                    return unpack(file.read_bytes())
+                break
+
+    from legoai.specs.models.manifest_cache import cached_or_inspected
+
+    return cached_or_inspected(
+        source,
+        base_directory=Path(base_directory),
+        announce=announce,
+        cache_directory=None if cache_directory is None else Path(cache_directory),
+        timeout=timeout,
+    )
