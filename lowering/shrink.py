@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
 from legoai.specs.directives.base import Declared, Directive, PathRule
@@ -312,12 +313,14 @@ def _batch(
 ) -> tuple[Batch, Pipeline | None]:
     """Micro batches of at most two sequences: as many as the schedule needs, and two where gradients accumulate."""
     batch, mesh = plan.batch, smaller.mesh
-    accumulation = batch.global_batch // (batch.micro_batch * plan.mesh.data_parallel)
+    accumulation, whole, turns = micro_batches(plan), pass_micro_batches(plan), passes(plan)
+    assert accumulation is not None, "the plan has no errors, so that its batch divides"
+    assert whole is not None
+    assert turns is not None
     count = min(2, accumulation)
     if pipeline is not None:
-        whole = pipeline.microbatches or accumulation
         one_pass = whole if isinstance(pipeline.schedule, OrderFile) else min(whole, _one_pass(plan, smaller, whole))
-        count = one_pass * min(2, accumulation // whole)
+        count = one_pass * min(2, turns)
         if pipeline.microbatches is not None:
             pipeline = changed(pipeline, microbatches=one_pass)
     micro = min(2, batch.micro_batch)

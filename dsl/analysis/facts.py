@@ -1,18 +1,17 @@
-"""What rules of several families ask of a plan: micro batches, stages, units, and what a person wrote."""
+"""Facts that several families share: rules and units by module path, what a person wrote, and names for messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from legoai.dsl.diagnostics.diagnostic import Edit, Fix, Label
+from legoai.dsl.diagnostics.diagnostic import Edit, Fix
 from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.hole import Hole, Undecided
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
     from legoai.specs.models.manifest import Manifest
-    from legoai.specs.plan import Plan
 
 
 def written(declared: Declared, field: str) -> bool:
@@ -26,43 +25,6 @@ def replacement(declared: Declared, field: str, text: str) -> Fix | None:
     if origin.decider != "human" or origin.span is None:
         return None
     return Fix(f"write `{text}`", (Edit(origin.span, text),), safe=False)
-
-
-def micro_batches(plan: Plan) -> int | None:
-    """Micro batches that one data-parallel rank computes in a step; None where the batch does not divide.
-
-    `global = micro · data-parallel degree · micro batches`.
-    """
-    count, rest = divmod(plan.batch.global_batch, plan.batch.micro_batch * plan.mesh.data_parallel)
-    return count if rest == 0 else None
-
-
-def pass_micro_batches(plan: Plan) -> int | None:
-    """Micro batches in one pass of the pipeline's schedule: what `pipeline` says, or else all that the batch gives."""
-    pipeline = plan.pipeline
-    return micro_batches(plan) if pipeline is None or pipeline.microbatches is None else pipeline.microbatches
-
-
-def pass_label(analysis: Analysis) -> Label:
-    """The second place of findings about the micro batches of a pass: where their number comes from."""
-    pipeline = analysis.plan.pipeline
-    if pipeline is None or pipeline.microbatches is None:
-        return batch_label(analysis)
-    return Label(analysis.place(pipeline, "microbatches"), f"{pipeline.microbatches} micro batches in a pass")
-
-
-def batch_label(analysis: Analysis) -> Label:
-    """The second place of findings about micro batches: where they come from."""
-    batch, mesh = analysis.plan.batch, analysis.plan.mesh
-    return Label(
-        analysis.place(batch, "global_batch"),
-        f"{batch.global_batch} sequences in micro batches of {batch.micro_batch} over {mesh.data_parallel} ranks",
-    )
-
-
-def local_tokens(plan: Plan) -> int:
-    """Tokens of one micro batch on one rank: its piece of each sequence under context parallelism."""
-    return plan.batch.micro_batch * plan.batch.length // plan.mesh.cp
 
 
 def decided(directive: Directive) -> None:

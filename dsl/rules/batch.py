@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import samples_at_once
 from legoai.dsl.analysis.facts import replacement
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -35,7 +36,7 @@ class BatchDivides(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         batch, mesh = analysis.plan.batch, analysis.plan.mesh
-        each = batch.micro_batch * mesh.data_parallel
+        each = samples_at_once(analysis.plan)
         below, rest = divmod(batch.global_batch, each)
         if rest == 0:
             return
@@ -165,3 +166,20 @@ class SequenceMissing(Check):
             others=[Label(analysis.place(analysis.plan.model, "family"), "a model of text")],
             help=[f"write `seq_len = …`, {'a number of tokens' if longest is None else f'at most {longest}'}"],
         )
+
+
+def pass_label(analysis: Analysis) -> Label:
+    """Where the number of micro batches of a pass comes from: the second place of diagnostics about it."""
+    pipeline = analysis.plan.pipeline
+    if pipeline is None or pipeline.microbatches is None:
+        return batch_label(analysis)
+    return Label(analysis.place(pipeline, "microbatches"), f"{pipeline.microbatches} micro batches in a pass")
+
+
+def batch_label(analysis: Analysis) -> Label:
+    """Where the number of micro batches of a rank comes from: the second place of diagnostics about it."""
+    batch, mesh = analysis.plan.batch, analysis.plan.mesh
+    return Label(
+        analysis.place(batch, "global_batch"),
+        f"{batch.global_batch} sequences in micro batches of {batch.micro_batch} over {mesh.data_parallel} ranks",
+    )

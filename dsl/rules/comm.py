@@ -6,18 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import (
-    batch_label,
-    below,
-    following,
-    fsdp_units,
-    grouped,
-    micro_batches,
-    replacement,
-    written,
-)
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.facts import below, following, fsdp_units, grouped, replacement, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.batch import batch_label
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket, Units
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, local_tokens, name_of
+from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, name_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import pass_label, pass_micro_batches
+from legoai.dsl.analysis.batch import pass_micro_batches
 from legoai.dsl.analysis.stages import order_text
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.batch import pass_label
 from legoai.specs.directives.pipeline import OrderFile, Pipeline
 
 if TYPE_CHECKING:

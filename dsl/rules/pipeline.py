@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import (
-    batch_label,
-    micro_batches,
-    pass_label,
-    pass_micro_batches,
-    replacement,
-)
+from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
+from legoai.dsl.analysis.facts import replacement
 from legoai.dsl.analysis.stages import stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.batch import batch_label, pass_label
 from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, OrderFile
 
 _COMMON_BUBBLE = 0.25
@@ -145,7 +141,7 @@ class EnoughMicroBatches(Check):
         count, stages = pass_micro_batches(plan), stage_count(analysis, pipeline)
         if count is None or stages is None or count >= stages:
             return
-        least = stages * plan.batch.micro_batch * plan.mesh.data_parallel
+        least = stages * samples_at_once(plan)
         batch = f"a global batch of {least} or more gives enough"
         passes = f"write `microbatches = {stages}` or more"
         yield self.at(
@@ -191,7 +187,7 @@ class EqualRounds(Check):
         count, ranks = pass_micro_batches(plan), plan.mesh.pp
         if count is None or _even_rounds(count, ranks):
             return
-        one = plan.batch.micro_batch * plan.mesh.data_parallel
+        one = samples_at_once(plan)
         fewer = next(number for number in range(count, 0, -1) if _even_rounds(number, ranks))
         more = next(number for number in range(count, 2 * count + ranks) if _even_rounds(number, ranks))
         help = (
@@ -335,7 +331,7 @@ class BubbleIsLarge(Check):
         if share <= _COMMON_BUBBLE:
             return
         enough = -(-3 * (ranks - 1) // each)
-        batch = enough * plan.batch.micro_batch * plan.mesh.data_parallel
+        batch = enough * samples_at_once(plan)
         yield self.at(
             analysis.place(pipeline, "schedule"),
             f"each rank waits for at least {share:.0%} of the step: {count} micro batches fill {ranks} ranks "

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import (
-    micro_batches,
-    replacement,
-    written,
-)
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.facts import replacement, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 

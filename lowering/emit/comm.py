@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
+from legoai.dsl.analysis.batch import passes
 from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span, written
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.buckets import DTYPE_BYTES, Bucket, fill, local_numel
@@ -36,17 +37,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             _refuse(lowering, comm, "reduce", "no statement reduces gradients")
         if not is_staged(lowering):  # a pipeline reduces after the last micro batch of a pass by itself
             draft.train_with("reduce_gradients", quoted(comm.reduce), lowering.note(comm, "reduce"))
-        elif _passes(lowering) > 1:
-            why = f"a pipeline reduces after each of its {_passes(lowering)} passes in a step"
-            _refuse(lowering, comm, "reduce", why)
-
-
-def _passes(lowering: Lowering) -> int:
-    """How often the schedule of a pipeline is gone through in one step."""
-    plan = lowering.plan
-    assert plan.pipeline is not None
-    given = plan.batch.global_batch // (plan.batch.micro_batch * plan.mesh.data_parallel)
-    return given // (plan.pipeline.microbatches or given)
+        elif passes(plan) != 1:
+            _refuse(lowering, comm, "reduce", f"a pipeline reduces after each of its {passes(plan)} passes in a step")
 
 
 def _refuse(lowering: Lowering, comm: Comm, field: str, why: str) -> None:
