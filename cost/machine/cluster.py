@@ -9,7 +9,8 @@ from typing import Final
 from legoai.cost.machine.collective_time import Network, network_of
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
 from legoai.cost.timing.timeline import Host
-from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, load_profile
+from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric
+from legoai.specs.device_file import load_device
 from legoai.specs.directives.cluster import ClusterUse
 
 PROFILE_SUFFIX: Final = ".json.gz"
@@ -91,7 +92,7 @@ def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
     if override is None or override.endswith(PROFILE_SUFFIX):
         own = _device_of(use, directory)
     else:
-        own = load_profile(Path(override)) if override.endswith(".toml") else device(override)
+        own = load_device(Path(override)) if override.endswith(".toml") else device(override)
     wires = fabric(use.fabric) if use.hosts > 1 and use.fabric is not None else None
     per_host = use.devices
     if per_host is None:
@@ -105,7 +106,7 @@ def _device_of(use: ClusterUse, directory: Path) -> Device:
     if use.device != "profile":
         return device(use.device)
     assert use.profile is not None, "a finding of lint"
-    return load_profile(directory / use.profile)
+    return load_device(directory / use.profile)
 
 
 def _profile_of(use: ClusterUse, directory: Path) -> Profile:
@@ -120,7 +121,7 @@ def _beside(path: Path) -> Profile:
     measured = path.with_suffix(PROFILE_SUFFIX)
     if measured.exists():
         return load(measured)
-    name = load_profile(path).name
+    name = load_device(path).name
     if name in profile_names():
         return profile(name)
     raise ProfileError(

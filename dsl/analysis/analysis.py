@@ -39,12 +39,14 @@ class Analysis:
     @cached_property
     def device(self) -> Device | None:
         """The cluster's device; None where its profile cannot be read."""
-        from legoai.specs.cluster import CatalogueError, device, load_profile
+        from legoai.specs.cluster import CatalogueError, device
 
         use = self.plan.cluster
         try:
             if use.device == "profile":
-                return load_profile(self.directory / use.profile) if isinstance(use.profile, str) else None
+                from legoai.specs.device_file import load_device  # imports pydantic
+
+                return load_device(self.directory / use.profile) if isinstance(use.profile, str) else None
             return device(use.device)
         except CatalogueError:
             return None

@@ -26,11 +26,12 @@ class ProfileIsReadable(WrongProfile, Check):
     """
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.cluster import CatalogueError, load_profile
-
         use = analysis.plan.cluster
         if use.device != "profile":
             return
+        from legoai.specs.cluster import CatalogueError
+        from legoai.specs.device_file import load_device  # imports pydantic
+
         if use.profile is None:
             yield self.at(
                 analysis.place(use, "device"),
@@ -40,7 +41,7 @@ class ProfileIsReadable(WrongProfile, Check):
             )
             return
         try:
-            load_profile(analysis.directory / use.profile)
+            load_device(analysis.directory / use.profile)
         except CatalogueError as error:
             yield self.at(
                 analysis.place(use, "profile"),

@@ -19,7 +19,8 @@ from legoai.cost.machine.collective_time import network_of, seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import Placement
 from legoai.cost.profiles import load
-from legoai.specs.cluster import Cluster, load_profile
+from legoai.specs.cluster import Cluster
+from legoai.specs.device_file import load_device
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_calibration_can_be_named_in_a_plan(calibrated: Path) -> None:
-    measured = load_profile(calibrated)
+    measured = load_device(calibrated)
     assert (measured.name, measured.kind, measured.devices_per_host) == ("here", "cpu", 2)
     assert measured.figure("memory.bandwidth_bytes_per_second") > 1e8
     assert profile_beside(calibrated).is_file()
@@ -67,7 +68,7 @@ def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) ->
 
 def test_a_calibrated_group_has_its_collectives(calibrated: Path) -> None:
     found = load(profile_beside(calibrated))
-    cluster = Cluster(device=load_profile(calibrated), hosts=1, devices_per_host=2)
+    cluster = Cluster(device=load_device(calibrated), hosts=1, devices_per_host=2)
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"):
         seconds, model = seconds_on(Placement(2, 1, 2), kind, 2**16, network_of(cluster), found)
         assert 1e-6 < seconds < 1.0

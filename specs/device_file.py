@@ -1,0 +1,109 @@
+"""Device files of a user's own: read, and checked by the catalogue's records as pydantic models."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, create_model
+
+from legoai.specs.cluster import (
+    CatalogueError,
+    Device,
+    Fabric,
+    Features,
+    Link,
+    Memory,
+    PeakFlops,
+    Processor,
+    device_of,
+    read_toml,
+)
+from legoai.specs.record import Record
+
+_TYPES: Final[dict[str, tuple[Any, str]]] = {
+    "str": (Annotated[StrictStr, Field(min_length=1)], "a non-empty string"),
+    "bool": (StrictBool, "true or false"),
+    "int": (Annotated[StrictInt, Field(gt=0)], "a positive integer"),
+    "float": (Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)], "a positive number"),
+}
+"""By the annotation of a record's field: what validates it, and what it is in words."""
+
+_RECORDS: Final = {record.__name__: record for record in (Memory, PeakFlops, Processor, Link, Features)}
+
+
+def load_device(path: str | Path) -> Device:
+    """Read a device file of the catalogue's schema.
+
+    Raises:
+        CatalogueError: the file cannot be read, is not TOML, or breaks the schema; ``field`` is the key at fault.
+    """
+    document = read_toml(Path(path))
+    check(document)
+    return device_of(document)
+
+
+def check(document: dict[str, Any]) -> None:
+    """Check a device file's content.
+
+    Raises:
+        CatalogueError: it breaks the schema; ``field`` is the first key at fault.
+    """
+    _check(document, Device)
+
+
+def check_fabric(document: dict[str, Any]) -> None:
+    """Check one table of the file of fabrics, with its name.
+
+    Raises:
+        CatalogueError: it breaks the schema; ``field`` is the first key at fault.
+    """
+    _check(document, Fabric)
+
+
+def _check(document: dict[str, Any], record: type[Record]) -> None:
+    try:
+        _model(record).model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"]]
+        field, legal = _expected(record, path)
+        words = {
+            "missing": "missing",
+            "extra_forbidden": "unknown key",
+            "literal_error": f"expected a torch device type, got {first['input']!r}",
+        }
+        message = words.get(first["type"], f"expected {field}, got {first['input']!r}")
+        raise CatalogueError(
+            ".".join(path), message, legal if first["type"] in ("extra_forbidden", "literal_error") else ()
+        ) from error
+
+
+def _expected(record: type[Record], path: list[str]) -> tuple[str, tuple[str, ...]]:
+    """What the field at ``path`` takes, in words; and its legal values or, for a key that is unknown, its siblings."""
+    name, *rest = path
+    annotation = _annotation(record, name)
+    if rest and annotation in _RECORDS:
+        return _expected(_RECORDS[annotation], rest)
+    if annotation in _RECORDS:
+        return "a table", ()
+    if (record, name) == (Device, "kind"):
+        return "a torch device type", Device.KINDS
+    return _TYPES[annotation][1] if annotation in _TYPES else "", record.fields_
+
+
+def _annotation(record: type[Record], name: str) -> str:
+    return str(record.__annotations__.get(name, "")).partition(" ")[0]
+
+
+@cache
+def _model(record: type[Record]) -> type[BaseModel]:
+    fields: dict[str, Any] = {}
+    for name in record.fields_:
+        annotation = _annotation(record, name)
+        kind = _model(_RECORDS[annotation]) if annotation in _RECORDS else _TYPES[annotation][0]
+        if (record, name) == (Device, "kind"):
+            kind = Literal[Device.KINDS]
+        fields[name] = (kind, record.defaults_.get(name, ...))
+    return create_model(record.__name__, __config__=ConfigDict(extra="forbid"), __doc__=record.__doc__, **fields)
