@@ -1,4 +1,4 @@
-"""Where files that can be made again are kept: a directory that only the user can read and write."""
+"""Private cache directory for files that can be made again, readable and writable by the user alone."""
 
 from __future__ import annotations
 

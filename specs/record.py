@@ -1,4 +1,4 @@
-"""Frozen records that cost little to define: what a dataclass is to a reader, without the code that it generates."""
+"""Frozen records that cost little to define: to a reader dataclasses, without generated code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a value stands in a plan's text, and who decided it."""
+"""Span of a value in a plan's text, and its origin: who decided it."""
 
 from __future__ import annotations
 

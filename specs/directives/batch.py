@@ -1,4 +1,4 @@
-"""`batch`: how many sequences an optimizer step sees, and in what pieces."""
+"""`batch`: global batch, micro batch and sequence length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`checkpoint`: which activations are kept for the backward pass, and which are recomputed."""
+"""`checkpoint`: activations that are kept for the backward pass, and those that are recomputed."""
 
 from __future__ import annotations
 

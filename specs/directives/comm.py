@@ -1,4 +1,4 @@
-"""`comm`: when parameters are gathered and gradients reduced, and in what pieces."""
+"""`comm`: buckets and schedule of all-gathers and reduce-scatters."""
 
 from __future__ import annotations
 

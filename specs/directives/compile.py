@@ -1,4 +1,4 @@
-"""`compile`: which modules torch.compile compiles, and how."""
+"""`compile`: modules that torch.compile compiles, and its options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`context`: a sequence in pieces on different ranks."""
+"""`context`: context parallelism, a sequence in pieces on different ranks."""
 
 from __future__ import annotations
 

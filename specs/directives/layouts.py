@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh axis: the layouts that styles and placements speak of."""
+"""Layouts of a tensor on a mesh axis, as styles and placements name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loss`: how the loss is computed from the last layer."""
+"""`loss`: the form in which the loss is computed from the last layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`model`: what is trained."""
+"""`model`: the model that is trained."""
 
 from __future__ import annotations
 

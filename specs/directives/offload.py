@@ -1,4 +1,4 @@
-"""`offload`: what lives in host memory."""
+"""`offload`: states that are held in host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`optimizer`: how parameters are updated."""
+"""`optimizer`: the update of parameters and its constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shard`: how modules and parameters lie on `tp`, and experts on `ep`."""
+"""`shard`: styles and placements of modules and parameters on `tp`, and of experts on `ep`."""
 
 from __future__ import annotations
 

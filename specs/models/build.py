@@ -1,4 +1,4 @@
-"""Building the model that a plan names, whatever it comes from."""
+"""Construction of the model that a plan names, from any source."""
 
 from __future__ import annotations
 

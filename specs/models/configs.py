@@ -1,4 +1,4 @@
-"""Which dimensions does a built-in model have?
+"""Dimensions of built-in models.
 
 Importing this module is cheap and never imports torch: the linter checks a plan's `model` statement with
 it, the lowered program builds its model with it. All lengths are counts (tokens, features, blocks), never

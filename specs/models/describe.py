@@ -1,4 +1,4 @@
-"""Turning a model on the meta device into its manifest."""
+"""Manifest of a model that was built on the meta device."""
 
 from __future__ import annotations
 

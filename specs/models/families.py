@@ -1,4 +1,4 @@
-"""Which built-in models can a plan name, and in which published sizes?
+"""Families of built-in models that a plan can name, with their published sizes.
 
 Importing this module is cheap and never imports torch.
 """

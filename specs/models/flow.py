@@ -1,4 +1,4 @@
-"""Following tensors through a model's forward, from module to module."""
+"""Data flow of a model's forward, traced from module to module."""
 
 from __future__ import annotations
 

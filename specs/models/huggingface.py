@@ -1,4 +1,4 @@
-"""Building a Hugging Face model from a config, without its weights, so that it trains as a built-in model does."""
+"""Hugging Face models built from a config without weights, which train as built-in models do."""
 
 # mypy: no-warn-return-any
 from __future__ import annotations

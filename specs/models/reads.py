@@ -1,4 +1,4 @@
-"""What a model takes and gives in training, told without torch: tokens, images, two texts, or images with texts.
+"""Inputs and outputs of a model in training, stated without torch: tokens, images, two texts, or images with texts.
 
 | reads | forward | gives |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Where a plan's model comes from."""
+"""Source of a plan's model: a built-in family, a Python factory, or a Hugging Face config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`legoai cost`: what a plan costs, without a GPU."""
+"""`legoai cost`: estimated step time and memory of a plan, without a GPU."""
 
 from __future__ import annotations
 

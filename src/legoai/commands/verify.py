@@ -1,4 +1,4 @@
-"""`legoai verify`: does a plan compute what one device computes?"""
+"""`legoai verify`: a shrunken plan compared with a single device."""
 
 from __future__ import annotations
 
