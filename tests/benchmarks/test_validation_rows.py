@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-from legoai.dsl.lint import lint
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from benchmarks.validation import __main__ as command
 from benchmarks.validation import models, predict
 from benchmarks.validation.predict import Prediction, shortened
@@ -21,6 +15,8 @@ from benchmarks.validation.sample import drawn, stratum
 from benchmarks.validation.score import compare, errors, measured, out_of_memory, peer, rank_memories
 from benchmarks.validation.sources import SOURCES, nanotron
 from benchmarks.validation.statements import Stated
+
+from legoai.dsl.lint import lint
 
 # A small Llama, so that linting has one model to look at.
 LLAMA = {

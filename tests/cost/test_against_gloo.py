@@ -15,21 +15,16 @@ no part of a step, and the simulation leaves it out.
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
-from combinations import COMBINATIONS
-from recorded import ALL_REDUCES, STEPS, Issued, run_and_record
-from simulated import in_a_fork
 
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import steps
 from legoai.cost.trace.records import Collective, Trace
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))
-
-from plans import lowered
+from support.combinations import COMBINATIONS
+from support.plans import lowered
+from support.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
+from support.simulated import in_a_fork
 
 TRIAL = (4, "int32")
 """Bytes and dtype by which a schedule tries each link before its first pass; see the head of this file."""

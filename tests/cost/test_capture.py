@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import simulated
 import torch.distributed as dist
 
 from legoai.cost.capture import capture
@@ -25,6 +24,7 @@ from legoai.cost.trace.records import (
     load,
     save,
 )
+from support import simulated
 
 
 @pytest.fixture(scope="module")

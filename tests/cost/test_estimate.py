@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import simulated
 
 import legoai
 from legoai.cost.estimate import CannotEstimateError
@@ -14,6 +13,7 @@ from legoai.cost.memory.storages import memory
 from legoai.cost.profiles import ProfileError
 from legoai.cost.timing.intervals import busy
 from legoai.specs.directives.cluster import ClusterUse
+from support import simulated
 
 PLAN = """plan small
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from simulated import in_a_fork
 
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import steps
 from legoai.cost.trace.records import Collective
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "lowering"))
-
-from plans import lowered
+from support.plans import lowered
+from support.simulated import in_a_fork
 
 DIM, HIDDEN, VOCABULARY, LAYERS = 32, 64, 128, 2
 BLOCK = 4 * DIM * DIM + 3 * DIM * HIDDEN + 2 * DIM

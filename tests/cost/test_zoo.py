@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import simulated
 import torch
-import zoo
-from test_memory import exact_peak, tracked_peak_of
 
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Kernel, Mark
@@ -15,6 +12,8 @@ from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group
 from legoai.runtime.samples import SYNTHETIC, open_data
 from legoai.runtime.step import OptimizerStep
+from support import simulated, zoo
+from support.memory_peaks import exact_peak, tracked_peak_of
 
 MODELS = tuple(zoo.CONFIGS)
 

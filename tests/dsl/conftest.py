@@ -1,15 +1,11 @@
-"""Puts the tests' own modules on the path, and holds what the tests of the language share."""
+"""Golden texts of diagnostics."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

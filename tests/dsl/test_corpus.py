@@ -1,6 +1,7 @@
 """Every mistake of the corpus is found, with the text that a person reads; and every plan of the other corpus is clean.
 
-The mistakes stand in `invalid/NAME.plan`, what the linter says about them in `invalid/NAME.txt`. A first line such as
+The mistakes stand in `invalid/CODE/NAME.plan`, by the code that each is meant for, and what the linter reports in
+`invalid/CODE/NAME.txt`. A first line such as
 `# legoai lint --variant NAME --set NAME=VALUE` gives options. `pytest tests/dsl --update-golden` writes the texts anew:
 read what changed before it is committed.
 """
@@ -16,10 +17,10 @@ import pytest
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render_full
 from legoai.dsl.rules import all_rules
+from support import VALID_PLANS, WORKED_PLANS
 
 HERE = Path(__file__).parent
-INVALID = sorted(HERE.glob("invalid/*.plan"))
-VALID = sorted(HERE.glob("valid/*.plan")) + sorted(HERE.parents[1].glob("plans/*.plan"))
+INVALID = sorted(HERE.glob("invalid/LP*/*.plan"))
 
 ELSEWHERE = {
     "LP001": "found when a file is read",
@@ -64,9 +65,10 @@ def test_a_mistake_is_found_and_explained(
     found = found_in(path)
     assert found.diagnostics, "a plan without mistakes belongs into valid/"
     golden(path.with_suffix(".txt"), render_full(found.diagnostics, found.files))
+    assert path.parent.name in {diagnostic.code for diagnostic in found.diagnostics}
 
 
-@pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", VALID_PLANS + WORKED_PLANS, ids=lambda path: path.stem)
 def test_a_plan_without_mistakes_is_clean(path: Path):
     found = lint(path.read_text(encoding="utf-8"), path.name, directory=path.parent)
     assert render_full(found.diagnostics, found.files) == ""
@@ -79,4 +81,5 @@ def test_every_rule_has_a_mistake_in_the_corpus():
 
 
 def test_every_golden_text_has_its_plan():
-    assert {path.stem for path in HERE.glob("invalid/*.txt")} == {path.stem for path in INVALID}
+    assert {path.with_suffix(".plan") for path in HERE.glob("invalid/**/*.txt")} == set(INVALID)
+    assert set(HERE.glob("invalid/**/*.plan")) == set(INVALID)

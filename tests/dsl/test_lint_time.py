@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support import ROOT
+
 PLANS = [ROOT / "plans" / name for name in ("tiny.plan", "llama3_405b_512.plan")]
 HEAVY = {
     "torch", "numpy", "pydantic", "networkx", "pulp", "transformers", "asyncio", "email", "unittest", "multiprocessing",

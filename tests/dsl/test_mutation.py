@@ -7,7 +7,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import strategies as some
 
 from legoai.dsl.formatting.edit import holes
 from legoai.dsl.formatting.formatter import format_text
@@ -15,10 +14,10 @@ from legoai.dsl.lint import lint
 from legoai.dsl.reporting.output import render_full
 from legoai.specs.models import manifest, manifest_cache
 from legoai.specs.models.source import ModelSource
+from support import VALID_PLANS, WORKED_PLANS
+from support import strategies as some
 
-HERE = Path(__file__).parent
-PLANS = [(path, 1000) for path in sorted(HERE.parents[1].glob("plans/*.plan"))]
-PLANS += [(path, 300) for path in sorted(HERE.glob("valid/*.plan"))]
+PLANS = [(path, 1000) for path in WORKED_PLANS] + [(path, 300) for path in VALID_PLANS]
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import legoai
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "plans" / "tiny.plan"
 
 

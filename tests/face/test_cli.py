@@ -9,19 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import (
-    BAD,
-    GOOD,
-    ROOT,
-    called,
-    here,  # noqa: F401
-    started,
-)
 
 from legoai import __version__
 from legoai.cli import main
 from legoai.commands import COMMANDS, parser_of
 from legoai.dsl.frontend import sources
+from support import ROOT
+from support.command_line import (
+    BAD,
+    GOOD,
+    called,
+    here,  # noqa: F401
+    started,
+)
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):

@@ -11,8 +11,9 @@ from legoai.dsl.lint import lint
 from legoai.dsl.reporting.reference import GROUPS, OWN_STATEMENTS, documents, keyword_page, main
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
+from support import ROOT
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

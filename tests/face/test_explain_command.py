@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from command_line import (
+
+from support.command_line import (
     called,
     here,  # noqa: F401
 )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 import math
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 RUNTIME = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "runtime").glob("*.py")))
 HEAD, SHARD = re.findall(r"^```\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)

@@ -4,7 +4,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from command_line import (
+
+from support.command_line import (
     GOOD,
     called,
     here,  # noqa: F401

@@ -1,14 +1,13 @@
 """What the README shows is what the tool does."""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import legoai
 from legoai.cli import main
+from support import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SLIPS = (
     ("plan tiny", "plan broken"),

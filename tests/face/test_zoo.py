@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from legoai.cli import main
-
-sys.path.append(str(Path(__file__).parents[1] / "cost"))
-from zoo import CONFIGS
+from support.zoo import CONFIGS
 
 BLOCKS = {
     "t5": "{encoder, decoder}.block.*",

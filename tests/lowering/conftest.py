@@ -1,10 +1,9 @@
-"""Puts the tests' own modules on the path, compares programs with the golden ones, and holds what trains share."""
+"""Golden programs, and the trainings without a mesh that others are compared with."""
 
 from __future__ import annotations
 
 import re
 import string
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import pytest
 
 from legoai.lowering.program import Program
 
-HERE = Path(__file__).parent
-GOLDEN = HERE / "golden"
-sys.path.insert(0, str(HERE))
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,8 +55,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """What the training of `meshed` comes to on one process, with neither mesh nor wrapper."""
-    from meshed import text_of
-    from staged import PLAIN_DOUBLE, train
+    from support.meshed import text_of
+    from support.staged import PLAIN_DOUBLE, train
 
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
     assert {str(dtype) for dtype in result["dtypes"]} == {"torch.float64"}
@@ -69,7 +66,7 @@ def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def unstaged(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """What the training of `staged` comes to on one process, with neither mesh nor wrapper."""
-    from staged import PLAIN_DOUBLE, text_of, train
+    from support.staged import PLAIN_DOUBLE, text_of, train
 
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, validate_every=2, validate_batches=8)
     return result

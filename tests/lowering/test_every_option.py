@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from plans import FULL, lowered, resolved, without_hash
 
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.program import LoweringError
@@ -17,6 +16,7 @@ from legoai.specs.directives import kinds as k
 from legoai.specs.directives.base import Calls, Declared, Directive, PathRule, Treatment
 from legoai.specs.directives.checkpoint import Full
 from legoai.specs.plan import Plan
+from support.plans import FULL, lowered, resolved, without_hash
 
 BASE = resolved(FULL)
 FIELDS = {"shard": "shard"} | {keyword: keyword for keyword in FAMILIES}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from meshed import UNITS, text_of
-from plans import HEAD, SEQUENCE_PARALLEL
-from staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+
+from support.meshed import UNITS, text_of
+from support.plans import HEAD, SEQUENCE_PARALLEL
+from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 ATTENTION_ONLY = """\
 shard on tp {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -10,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
+from support.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
 
 PLANS = {
     "one_device": f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)",
@@ -189,11 +190,9 @@ def _ruff() -> str:
 
 
 _CHILD = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from plans import lowered
-from test_programs import PLANS
-sys.stdout.write("\\f".join(lowered(PLANS[name]).text for name in sorted(PLANS)))
+import json, sys
+from support.plans import lowered
+sys.stdout.write("\\f".join(lowered(plan).text for plan in json.load(sys.stdin)))
 """
 
 
@@ -202,7 +201,7 @@ def test_two_lowerings_are_equal_to_the_byte_in_any_process():
     for seed in ("0", "1", "4711"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         done = subprocess.run(
-            [sys.executable, "-c", _CHILD, str(Path(__file__).parent)],
+            [sys.executable, "-c", _CHILD], input=json.dumps([PLANS[name] for name in sorted(PLANS)]),
             env=environment, capture_output=True, text=True, check=True, timeout=120, cwd=ROOT,
         )  # fmt: skip
         texts.add(done.stdout)

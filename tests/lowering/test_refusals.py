@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, refusals, resolved
 
 from legoai.dsl.rules import rule_of
 from legoai.lowering.program import LoweringError
+from support.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, refusals, resolved
 
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 UNITS = "{ layers.* = unit, root = unit }"

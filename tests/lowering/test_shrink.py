@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
 
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.frontend.paths import Paths, assign
@@ -17,8 +15,10 @@ from legoai.lowering.shrink import MAX_RANKS, CannotShrinkError, Shrunken, shrin
 from legoai.lowering.verify.prepare import prepare
 from legoai.specs.directives.base import describe
 from legoai.specs.models.configs import LlamaConfig, MixtralConfig
+from support import ROOT
+from support.plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = ROOT / "plans"
 BATCH = "batch (global = 512, micro = 4, seq_len = 8192)\n"
 
 

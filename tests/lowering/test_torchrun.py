@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plans import FULL, lowered
+from support.plans import FULL, lowered
 
 
 def test_torchrun_trains_what_was_lowered(tmp_path: Path):

@@ -8,8 +8,9 @@ import pytest
 
 import legoai
 from legoai.dsl.frontend.resolve import resolve
+from support import ROOT
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = ROOT / "plans"
 
 
 def worked() -> list:

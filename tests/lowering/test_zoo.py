@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support import ROOT
 
-ZOO = Path(__file__).parents[2] / "plans" / "zoo"
+ZOO = ROOT / "plans" / "zoo"
 PLANS = sorted(path.stem for path in ZOO.glob("*.plan"))
 VARIANTS = (None, "full", "half", "checkpointed", "full_checkpointed", "half_checkpointed")
 READS = {"clip_l14_336": "ImagesWithTexts", "convnextv2_huge": "Images", "vit_h14": "Images", "t5_large": "TwoTexts"}

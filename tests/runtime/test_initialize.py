@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import programs
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize, plain_path
+from support import programs
 
 CPU = Device(type="cpu")
 

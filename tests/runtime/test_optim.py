@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 
-import programs
 import pytest
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from legoai.runtime.optim import (
     squared_norm_share,
     warmup_schedule,
 )
+from support import programs
 
 
 def rates(count: int, **schedule) -> list[float]:

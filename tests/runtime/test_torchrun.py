@@ -17,11 +17,10 @@ import pytest
 from legoai.runtime import RunError, launch
 from legoai.runtime.torchrun import _first, threads_per_process
 
-PROGRAM = f"""
+PROGRAM = """
 import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
 import torch
-import programs
+from support import programs
 if os.environ.get("CRASH") == os.environ["RANK"]:
     sys.exit("this rank crashes")
 programs.trainer(dp_shard=2, dtype=torch.float32).main()

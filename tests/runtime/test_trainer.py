@@ -6,13 +6,13 @@ import dataclasses
 import json
 from pathlib import Path
 
-import programs
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
+from support import programs
 
 STEPS = 4
 

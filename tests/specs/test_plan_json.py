@@ -2,15 +2,15 @@
 
 import copy
 import json
-from pathlib import Path
 
 import pytest
 
 from legoai.dsl.frontend.resolve import resolve
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.plan_json import PlanJsonError, read_plan, schema
+from support import ROOT
 
-PLANS = Path(__file__).parents[2] / "plans"
+PLANS = ROOT / "plans"
 
 
 def plans():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_plans import codes, message
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
+
+from support.rule_plans import codes, message
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_plans import codes, findings, message
+
+from support.rule_plans import codes, findings, message
 
 
 @pytest.mark.parametrize(

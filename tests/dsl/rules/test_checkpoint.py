@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from rule_plans import codes, message
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from legoai.dsl.rules.checkpoint import is_operator_name
+from support.rule_plans import codes, message
 
 
 def test_every_operator_that_pytorch_has_is_a_legal_name() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rule_plans import codes, findings, message, place
 
 from legoai.specs.cluster import catalogue
+from support.rule_plans import codes, findings, message, place
 
 
 def test_a_profile_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, message, place
+
+from support.rule_plans import codes, message, place
 
 TENSOR_PARALLEL = """
 mesh (dp_shard = 4, tp = 2)

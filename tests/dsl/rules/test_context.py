@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, findings
+
+from support.rule_plans import codes, findings
 
 USE = "fsdp on dp_shard { layers.* = unit }\n"
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rule_plans import codes, findings, message
+
+from support.rule_plans import codes, findings, message
 
 ATTENTION = ["layers.*.attention.{wq, wk, wv} = colwise", "layers.*.attention.wo = rowwise"]
 FEED_FORWARD = ["layers.*.feed_forward.{w1, w3} = colwise", "layers.*.feed_forward.w2 = rowwise"]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from rule_plans import codes, findings, message, place
+
+from support.rule_plans import codes, findings, message, place
 
 MESH = "mesh (dp_replicate = 2, dp_shard = 4)\n"
 

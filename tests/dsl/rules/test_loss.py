@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, message
+
+from support.rule_plans import codes, message
 
 
 @pytest.mark.parametrize(("pieces", "legal"), [(2, True), (32, True), (33, False)])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, findings, message, place
 
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
+from support.rule_plans import codes, findings, message, place
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, message
+
+from support.rule_plans import codes, message
 
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = {}) {{ layers.* = unit }}\n"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_plans import codes
+
+from support.rule_plans import codes
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from rule_plans import codes, findings, message, place
 from torch import nn
 from torch.distributed.pipelining import schedules
 
 from legoai.dsl.analysis.orders import OrderError, order_faults, read_order
+from support.rule_plans import codes, findings, message, place
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
 MULTI = {

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from rule_plans import codes, message
+
+from support.rule_plans import codes, message
 
 LLAMA = {
     "model_type": "llama",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from rule_plans import codes, message
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from legoai.specs.cluster import catalogue
+from support.rule_plans import codes, message
 
 BLOCK = "layers.*.feed_forward.*"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes
+
+from support.rule_plans import codes
 
 
 @pytest.mark.parametrize(

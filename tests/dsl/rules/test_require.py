@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from rule_plans import BASE, codes, message
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -21,6 +20,7 @@ from legoai.dsl.analysis.state import StateBytes, state_bytes
 from legoai.dsl.lint import lint
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.llama import Llama
+from support.rule_plans import BASE, codes, message
 
 TINY = {"n_layers": 2, "dim": 64, "hidden_dim": 128, "vocab_size": 256}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from rule_plans import codes, message
+
+from support.rule_plans import codes, message
 
 FACTORY = """
 import torch

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rule_plans import codes
 
 from legoai.runtime.optim import warmup_schedule
+from support.rule_plans import codes
 
 
 def rates(form: str, warmup: int, steps: int, floor: float) -> list[float]:

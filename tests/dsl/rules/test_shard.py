@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, findings, message, place
+
+from support.rule_plans import codes, findings, message, place
 
 MESH = "mesh (dp_shard = 4, tp = 2)\n"
 

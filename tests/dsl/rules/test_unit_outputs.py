@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from rule_plans import codes, message
+
+from support.rule_plans import codes, message
 
 MESH = "cluster cpu(devices = 1)\nmesh (dp_shard = 1)\nprecision (param = bf16, output = fp32)\n"
 UNITS = {

@@ -1,0 +1,248 @@
+"""A program whose blocks are compiled computes what it computes in eager, in fewer kernels, and communicates alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from legoai.cost.capture import capture
+from legoai.cost.compilation import graphs, inductor  # noqa: F401 (imported once, before the processes that need it)
+from legoai.cost.memory.storages import steps
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel, Trace
+from legoai.runtime import keep_outputs, wait_for_output
+from legoai.runtime.device import Device
+from legoai.runtime.step import OptimizerStep
+from support import programs, simulated
+
+
+def trainer(*, backend: str | None = "inductor", checkpoint: str = "none", micro_batches: int = 1, **options):
+    """A program whose blocks are compiled, before they are checkpointed as a whole or after operators are chosen."""
+    ranks = options.get("dp_shard", 1)
+    made = programs.trainer(dtype=torch.float32, global_batch=2 * ranks * micro_batches, **options)
+
+    def parallelize(model, mesh):
+        if options.get("tp", 1) > 1:
+            programs.apply_tensor_parallel(model, mesh["tp"])
+            if backend is not None:
+                wait_for_output(model.tok_embeddings)
+        for name, layer in model.layers.items():
+            inner = layer
+            if checkpoint == "selective":
+                keep = keep_outputs("matmul")
+                inner = model.layers[name] = programs.checkpoint_wrapper(layer, context_fn=keep)
+            if backend is not None:
+                inner.compile(backend=backend, fullgraph=True, dynamic=False)
+            if checkpoint == "full":
+                model.layers[name] = programs.checkpoint_wrapper(layer)
+        if ranks > 1:
+            programs.apply_fsdp(model, mesh["dp_shard"])
+        return model
+
+    return dataclasses.replace(made, parallelize=parallelize)
+
+
+@functools.cache
+def traced(kind: str = "cuda", replay: bool = False, **options) -> Trace:
+    world = options.get("dp_shard", 1) * options.get("tp", 1)
+    return simulated.in_a_fork(_traced, kind, replay, world, options)
+
+
+def _traced(kind: str, replay: bool, world: int, options) -> Trace:
+    return capture(trainer(**options), world=world, kind=kind, replay=replay)
+
+
+def steady(trace: Trace) -> list:
+    span = steps(trace)[-1]
+    return list(trace.records[span.start : span.stop])
+
+
+def kernels(trace: Trace) -> list[Kernel]:
+    return [item for item in steady(trace) if isinstance(item, Kernel)]
+
+
+def test_products_and_attention_are_those_of_eager_and_the_rest_is_fused():
+    eager, compiled = kernels(traced(backend=None)), kernels(traced())
+    libraries = ("aten.mm", "attention")
+
+    def by_library(items: list[Kernel]) -> Counter:
+        return Counter(
+            (item.op, item.phase, item.flops) for item in items if any(name in item.op for name in libraries)
+        )
+
+    assert by_library(compiled) == by_library(eager)
+    assert len(compiled) < 0.6 * len(eager)
+    moved = [
+        sum(item.bytes_read + item.bytes_written for item in items if "layers" in item.module and "mm" not in item.op)
+        for items in (compiled, eager)
+    ]
+    assert moved[0] < 0.6 * moved[1]
+
+
+def test_an_elementwise_chain_reads_and_writes_each_tensor_once():
+    """`silu(a) * b` with its casts, over (2, 32, 64) numbers of 4 bytes: two are read, and one is written."""
+    found = [
+        item for item in kernels(traced())
+        if item.op.startswith("fused") and item.module == "layers.0.feed_forward" and item.phase == "forward"
+    ]  # fmt: skip
+    size = 2 * 32 * programs.HIDDEN * 4
+    assert [(item.bytes_read, item.bytes_written) for item in found] == [(2 * size, size)]
+
+
+def test_every_allocation_of_a_step_is_freed_in_it():
+    records = steady(traced())
+    assert sum(isinstance(item, Allocate) for item in records) == sum(isinstance(item, Free) for item in records)
+
+
+def test_equal_blocks_are_compiled_once():
+    assert simulated.in_a_fork(_count_graphs) == 1
+
+
+def _count_graphs() -> int:
+    traced_graphs = []
+    original = graphs.Graph.trace
+
+    def trace(graph, *args):
+        traced_graphs.append(graph)
+        return original(graph, *args)
+
+    graphs.Graph.trace = trace
+    capture(trainer(backend="aot_eager"), world=1)
+    return len(traced_graphs)
+
+
+@pytest.mark.slow
+def test_aot_eager_runs_every_operator_as_it_is():
+    eager, compiled = kernels(traced(backend=None)), kernels(traced(backend="aot_eager"))
+    assert Counter(item.op for item in eager if item.flops) == Counter(item.op for item in compiled if item.flops)
+    assert not any(item.op.startswith("fused") for item in compiled)
+
+
+@pytest.mark.parametrize("options", [{}, {"dp_shard": 2}], ids=["one device", "fsdp"])
+@pytest.mark.slow
+def test_repeated_micro_batches_are_as_if_they_had_been_taken(options):
+    assert traced(replay=True, micro_batches=6, **options) == traced(replay=False, micro_batches=6, **options)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_around_a_compiled_module_runs_its_forward_again():
+    plain, whole = kernels(traced()), kernels(traced(checkpoint="full"))
+
+    def of(items: list[Kernel], phase: str) -> Counter:
+        return Counter(item.op for item in items if item.phase == phase and item.module.startswith("layers"))
+
+    assert of(whole, "forward") == of(plain, "forward")
+    assert of(whole, "recompute") == of(plain, "forward")
+    assert of(whole, "backward") == of(plain, "backward")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_inside_of_a_compiled_module_keeps_what_it_says():
+    plain, chosen = kernels(traced()), kernels(traced(checkpoint="selective"))
+
+    def count(items: list[Kernel], phase: str, name: str) -> int:
+        return sum(item.phase == phase and name in item.op for item in items)
+
+    assert count(chosen, "backward", "aten.mm") == count(plain, "backward", "aten.mm")
+    attention = "_scaled_dot_product_efficient_attention"
+    assert count(plain, "backward", attention) == 2  # its backward in each of two layers
+    assert count(chosen, "backward", attention) == 4  # and the attention itself again
+
+
+@pytest.mark.slow
+def test_collectives_of_a_compiled_program_are_those_of_a_real_one(gloo):
+    options = {"dp_shard": 2, "tp": 2}
+    real = gloo(4)(real_collectives, options)[0]
+    found = [
+        (item.kind, item.ranks, item.bytes) for item in steady(traced("cpu", **options)) if isinstance(item, Collective)
+    ]
+    assert found == real
+
+
+class SeenInside(simulated.Seen):
+    """Sees the operators of compiled graphs that are run one by one."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+def real_collectives(options) -> list[tuple[str, tuple[int, ...], int]]:
+    """The collectives of a second step that really runs, its graphs compiled by inductor's partition alone."""
+    made = trainer(backend="aot_eager_decomp_partition", **options)
+    device = Device(type="cpu")
+    training = made.prepare(device, seed=0)
+    step, batches = OptimizerStep(made, training, device), simulated.Zeros(made)
+    step.update(step.gradient(0, batches, stop=False), step=0)
+    with SeenInside() as seen:
+        step.update(step.gradient(1, batches, stop=False), step=1)
+    return seen.collectives
+
+
+def test_a_collective_on_its_way_into_a_compiled_module_is_refused():
+    with pytest.raises(SimulationError, match="nothing has waited for"):
+        simulated.in_a_fork(_unwaited)
+
+
+def _unwaited() -> None:
+    made = programs.trainer(tp=2, dtype=torch.float32, global_batch=2)
+
+    def parallelize(model, mesh):
+        programs.apply_tensor_parallel(model, mesh["tp"])
+        model.layers["0"].compile(backend="aot_eager")
+        return model
+
+    capture(dataclasses.replace(made, parallelize=parallelize), world=2)
+
+
+def _largest_loss(loss: str) -> tuple[int, int]:
+    """How many kernels read all logits in forward or backward, and the bytes of fp32 tensors of their size."""
+    made = dataclasses.replace(programs.trainer(dtype=torch.bfloat16, global_batch=2), loss=loss)
+    records = steady(capture(made, world=1, kind="cuda"))
+    logits = 2 * made.seq_len * programs.VOCABULARY
+    kernels = [
+        item for item in records if isinstance(item, Kernel) and item.module == "loss" and item.phase == "forward"
+    ]
+    reads = sum(any(math.prod(kind.shape) == logits for kind in item.inputs) for item in kernels)
+    return reads, sum(item.bytes for item in records if isinstance(item, Allocate) and item.bytes == 4 * logits)
+
+
+def test_a_fused_loss_reads_the_logits_twice_and_keeps_no_copy_of_them_in_fp32():
+    """As inductor compiles it: one pass for the largest and the sum, one for the loss; eager casts them first."""
+    reads, copies = simulated.in_a_fork(_largest_loss, "fused")
+    assert (reads, copies) == (2, 0)
+    assert simulated.in_a_fork(_largest_loss, "eager")[1] > 0
+
+
+CONTEXT_PARALLEL = """plan small
+
+model llama3("tiny", max_seq_len = 64)
+cluster h100_sxm
+batch (global = 4, micro = 1, seq_len = 64)
+mesh (dp_shard = 4, cp = 2)
+fsdp on dp_shard, cp { layers.* = unit, root = unit }
+context on cp (rotate = allgather, balance = head_tail)
+checkpoint { layers.* = full }
+attention flash
+compile { layers.* = inductor }
+"""
+
+
+def _host_kernels_of_context_parallel(folder) -> int:
+    from legoai.api import lower
+
+    (folder / "small.plan").write_text(CONTEXT_PARALLEL)
+    trace = capture(lower(folder / "small.plan").text, world=8)
+    assert sum(isinstance(item, Kernel) for item in trace.records) > 100
+    return sum(isinstance(item, HostKernel) for item in trace.records)
+
+
+@pytest.mark.slow
+def test_a_backward_graph_that_is_compiled_in_the_middle_of_a_step_records_nothing_of_its_compilation(tmp_path):
+    """Of a graph with a collective PyTorch compiles the backward when it is first called."""
+    assert simulated.in_a_fork(_host_kernels_of_context_parallel, tmp_path) == 0

@@ -1,0 +1,225 @@
+"""A compiled module saves what PyTorch's compiler saves, and runs the kernels that inductor schedules."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from legoai.cost.compilation import graphs, inductor  # noqa: F401 (imported once, before the processes that need it)
+from legoai.cost.compilation.modules import compilation
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace.records import Kernel, Trace
+from legoai.runtime import keep_outputs
+from support import programs, simulated
+
+SHAPE = (2, 32, programs.DIM)
+
+
+def saved_bytes(block: torch.nn.Module, x: torch.Tensor, table: torch.Tensor) -> list[int]:
+    """The sizes of what a call of a block saves beside its parameters, each storage once."""
+    held: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = block(x, table)
+    for parameter in block.parameters():
+        held.pop(parameter.untyped_storage()._cdata, None)
+    del out
+    return sorted(held.values())
+
+
+def block_of(policy: str | None) -> torch.nn.Module:
+    """A block, or one whose products alone are kept."""
+    block = programs.Block()
+    return block if policy is None else programs.checkpoint_wrapper(block, context_fn=keep_outputs(policy))
+
+
+def simulated_block(backend: str, policy: str | None = None) -> tuple[list[int], int, int]:
+    """What a compiled block saves on a simulated cpu, and its kernels in forward and backward that are fused groups."""
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cpu") as fake,
+        compilation(recorder, "cpu"),
+        fake,
+        torch.device("sim"),
+    ):
+        block = block_of(policy)
+        block.compile(backend=backend, fullgraph=True)
+        x = torch.empty(SHAPE, requires_grad=True)
+        table = torch.empty(2, 64, 4, dtype=torch.float64)
+        sizes = saved_bytes(block, x, table)
+        recorder.phase = recorder.outside = "forward"
+        before = len(recorder.records)
+        block(x, table).backward(torch.empty(SHAPE))
+    made = [item for item in recorder.records[before:] if isinstance(item, Kernel) and item.op.startswith("fused")]
+    phases = Counter(item.phase for item in made)
+    return sizes, phases["forward"], phases["backward"]
+
+
+def real_block(backend: str, policy: str | None = None) -> tuple[list[int], list[int]]:
+    """The same of a block that PyTorch really compiles for the cpu: what is saved, and the groups of each graph."""
+    from torch._inductor import config
+    from torch._inductor.scheduler import FusedSchedulerNode, SchedulerNode
+
+    groups: list[int] = []
+
+    def count(nodes: list) -> list:
+        groups.append(sum(isinstance(node, FusedSchedulerNode | SchedulerNode) for node in nodes))
+        return nodes
+
+    block = block_of(policy)
+    block.compile(backend=backend, fullgraph=True)
+    x = torch.randn(SHAPE, requires_grad=True)
+    table = programs.rotary(64, programs.DIM // programs.HEADS)
+    with config.patch(_post_fusion_custom_pass=count, force_disable_caches=True):
+        sizes = saved_bytes(block, x, table)
+        block(x, table).sum().backward()
+    return sizes, groups
+
+
+def test_what_is_saved_is_what_the_partitioner_of_a_real_compilation_saves():
+    ours, _, _ = simulated.in_a_fork(simulated_block, "inductor")
+    real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition")
+    assert ours == real
+
+
+@pytest.mark.slow
+def test_what_a_chosen_checkpoint_saves_is_what_it_saves_in_a_real_compilation():
+    ours, _, _ = simulated.in_a_fork(simulated_block, "inductor", "matmul")
+    real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition", "matmul")
+    plain, _, _ = simulated.in_a_fork(simulated_block, "inductor")
+    # A cpu's generator is saved whole for the attention that is recomputed; a GPU's is two numbers on the host.
+    real.remove(torch.get_rng_state().nbytes)
+    assert ours == real
+    assert sum(ours) < sum(plain)
+
+
+@pytest.mark.slow
+def test_what_is_saved_and_fused_is_what_inductor_saves_and_generates():
+    ours, forward, backward = simulated.in_a_fork(simulated_block, "inductor")
+    real, generated = simulated.in_a_fork(real_block, "inductor")
+    assert ours == real
+    assert [forward, backward] == generated
+
+
+def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
+    from legoai.cost.compilation.modules import _structure
+
+    def block(*kept: str) -> torch.nn.Module:
+        return programs.checkpoint_wrapper(programs.FeedForward(), context_fn=keep_outputs(*kept))
+
+    assert _structure(block("matmul")) == _structure(block("matmul"))
+    assert _structure(block("matmul")) != _structure(block("attention"))
+    wide = block("matmul")
+    wide.scale = 2.0
+    assert _structure(wide) != _structure(block("matmul"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"mode": "max-autotune"}, "measuring"),
+        ({"backend": "eager"}, "backend eager"),
+        ({"options": {"epilogue_fusion": True}}, "epilogue_fusion"),
+    ],
+)
+def test_what_is_not_captured_is_refused(arguments, why):
+    with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=why):
+        programs.Block().compile(**arguments)
+
+
+def test_what_is_compiled_and_no_function_is_refused_and_torch_is_left_as_it_was():
+    before = torch.compile
+    with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=r"module\.compile"):
+        torch.compile(functools.partial(torch.add, 1))
+    assert torch.compile is before
+
+
+def test_the_host_starts_a_cuda_graph_at_once():
+    from legoai.cost.timing.timeline import Cost, Host, simulate
+
+    kernel = Kernel(
+        stream=0, op="fused(aten.mul)", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0, attributes={},
+        module="", phase="forward",
+    )  # fmt: skip
+    replayed = dataclasses.replace(kernel, attributes={"replayed": True})
+
+    def end(record: Kernel) -> float:
+        trace = Trace(rank=0, world=1, stage=0, records=(record,) * 10)
+        cost = Cost(seconds=1e-6, resource="compute", model="given")
+        return simulate(trace, lambda _: cost, Host(dispatch_seconds=5e-6)).end
+
+    assert end(kernel) == pytest.approx(51e-6)  # the host is behind each
+    assert end(replayed) == pytest.approx(10e-6)
+    assert all("replayed" in item.attributes for item in simulated.in_a_fork(_replayed) if "fused" in item.op)
+
+
+def _replayed() -> list[Kernel]:
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
+        compilation(recorder, "cuda"),
+        fake,
+        torch.device("sim"),
+    ):
+        block = programs.FeedForward()
+        block.compile(mode="reduce-overhead")
+        block(torch.empty(SHAPE))
+    found = [item for item in recorder.records if isinstance(item, Kernel)]
+    assert found
+    return found
+
+
+class _LogSumExp(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.logsumexp(x.float(), -1)
+
+
+def _kernels_over(*shape: int) -> list[Kernel]:
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
+        compilation(recorder, "cuda"),
+        fake,
+        torch.device("sim"),
+        torch.no_grad(),
+    ):
+        module = _LogSumExp()
+        module.compile()
+        module(torch.empty(*shape, dtype=torch.bfloat16))
+    return [item for item in recorder.records if isinstance(item, Kernel) and item.op.startswith("fused")]
+
+
+def test_a_group_over_more_elements_than_inductor_assumes_reads_them_all():
+    rows, columns = 2**16, 2**15  # 2.1 · 10⁹, as the logits of a large batch
+    (kernel,) = simulated.in_a_fork(_kernels_over, rows, columns)
+    assert (kernel.bytes_read, kernel.bytes_written) == (2 * rows * columns, 4 * rows)
+
+
+def hooks_of_a_unit() -> list[bool]:
+    """For each hook of two modules that are one FSDP unit, whether it is known as one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    with simulated_device(Capture(), rank=0, world=2, kind="cuda") as fake:
+        mesh = init_device_mesh("sim", (2,))
+        with fake, torch.device("sim"):
+            modules = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+            fully_shard(modules, mesh=mesh)
+            hooks = [(item._forward_pre_hooks, item._forward_hooks) for item in modules]
+    return [graphs.is_of_unit(hook) for pair in hooks for held in pair for hook in held.values()]
+
+
+def test_the_hooks_of_a_unit_of_several_modules_run_outside_of_graphs():
+    assert simulated.in_a_fork(hooks_of_a_unit) == [True] * 4
+    assert not graphs.is_of_unit(print)

@@ -1,0 +1,126 @@
+"""Products in float8 are captured with their casts and scales, and take the float8 rate of the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from legoai.cost.capture import capture
+from legoai.cost.compilation import inductor  # noqa: F401 (imported once, before the processes that need it)
+from legoai.cost.compilation.modules import compilation
+from legoai.cost.kernels.work import Product, work_of
+from legoai.cost.machine import kernel_time
+from legoai.cost.profiles import profile
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace.records import Kernel, Trace
+from support import programs, simulated
+
+ROWS, WIDTH = 8192, 4096
+LIMIT = 448.0
+"""The largest finite number of `float8_e4m3fn` (Micikevicius et al. 2022, table 1)."""
+
+
+class Float8(nn.Module):
+    """The forward of a linear layer with one dynamic scale for each tensor, without a library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(WIDTH, WIDTH, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        (a, scale_a), (b, scale_b) = cast(x), cast(self.weight)
+        return torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16)
+
+
+def cast(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = LIMIT / x.abs().max().float().clamp(min=1e-12)
+    return (x.float() * scale).clamp(-LIMIT, LIMIT).to(torch.float8_e4m3fn), scale.reciprocal()
+
+
+def forward(compiled: bool) -> list[Kernel]:
+    recorder = Capture()
+    with (
+        simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
+        compilation(recorder, "cuda"),
+        fake,
+        torch.device("sim"),
+        torch.no_grad(),
+    ):
+        layer = Float8()
+        if compiled:
+            layer.compile(fullgraph=True)
+        x = torch.empty(ROWS, WIDTH, dtype=torch.bfloat16)
+        with Dispatch(recorder):
+            layer(x)
+    return [item for item in recorder.records if isinstance(item, Kernel)]
+
+
+def test_a_product_in_float8_takes_the_float8_rate():
+    found = simulated.in_a_fork(forward, False)
+    (product,) = [item for item in found if item.op == "aten._scaled_mm"]
+    assert product.flops == 2 * ROWS * WIDTH * WIDTH
+    assert product.bytes_read == ROWS * WIDTH + WIDTH * WIDTH + 8
+    assert product.bytes_written == 2 * ROWS * WIDTH
+    work = work_of(product)
+    assert isinstance(work, Product) and work.rate == "fp8"
+    half = dataclasses.replace(
+        product,
+        op="aten.mm",
+        inputs=tuple(dataclasses.replace(item, dtype="bfloat16") for item in product.inputs[:2]),
+    )
+    h100 = profile("h100_sxm")
+    assert kernel_time.estimate(product, h100)[0] < 0.7 * kernel_time.estimate(half, h100)[0]
+
+
+@pytest.mark.slow
+def test_a_compiler_fuses_the_casts_into_one_pass_over_each_tensor_after_its_maximum():
+    eager, compiled = (simulated.in_a_fork(forward, compiled) for compiled in (False, True))
+
+    def moved(items: list[Kernel]) -> int:
+        return sum(item.bytes_read + item.bytes_written for item in items if item.op != "aten._scaled_mm")
+
+    # Each tensor is read for its maximum, and read again and written in one byte: 2 + 2 + 1 bytes a number.
+    least = 5 * (ROWS * WIDTH + WIDTH * WIDTH)
+    assert least <= moved(compiled) < 1.01 * least
+    # One operator after another: abs (2 + 2), max (2), to fp32 (2 + 4), times (4 + 4), clamp (4 + 4), cast (4 + 1).
+    assert moved(eager) == pytest.approx(33 / 5 * least, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "float8", "half"), [("tensorwise", 3, 0), ("rowwise", 3, 0), ("rowwise_with_gw_hp", 2, 1)]
+)
+def test_layers_of_torchao_are_captured(recipe, float8, half):
+    """Forward and two products of backward, of which `rowwise_with_gw_hp` keeps that for the weight in bf16."""
+    pytest.importorskip("torchao")
+    layer = "layers.0.feed_forward.w1"
+    found = [item for item in traced(recipe).records if isinstance(item, Kernel) and item.module == layer]
+    products = Counter(item.op for item in found if item.flops)
+    assert products["aten._scaled_mm"] == 2 * float8  # in two steps
+    assert products["aten.mm"] == 2 * half
+    scales = {len(item.inputs[2].shape) for item in found if item.op == "aten._scaled_mm"}
+    assert (scales == {0}) == (recipe == "tensorwise")
+
+
+@functools.cache
+def traced(recipe: str) -> Trace:
+    return simulated.in_a_fork(_traced, recipe)
+
+
+def _traced(recipe: str) -> Trace:
+    from legoai.runtime import convert_to_float8
+
+    made = programs.trainer(dtype=torch.bfloat16, global_batch=2)
+
+    def parallelize(model, mesh):
+        for layer in model.layers.values():
+            convert_to_float8(layer, ["feed_forward.w1", "feed_forward.w2", "feed_forward.w3"], recipe=recipe)
+        return model
+
+    return capture(dataclasses.replace(made, parallelize=parallelize), world=1)

@@ -1,0 +1,61 @@
+"""Model FLOPs are those that the published conventions count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.capture import capture
+from legoai.cost.kernels.model_flops import forward_flops_per_token, model_flops
+from legoai.cost.memory.storages import steps
+from legoai.cost.trace.records import Kernel
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.source import ModelSource
+from support import simulated
+
+
+def manifest(family: str, preset: str) -> Manifest:
+    return load_manifest(ModelSource(kind="builtin", target=family, preset=preset), base_directory=".")
+
+
+def test_llama_3_8b_is_torchtitans_6n_plus_12lhqt():
+    """`get_num_flop_per_token(num_params, config, seq_len)` with `exclude_embedding`; 8,030,261,248 parameters."""
+    embedding, norms = 128_256 * 4096, (2 * 32 + 1) * 4096
+    matrices = 8_030_261_248 - embedding - norms
+    expected = 6 * matrices + 12 * 32 * 32 * 128 * 8192
+    assert 3 * forward_flops_per_token(manifest("llama3", "8b"), 8192) == expected
+
+
+def test_gpt_3_is_about_the_6_nd_of_its_paper():
+    """Brown et al. 2020, table D.1: 3.14e23 operations for 175B parameters and 300B tokens, without attention."""
+    total = 3 * forward_flops_per_token(manifest("gpt3", "175b"), 0) * 300e9
+    assert total == pytest.approx(3.14e23, rel=0.01)
+
+
+def test_of_experts_those_count_to_which_a_token_is_routed():
+    """Jiang et al. 2024, section 1: 13B of 47B parameters are active; embeddings of 131M among them."""
+    active = forward_flops_per_token(manifest("mixtral", "8x7b"), 0) / 2 + 32_000 * 4096
+    assert active == pytest.approx(12.9e9, rel=0.005)
+
+
+@pytest.mark.parametrize("model", ['llama3("tiny")', 'mixtral("tiny")', 'gpt2("small")'])
+def test_the_formula_counts_what_one_device_is_seen_to_compute(model: str):
+    formula, captured = simulated.in_a_fork(both_ways, model)
+    assert captured == pytest.approx(formula, rel=1e-12)
+
+
+def both_ways(model: str) -> tuple[float, float]:
+    text = (
+        f"plan one\nmodel {model}\ncluster cpu\nbatch (global = 4, micro = 2, seq_len = 64)\nprecision (param = fp32)\n"
+    )
+    linted = lint(text, "one.plan", directory=Path())
+    assert linted.plan is not None and linted.analysis is not None and linted.analysis.manifest is not None
+    trace = capture(lower(linted.plan, linted.analysis.manifest, source_name="one.plan").text, world=1, kind="cpu")
+    span = steps(trace)[-1]
+    records = trace.records[span.start : span.stop]
+    forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")
+    return model_flops(linted.plan, linted.analysis.manifest, [records])[0], 3.0 * forward

@@ -1,0 +1,67 @@
+"""Active memory, against PyTorch's own trackers and against what the storages of a model must sum to."""
+
+from __future__ import annotations
+
+import pytest
+
+from legoai.cost.memory.storages import changes, memory
+from legoai.cost.trace.records import Allocate, Free, Mark, Resize, Trace
+from support import simulated
+from support.memory_peaks import exact_peak, tracked_peak
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"])
+def test_the_peak_is_that_of_torchs_tracker(name):
+    trace = simulated.traced(name, micro_batches=1)
+    assert exact_peak(trace) == simulated.in_a_fork(tracked_peak, name)
+
+
+PARAMETERS = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 2 * 32 * 256 + 32
+
+
+def test_a_step_begins_with_parameters_and_optimizer_state_and_leaves_no_more():
+    trace = simulated.traced("one device")
+    report = memory(trace)
+    held = 3 * 4 * PARAMETERS
+    table, counts = 2 * 64 * 4 * 8, 21 * 512
+    assert held + table + counts <= report.start <= held + table + counts + 21 * 3 * 512
+    assert list(changes(trace))[-1][1] == report.start
+
+
+def test_categories_and_modules_sum_to_the_peak_and_name_what_they_hold():
+    trace = simulated.traced("fsdp")
+    report = memory(trace)
+    assert sum(report.by_category.values()) == sum(report.by_module.values()) == report.peak
+    assert sum(item.bytes for item in report.live) == report.peak
+    assert report.peak == max(value for _, value in changes(trace)) == max(report.by_phase.values())
+    assert report.by_category["optimizer_state"] >= 2 * report.by_category["sharded_parameter"]
+    assert "activation" in report.by_category and "unsharded_parameter" in report.by_category
+
+
+def test_checkpointing_trades_activations():
+    whole, less = (memory(simulated.traced(name)) for name in ("one device", "one device, checkpointed"))
+    assert less.peak < whole.peak
+    assert less.by_phase["recompute"] > 0 and "recompute" not in whole.by_phase
+
+
+def made(storage: int, size: int) -> Allocate:
+    return Allocate(storage=storage, bytes=size, stream=0, category="activation", module="a", phase="forward")
+
+
+def test_a_hand_made_step():
+    records = (
+        made(0, 100), Mark("step 1"), made(1, 1024), Resize(1, 0), made(2, 600), Free(2), Mark("end step 1"),
+    )  # fmt: skip
+    trace = Trace(rank=0, world=1, stage=0, records=records)
+    report = memory(trace)
+    assert (report.start, report.peak, report.peak_record) == (512, 1536, 2)
+    assert list(changes(trace)) == [(1, 512), (2, 1536), (3, 512), (4, 1536), (5, 512)]
+
+
+@pytest.mark.parametrize(
+    ("records", "why"),
+    [((Mark("step 1"),), "no end"), ((), "no step"), ((Mark("step 1"), Free(3), Mark("end step 1")), "storage 3")],
+)
+def test_what_is_no_trace_of_steps_is_refused(records, why):
+    with pytest.raises(ValueError, match=why):
+        memory(Trace(rank=0, world=1, stage=0, records=records))

@@ -1,0 +1,173 @@
+"""Ranks that are told from another one do what they do when captured, and parts sum up to what they stand for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.capture import capture, capture_alike
+from legoai.cost.memory.reserving import reserve
+from legoai.cost.memory.storages import memory, steps
+from legoai.cost.pipelines.equal_stages import alike_places
+from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.breakdown import breakdown
+from legoai.cost.timing.intervals import Intervals, Stretch, exposed
+from legoai.cost.timing.ranks import simulate_ranks
+from legoai.cost.timing.timeline import Cost, Host, Interval
+from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.segments import Composed, Use, items_between
+from support.pipelines import four_ranks
+from support.simulated import in_a_fork
+
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+CAPTURED_EACH = {("InterleavedZeroBubble", True), ("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}
+"""Where gradients of weights are added up across actions no action stands for another, and so no rank does; and where
+the first action of a kind goes on with what one of another micro batch left, it is not the same in another order."""
+
+
+def _compared(text: str, world: int) -> tuple[int, bool]:
+    """How many ranks were told, and whether the last of them is what is captured in its place, nothing left out."""
+    told = capture_alike(text, world=world, places=4, place=1, others=[2])
+    whole = capture(text, world=world, rank=2 * world // 4, replay=False)
+    return len(told), dataclasses.replace(told[-1], records=()) == dataclasses.replace(whole, records=()) and (
+        told[-1].records == whole.records
+    )
+
+
+def check(folder: Path, schedule: str, *, sharded: bool) -> None:
+    count, equal = in_a_fork(_compared, four_ranks(folder, schedule, sharded=sharded), 8 if sharded else 4)
+    if (schedule, sharded) in CAPTURED_EACH:
+        assert count == 1
+    else:
+        assert (count, equal) == (2, True)
+
+
+def test_a_rank_that_is_told_from_another_is_as_if_it_had_been_captured(tmp_path: Path):
+    check(tmp_path, "1F1B", sharded=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_rank_is_told_from_another_under_every_schedule(schedule: str, sharded: bool, tmp_path: Path):
+    check(tmp_path, schedule, sharded=sharded)
+
+
+def test_ranks_between_the_first_and_the_last_are_alike_where_their_stages_are(tmp_path: Path):
+    assert alike_places(four_ranks(tmp_path, "Interleaved1F1B"), 4) == [[0], [1, 2], [3]]
+    # 13 blocks: of the eight stages the second has one, the third two.
+    assert alike_places(four_ranks(tmp_path, "Interleaved1F1B", layers=13), 4) == [[0], [1], [2], [3]]
+    told_apart = four_ranks(tmp_path, "1F1B", body="checkpoint { layers.1 = full }\n")
+    assert alike_places(told_apart, 4) == [[0], [1], [2], [3]]
+
+
+def _sums(text: str, world: int) -> list[bool]:
+    """For each of two ranks, whether memory and the allocator say of its parts what they say of its records."""
+    said = []
+    for trace in capture_alike(text, world=world, places=4, place=1, others=[2]):
+        flat = dataclasses.replace(trace, records=tuple(trace.records))
+        assert isinstance(trace.records, Composed)
+        assert len(trace.records) == len(flat.records) > 3 * len(trace.records.items)
+        ours, theirs = memory(trace), memory(flat)
+        blocks = [
+            sorted((item.bytes, item.category, item.module, item.phase) for item in one.live) for one in (ours, theirs)
+        ]
+        said.append(blocks[0] == blocks[1])
+        said.append(dataclasses.replace(ours, live=()) == dataclasses.replace(theirs, live=()))
+        said += [
+            trace.records[place] == flat.records[place] for place in (ours.peak_record, -1, len(flat.records) // 3)
+        ]
+        reserved = reserve(flat)
+        said.append(reserve(trace) == reserved)
+        for share in (0.9, 0.97):
+            capacity = int(reserved.peak_reserved * share)
+            said.append(reserve(trace, capacity=capacity) == reserve(flat, capacity=capacity))
+    return said
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1F1B", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "1F1B")]
+)
+def test_memory_of_parts_is_that_of_the_records_for_which_they_stand(schedule: str, tmp_path: Path):
+    assert all(in_a_fork(_sums, four_ranks(tmp_path, schedule), 4))
+
+
+def kernel(start: float, end: float) -> Interval:
+    record = Kernel(stream=0, op="aten.mm", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0,
+                    attributes={}, module="layers.0", phase="forward")  # fmt: skip
+    return Interval(record, Cost(seconds=end - start, resource="compute", model="test"), "stream 0", start, end)
+
+
+def gather(start: float, end: float, axis: str = "tp") -> Interval:
+    record = Collective(work=0, stream=0, kind="all_gather", ranks=(0, 1), axis=axis, bytes=8, dtype="float32",
+                        module="layers.0", phase="forward")  # fmt: skip
+    return Interval(record, Cost(seconds=end - start, resource="intra_host", model="test"), axis, start, end)
+
+
+def bare(intervals: Sequence[Interval]) -> list[float]:
+    """Second by second of a tenth: to which collective that began first does a moment belong where nothing computes?"""
+    collectives = sorted((i for i in intervals if isinstance(i.record, Collective)), key=lambda i: (i.start, i.end))
+    found = [0.0] * len(collectives)
+    for tenth in range(round(10 * max(item.end for item in intervals))):
+        at = tenth / 10 + 0.05
+        if any(item.start <= at < item.end for item in intervals if isinstance(item.record, Kernel)):
+            continue
+        running = [place for place, item in enumerate(collectives) if item.start <= at < item.end]
+        if running:
+            found[running[0]] += 0.1
+    return found
+
+
+MIXED = [
+    gather(0, 2),
+    kernel(1, 3),
+    gather(1.5, 4, "pp"),
+    kernel(3.5, 3.7),
+    gather(3.8, 6),
+    gather(7, 8),
+    kernel(7.2, 9),
+]
+
+
+def test_communication_is_exposed_where_nothing_computes_moment_by_moment():
+    assert [seconds for _, seconds in exposed(MIXED)] == pytest.approx(bare(MIXED))
+
+
+def test_stretches_sum_up_to_the_operations_that_they_stand_for():
+    stretch = Stretch(tuple(MIXED))
+    held = Intervals([(0.0, stretch), (9.0, stretch), (8.5, Stretch((gather(0, 3, "dp"),)))])
+    whole = [
+        Interval(i.record, i.cost, i.queue, i.start + at, i.end + at) for at, s in held.stretches for i in s.intervals
+    ]
+    assert sorted((i.start, i.end) for i in held) == sorted((i.start, i.end) for i in whole)
+    ours, theirs = breakdown(held, 20), breakdown(whole, 20)
+    for name in ("compute", "exposed", "copies", "host", "idle", "communication"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name))
+    assert ours.exposed == pytest.approx(sum(bare(whole)))
+    assert [(i.pattern, i.count) for i in ours.collectives] == [(i.pattern, i.count) for i in theirs.collectives]
+
+
+def _timed(text: str) -> list[tuple[float, int]]:
+    """The seconds of a rank's first stage alone, and its operations, of records and of parts."""
+    trace = capture_alike(text, world=4, places=4, place=1, others=[])[0]
+    items = [item for item in items_between(trace.records, steps(trace)[-1]) if isinstance(item, Use | Kernel)]
+    pieces = Pieces(
+        cost=lambda _: Cost(seconds=1e-6, resource="compute", model="test"), host=Host(), together=frozenset()
+    )
+    found = []
+    for records in (
+        pieces.compressed(items),
+        [r for i in items for r in (i.records() if isinstance(i, Use) else (i,))],
+    ):
+        timeline = simulate_ranks({1: records}, pieces.cost, Host())[1].timeline
+        found.append((timeline.end, len(timeline.intervals)))
+    return found
+
+
+def test_parts_without_marks_are_timed_as_their_records(tmp_path: Path):
+    ours, theirs = in_a_fork(_timed, four_ranks(tmp_path, "GPipe"))
+    assert ours[0] == pytest.approx(theirs[0])
+    assert ours[1] == theirs[1] > 1000

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.profiles import ProfileError, load, profile, profile_names, read_document, write_document
+from legoai.specs.cluster import device, device_names
+from support import ROOT
+
+SHIPPED = ROOT / "cost" / "profiles"
+
+
+def test_every_catalogued_device_has_a_profile() -> None:
+    assert set(profile_names()) == set(device_names())
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_profile_says_what_it_rests_on(name: str) -> None:
+    shipped = profile(name)
+    assert shipped.name == name
+    assert shipped.sources
+    assert all(source["from"] and source["dated"] for source in shipped.sources)
+    assert all(constant.source for constant in shipped.constants.values())
+    assert shipped.held_out
+    assert all("rows" in error for error in shipped.held_out.values())
+
+
+@pytest.mark.parametrize("name", [name for name in device_names() if name != "cpu"])
+def test_peaks_are_the_catalogues(name: str) -> None:
+    shipped, datasheet = profile(name), device(name)
+    for rate, model in shipped.products.items():
+        like = "bf16" if rate == "fp16" else rate
+        assert model.curve.peak == datasheet.peak(like), rate
+        assert model.curve.sustained is None or model.curve.sustained < 1
+
+
+def test_what_was_not_measured_on_a_device_says_how_it_is_derived() -> None:
+    for name in ("h100_sxm96", "h200"):
+        shipped = profile(name)
+        models = [*shipped.products.values(), *shipped.attention.values()]
+        assert all("H100" in model.derived for model in models), name
+    assert all(derived for _, derived in profile("b200").movement.values())
+    assert not profile("h100_sxm").products["bf16"].derived
+
+
+def test_held_out_errors_of_measured_classes_meet_their_limits() -> None:
+    for name in ("h100_sxm", "a100_sxm80", "b200"):
+        errors = profile(name).held_out
+        for label in ("products bf16", *(key for key in errors if key.startswith("attention"))):
+            assert errors[label]["median"] <= 0.05, (name, label)
+
+
+def test_an_unknown_profile_names_those_there_are() -> None:
+    with pytest.raises(ProfileError, match="h100_sxm"):
+        profile("h1000")
+
+
+def test_a_constant_without_a_source_is_absent() -> None:
+    assert profile("h100_sxm").constant("dispatch_seconds") > 0
+    with pytest.raises(ProfileError, match="does not state device_to_host_bytes_per_second"):
+        profile("b200").constant("device_to_host_bytes_per_second")
+
+
+def test_writing_is_reproducible_and_reading_gives_it_back(tmp_path: Path) -> None:
+    document, digest = read_document(SHIPPED / "h100_sxm.json.gz")
+    for name in ("a.json.gz", "b.json.gz", "c.json"):
+        write_document(tmp_path / name, document)
+        assert read_document(tmp_path / name) == (document, digest)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json.gz", "b.json.gz", "c.json"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"not json", "no profile"),
+        (b"[]", "no profile of format 1, but list"),
+        (b'{"format": 7}', "no profile of format 1, but 7"),
+        (b"\x1f\x8bbroken", "no profile"),
+        (b'{"format": 1}', "is missing"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError, match=said):
+        load(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be read"):
+        load(tmp_path / "nothing.json.gz")
+
+
+def test_a_damaged_field_is_refused(tmp_path: Path) -> None:
+    document = json.loads(gzip.decompress((SHIPPED / "a100_sxm80.json.gz").read_bytes()))
+    document["products"]["bf16"]["curve"]["peak"] = -1
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ProfileError, match="positive"):
+        load(path)

@@ -1,0 +1,286 @@
+"""Output forms of an estimate: documented JSON, Chrome trace, self-contained page, and the plan lines behind them."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import ROOT, simulated
+
+PLAN = """plan told  # </script><b>
+
+model   llama3("tiny")
+cluster h100_sxm
+batch   (global = 32, micro = 2, seq_len = 128)
+mesh    (dp_shard = 4, tp = 2)
+
+shard on tp {
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise
+  layers.*.feed_forward.{w1, w3}  = colwise
+  layers.*.feed_forward.w2        = rowwise
+}
+
+fsdp on dp_shard {
+  layers.* = unit
+  root     = unit
+}
+
+checkpoint { layers.* = full }
+attention  flash
+optimizer  adamw(lr = 3e-4)
+clip       (norm = 1.0)
+
+require peak_memory <= 2500KiB
+require mfu >= 90%
+require exposed_comm <= 1%
+require recompute <= 1%
+require step_time <= 10min
+"""
+
+PIPELINE = """plan staged
+
+model   llama3("tiny")
+cluster h100_sxm
+batch   (global = 16, micro = 1, seq_len = 128)
+mesh    (pp = 2, dp_shard = 2)
+fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
+pipeline on pp (schedule = 1F1B)
+
+require bubble <= 1%
+"""
+
+
+def line_of(text: str, plan: str = PLAN) -> int:
+    return next(number for number, line in enumerate(plan.split("\n"), 1) if line.startswith(text))
+
+
+@pytest.fixture(scope="module")
+def told() -> dict:
+    return simulated.in_a_fork(everything, PLAN)
+
+
+@pytest.fixture(scope="module")
+def staged() -> dict:
+    return simulated.in_a_fork(everything, PIPELINE)
+
+
+def everything(text: str) -> dict:
+    """All forms of an estimate."""
+    from legoai.cost.estimate import estimate
+    from legoai.cost.report.budgets import violations
+    from legoai.cost.report.causes import Causes
+    from legoai.cost.report.chrome import chrome_trace
+    from legoai.cost.report.curve import memory_curve
+    from legoai.cost.report.document import document
+    from legoai.cost.report.page import page
+    from legoai.cost.report.pictures import mesh_picture, pipeline_picture, timeline_picture
+    from legoai.cost.report.terminal import terminal
+    from legoai.dsl.lint import lint
+    from legoai.lowering.program import lower
+
+    linted = lint(text, "told.plan", directory=Path())
+    plan, analysis = linted.plan, linted.analysis
+    assert plan is not None and analysis is not None and analysis.manifest is not None, linted.diagnostics
+    found = estimate(lower(plan, analysis.manifest, source_name="told.plan"), plan, analysis.manifest)
+    causes = Causes(analysis)
+    curve = memory_curve(found.ranks[0])
+    tight = replace(found.ranks[0].use, capacity=2**30, fits=False)
+    return {
+        "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
+        "document": json.loads(json.dumps(document(found, causes))),
+        "trace": json.loads(chrome_trace(found, causes)),
+        "page": page(found, causes),
+        "terminal": terminal(found, causes),
+        "mesh": mesh_picture(plan.mesh, devices_per_host=8, name=plan.name),
+        "timeline": timeline_picture(found.ranks[0], causes, name=plan.name),
+        "pipeline": pipeline_picture(found, alone=True) if plan.pipeline is not None else "",
+        "violations": list(violations(found, causes)),
+        "attention": causes.of_kernel("aten._scaled_dot_product_flash_attention", "layers.0.attention").place,
+        "curve": [(point.at, point.total, dict(point.bytes)) for point in curve],
+        "intervals": [len(item.intervals) for item in found.ranks],
+        "peak": found.ranks[0].memory.peak,
+        "peak categories": dict(found.ranks[0].memory.by_category),
+        "actions": [len(item.actions) for item in found.ranks],
+    }
+
+
+# JSON
+
+
+def test_the_document_has_what_other_tools_were_promised(told: dict):
+    document = told["document"]
+    assert document["format_version"] == 2
+    assert document["plan"]["name"] == "told" and document["plan"]["hash"].startswith("sha256:")
+    for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "exposed_communication_s", "recompute_s"):
+        assert document[name] > 0
+    assert document["bubble_fraction"] == 0
+    shares = [item["share"] for item in document["exposed_communication_by_axis"].values()]
+    assert sum(shares) == pytest.approx(1)
+    memory = document["memory"]
+    assert memory["peak_active_bytes"] == sum(memory["by_category"].values()) <= memory["peak_reserved_bytes"]
+    assert [item["rank"] for item in memory["by_rank"]] == [0]
+
+
+def test_every_field_of_the_document_is_explained(told: dict):
+    manual = (ROOT / "docs" / "cost-output.md").read_text(encoding="utf-8")
+    named = {part for span in re.findall(r"`([^`]+)`", manual) for part in span.split(".")}
+    document = told["document"]
+    lists = (document[name][0] for name in ("modules", "collectives", "requirements"))
+    nested = [document["memory"], document["memory"]["by_rank"][0], *map(document.get, ("cluster", "profile", "plan"))]
+    nested += lists
+    assert {name for part in (document, *nested) for name in part} - named == set()
+
+
+def test_requirements_are_told_with_their_lines(told: dict):
+    found = {item["metric"]: (item["ok"], item["line"]) for item in told["document"]["requirements"]}
+    assert found["peak_memory"] == (False, line_of("require peak_memory"))
+    assert found["step_time"] == (True, line_of("require step_time"))
+
+
+# Causes
+
+
+def test_collectives_name_the_line_that_causes_them(told: dict):
+    found = {
+        (item["axis"], item["kind"], item["module"]): (item["cause"] or {}).get("line")
+        for item in told["document"]["collectives"]
+    }
+    assert found["dp_shard", "all_gather", "layers.*"] == line_of("  layers.* = unit")
+    assert found["dp_shard", "all_gather", ""] == line_of("  root     = unit")
+    tensor = {line for (axis, _, _), line in found.items() if axis == "tp"}
+    assert tensor <= set(range(line_of("shard on tp"), line_of("  layers.*.feed_forward.w2") + 1))
+
+
+def test_modules_name_the_lines_that_decide_their_time(told: dict):
+    found = {item["module"]: [cause["line"] for cause in item["causes"]] for item in told["document"]["modules"]}
+    again = line_of("checkpoint")
+    assert found["layers.*.attention"][-1] == again
+    assert found["layers.*.feed_forward.w1"] == [line_of("  layers.*.feed_forward.{w1, w3}"), again]
+    assert found["output"] == [line_of("model")]
+    assert told["attention"] == f"told.plan:{line_of('attention')}"
+
+
+# Budgets
+
+
+def test_a_violated_requirement_names_its_line_by_how_much_and_what_contributes_most(told: dict):
+    found = {item.label.span.line: item for item in told["violations"]}
+    assert {item.code for item in found.values()} == {"LP711"}
+    lines = {metric: line_of(f"require {metric}") for metric in ("peak_memory", "mfu", "exposed_comm", "recompute")}
+    assert set(found) == set(lines.values())
+    memory = found[lines["peak_memory"]]
+    assert re.fullmatch(
+        r"`peak_memory` is [\d.]+ MiB, [\d.]+ [MK]iB more than the 2.44 MiB of the budget", memory.message
+    )
+    assert memory.others and "largest contributor: " in memory.help[0]
+    assert "less than the 90.0% of the budget" in found[lines["mfu"]].message
+    assert found[lines["recompute"]].others[0].span.line == line_of("checkpoint")
+    assert found[lines["exposed_comm"]].others[0].text.endswith("exposed")
+
+
+def test_a_device_without_enough_memory_is_a_finding_at_the_cluster(told: dict):
+    found = told["short of memory"]
+    assert (found.code, found.label.span.line) == ("LP712", line_of("cluster"))
+    assert re.fullmatch(
+        r"rank 0 needs [\d.]+ MiB and [\d.]+ GiB outside of PyTorch, and `h100_sxm` has 1.00 GiB", found.message
+    )
+
+
+# Chrome trace
+
+
+def test_the_trace_has_a_track_for_each_queue_and_every_operation_once(told: dict):
+    events = told["trace"]["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    operations = [event for event in events if event["ph"] == "X"]
+    assert len(operations) == told["intervals"][0]
+    assert {event["tid"] for event in operations} == set(names)
+    assert {"communicator dp_shard", "communicator tp"} <= set(names.values())
+    for tid in names:
+        ends = 0.0
+        for event in sorted((e for e in operations if e["tid"] == tid), key=lambda e: e["ts"]):
+            assert event["ts"] >= ends - 0.01  # a queue does one thing at a time; times are rounded to a nanosecond
+            ends = event["ts"] + event["dur"]
+    assert any(event["args"]["plan"] == f"told.plan:{line_of('  layers.* = unit')}" for event in operations)
+
+
+# Memory over time
+
+
+def test_the_curve_reaches_the_peak_and_is_told_by_category(told: dict):
+    times = [at for at, _, _ in told["curve"]]
+    assert times == sorted(times)
+    highest = max(told["curve"], key=lambda point: point[1])
+    assert highest[1] == told["peak"]
+    assert {name: size for name, size in highest[2].items() if size} == told["peak categories"]
+
+
+# Page and pictures
+
+
+def test_the_page_loads_nothing_and_its_links_lead_to_lines_of_the_plan(told: dict):
+    text = told["page"]
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", text) and "url(" not in text and "@import" not in text
+    targets = set(re.findall(r'href="#([^"]+)"', text))
+    assert targets and targets <= set(re.findall(r'id="([^"]+)"', text))
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    bars = sum(len(track["bars"]) for track in data["ranks"][0]["tracks"])
+    assert bars == 6 * told["intervals"][0]
+    assert max(data["ranks"][0]["memory"]["total"]) == told["peak"]
+
+
+def test_text_of_a_plan_cannot_become_markup(told: dict):
+    assert "</script><b>" not in told["page"] and "&lt;/script&gt;&lt;b&gt;" in told["page"]
+
+
+@pytest.mark.parametrize("name", ["mesh", "timeline"])
+def test_pictures_are_svg(told: dict, name: str):
+    root = ElementTree.fromstring(told[name])
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(root.findall("{http://www.w3.org/2000/svg}rect")) > 8
+
+
+def test_the_mesh_tells_whom_each_axis_joins(told: dict):
+    assert "dp_shard = 4: rank 0 is joined with 0, 2, 4, 6, on one host" in told["mesh"]
+    assert "tp = 2: rank 0 is joined with 0, 1, on one host" in told["mesh"]
+
+
+def test_the_terminal_shows_the_figures_and_the_lines(told: dict):
+    text = told["terminal"]
+    assert f"told.plan:{line_of('checkpoint')}" in text
+    for words in (
+        "step time",
+        "recomputation (included)",
+        "recomputed",
+        "CUDA context",
+        "exposed communication",
+        "peak active",
+        "fits",
+        "violated",
+        "time models",
+    ):
+        assert words in text
+    assert max(map(len, text.split("\n"))) <= 160
+
+
+# Pipelines
+
+
+def test_a_pipeline_is_told_by_rank_and_drawn_with_its_micro_batches(staged: dict):
+    document = staged["document"]
+    assert [(item["rank"], item["stage"]) for item in document["memory"]["by_rank"]] == [(0, 0), (2, 1)]
+    assert 0 < document["bubble_fraction"] < 1
+    micro_batches = 16 // 2
+    assert all(count >= 2 * micro_batches for count in staged["actions"])
+    titles = re.findall(r"<title>(\d)([FB])(\d+): ", staged["pipeline"])
+    assert len(titles) == 2 * 2 * micro_batches
+    assert {event["pid"] for event in staged["trace"]["traceEvents"]} == {0, 2}
+    finding = staged["violations"][0]
+    assert finding.label.span.line == line_of("require bubble", PIPELINE)
+    assert finding.others[0].span.line == line_of("pipeline on", PIPELINE)

@@ -1,0 +1,145 @@
+"""Autocast on the simulated device casts what PyTorch's own does, once, and keeps the casts as long."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legoai.cost.capture import capture
+from legoai.cost.memory.storages import memory, steps
+from legoai.cost.simulated.autocast import autocast_rules, rules
+from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.operators import operator
+from legoai.cost.trace.records import Allocate, Kernel, Trace
+from legoai.runtime.device import Device
+from legoai.runtime.step import OptimizerStep
+from support import programs, simulated
+
+
+def trainer(*, checkpoint: bool = False):
+    made = programs.trainer(dtype=torch.float32, global_batch=2, checkpoint=checkpoint)
+    return dataclasses.replace(made, autocast_dtype=torch.bfloat16)
+
+
+@functools.cache
+def traced(kind: str, **options) -> Trace:
+    return simulated.in_a_fork(_traced, kind, options)
+
+
+def _traced(kind: str, options) -> Trace:
+    return capture(trainer(**options), world=1, kind=kind)
+
+
+class Ops(TorchDispatchMode):
+    """Notes each operator with the dtypes that it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, tuple[str, ...]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        known = operator(func)
+        if known.treatment in ("kernel", "copy") and "profiler" not in known.name:
+            dtypes = tuple(str(item.dtype).removeprefix("torch.") for item in simulated.flat(args))
+            self.seen.append((known.name, dtypes))
+        return out
+
+
+def real_step(options) -> list[tuple[str, tuple[str, ...]]]:
+    made = trainer(**options)
+    device = Device(type="cpu")
+    training = made.prepare(device, seed=0)
+    step, batches = OptimizerStep(made, training, device), simulated.Zeros(made)
+    step.update(step.gradient(0, batches, stop=False), step=0)
+    with Ops() as ops:
+        step.update(step.gradient(1, batches, stop=False), step=1)
+    return ops.seen
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint": True}], ids=["plain", "checkpointed"])
+def test_operators_and_dtypes_are_those_of_a_real_run_on_the_cpu(options, gloo):
+    real = gloo(1)(real_step, options)[0]
+    trace = traced("cpu", **options)
+    span = steps(trace)[-1]
+    found = [
+        (item.op, tuple(tensor.dtype for tensor in item.inputs))
+        for item in trace.records[span.start : span.stop]
+        if isinstance(item, Kernel) and item.op != "aten.scalar_tensor"
+    ]
+    assert found == [item for item in real if item[0] != "aten.scalar_tensor"]
+    assert ("aten.mm", ("bfloat16", "bfloat16")) in found
+
+
+def test_the_rules_of_a_gpu_are_those_of_the_header_that_torch_ships():
+    text = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
+
+    def listed(macro: str) -> set[str]:
+        found = re.search(rf"#define {macro}\(_\)(.*?)\n\n", text, re.DOTALL)
+        assert found is not None
+        return {".".join(part.strip() for part in item.split(",")) for item in re.findall(r"_\(([^()]*)\)", found[1])}
+
+    by_rule = {
+        rule: {name for name, found in rules("cuda").items() if found == rule} for rule in rules("cuda").values()
+    }
+    # The two of cuDNN are registered beside the list.
+    assert by_rule["lower"] - {"cudnn_convolution", "cudnn_convolution_transpose"} == listed(
+        "AT_FORALL_LOWER_PRECISION_FP"
+    )
+    assert by_rule["fp32"] == listed("AT_FORALL_FP32")
+    assert by_rule["set_dtype"] == listed("AT_FORALL_FP32_SET_OPT_DTYPE")
+    assert by_rule["promote"] == listed("AT_FORALL_PROMOTE")
+
+
+def test_casts_of_parameters_are_made_once_and_live_until_backward_needs_them_no_more():
+    trace = traced("cuda")
+    span = steps(trace)[-1]
+    records = trace.records[span.start : span.stop]
+    matrices = 2 * 7 + 1
+    casts = [
+        item
+        for item in records
+        if isinstance(item, Kernel) and item.op == "aten._to_copy" and item.phase == "forward"
+        and item.outputs[0].dtype == "bfloat16" and len(item.inputs[0].shape) == 2
+    ]  # fmt: skip
+    assert len(casts) == matrices
+    assert all(item.bytes_read == 2 * item.bytes_written for item in casts)
+
+
+def test_a_gpu_normalises_in_fp32_and_multiplies_in_bf16():
+    kernels = [item for item in traced("cuda").records if isinstance(item, Kernel)]
+    norms = [item for item in kernels if item.op == "aten._fused_rms_norm"]
+    assert norms and all(item.inputs[0].dtype == "float32" for item in norms)
+    assert all(item.inputs[0].dtype == "bfloat16" for item in kernels if item.op == "aten.mm")
+    assert all(item.inputs[0].dtype == "bfloat16" for item in kernels if "flash_attention" in item.op)
+
+
+def test_autocast_costs_memory_for_the_casts_and_saves_it_for_the_activations():
+    mixed = memory(traced("cuda"))
+    assert mixed.by_category["activation"] > 0
+    made = {item.bytes for item in traced("cuda").records if isinstance(item, Allocate) and item.phase == "forward"}
+    assert 2 * programs.DIM * programs.VOCABULARY in made  # the cast of the output's weight
+
+
+def test_what_torch_refuses_under_autocast_is_refused():
+    with pytest.raises(SimulationError, match="binary_cross_entropy"):
+        simulated.in_a_fork(_refused)
+
+
+def _refused() -> None:
+    from legoai.cost.simulated.device import Recorder
+    from legoai.cost.simulated.process import simulated_device
+
+    class Nothing(Recorder):
+        def record(self, record) -> None: ...
+
+    with simulated_device(Nothing(), rank=0, world=1, kind="cuda") as fake, autocast_rules("cuda"), fake:
+        x = torch.empty(4, device="sim")
+        with torch.autocast("sim", dtype=torch.bfloat16):
+            torch.nn.functional.binary_cross_entropy(x, x)

@@ -1,0 +1,162 @@
+"""The simulated device tells what a program does with streams and events, and leaves torch as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch._C._distributed_c10d import FakeWork
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed import _functional_collectives
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from legoai.cost.simulated.device import READ_VALUE, SIM, Recorder, SimulationError
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.trace.records import (
+    Copy,
+    HostWaitDevice,
+    HostWaitEvent,
+    HostWaitStream,
+    RecordEvent,
+    WaitEvent,
+    WaitStream,
+)
+from support import simulated
+
+
+class Told(Recorder):
+    def __init__(self) -> None:
+        self.records = []
+
+    def record(self, record) -> None:
+        self.records.append(record)
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def streams() -> list:
+    told = Told()
+    with simulated_device(told, rank=0, world=1, kind="cuda"):
+        module = torch.get_device_module(SIM)
+        main, side, event = module.current_stream(), module.Stream(priority=-1), module.Event()
+        with module.stream(side):
+            event.record()
+            assert module.current_stream() is side
+        main.wait_event(event)
+        side.wait_stream(main)
+        event.synchronize()
+        side.synchronize()
+        module.synchronize()
+    return told.records
+
+
+def test_streams_and_events_say_what_waits_for_what():
+    assert simulated.in_a_fork(streams) == [
+        RecordEvent(0, 1), WaitEvent(0, 0), WaitStream(1, 0), HostWaitEvent(0), HostWaitStream(1), HostWaitDevice(),
+    ]  # fmt: skip
+
+
+def restored() -> bool:
+    def state() -> list:
+        functions = [FakeTensorMode.avoid_device_init, FakeTensor.tolist, DeviceMesh.__getitem__]
+        flags = [torch.autograd.is_multithreading_enabled(), id(FakeWork.__dict__["wait"])]
+        return [*functions, _functional_collectives._maybe_wrap_tensor, *flags]
+
+    before = state()
+    with simulated_device(Told(), rank=0, world=4, kind="cuda"):
+        inside = state()
+    return before == state() and all(a != b for a, b in zip(before, inside, strict=True))
+
+
+def test_what_is_patched_is_restored():
+    assert simulated.in_a_fork(restored)
+
+
+def groups() -> list[tuple[int, ...]]:
+    with simulated_device(Told(), rank=5, world=16384, kind="cuda"):
+        mesh = init_device_mesh(SIM, (2048, 8), mesh_dim_names=("dp", "tp"))
+        return [tuple(dist.get_process_group_ranks(mesh.get_group(axis)))[:3] for axis in ("dp", "tp")]
+
+
+def test_a_world_can_be_of_any_size():
+    assert simulated.in_a_fork(groups) == [(5, 13, 21), (0, 1, 2)]
+
+
+def read() -> tuple[object, list]:
+    told = Told()
+    with simulated_device(told, rank=0, world=1, kind="cuda") as fake, fake:
+        return torch.zeros(2, 3, device=SIM).tolist(), told.records
+
+
+def test_reading_values_copies_them_and_waits():
+    values, records = simulated.in_a_fork(read)
+    assert values == [[READ_VALUE] * 3] * 2
+    assert [type(record) for record in records] == [Copy, HostWaitStream] and records[0].bytes == 24
+
+
+def attention(kind: str, dtype: torch.dtype, heads: int, keys: int) -> set[str]:
+    seen = Operators()
+    with simulated_device(Told(), rank=0, world=1, kind=kind) as fake, fake, seen:
+        query = torch.zeros(1, heads, 16, 64, dtype=dtype, device=SIM, requires_grad=True)
+        key, value = (torch.zeros(1, keys, 16, 64, dtype=dtype, device=SIM) for _ in range(2))
+        F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=heads != keys).sum().backward()
+    return {name for name in seen.names if "attention" in name or "softmax" in name}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "heads", "keys", "kernel"),
+    [
+        ("cuda", torch.bfloat16, 4, 4, "_scaled_dot_product_flash_attention"),
+        ("cuda", torch.bfloat16, 4, 2, "_scaled_dot_product_flash_attention"),
+        ("cuda", torch.float32, 4, 4, "_scaled_dot_product_efficient_attention"),
+        ("cuda", torch.float32, 4, 2, "_safe_softmax"),
+        ("cpu", torch.float32, 4, 4, "_scaled_dot_product_flash_attention_for_cpu"),
+    ],
+)
+def test_attention_is_the_kernel_that_the_device_would_choose(kind, dtype, heads, keys, kernel):
+    assert f"aten.{kernel}.default" in simulated.in_a_fork(attention, kind, dtype, heads, keys)
+
+
+def of_cudnn() -> set[str]:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return attention("cuda", torch.bfloat16, 4, 2)
+
+
+def test_cudnns_attention_takes_grouped_queries():
+    # `can_use_cudnn_attention` of torch's sdp_utils.cpp: check_batch_size_and_num_heads_dense<true /*enable_gqa*/, …>.
+    names = simulated.in_a_fork(of_cudnn)
+    assert {"aten._scaled_dot_product_cudnn_attention.default"} < names
+
+
+def saved_by_norm() -> list[tuple[int, ...]]:
+    saved = []
+    with simulated_device(Told(), rank=0, world=1, kind="cuda") as fake, fake:
+        x, weight = torch.zeros(4, 8, device=SIM, requires_grad=True), torch.ones(8, device=SIM, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(tuple(t.shape)), t)[1], lambda t: t):
+            F.rms_norm(x, (8,), weight)
+    return saved
+
+
+def test_a_norm_is_one_kernel_that_saves_its_input_its_weight_and_a_number_of_each_row():
+    assert sorted(simulated.in_a_fork(saved_by_norm)) == [(4, 1), (4, 8), (8,)]
+
+
+def nested() -> None:
+    with simulated_device(Told(), rank=0, world=1, kind="cuda"), simulated_device(Told(), rank=0, world=1, kind="cuda"):
+        pass
+
+
+def test_one_simulation_runs_in_a_process():
+    with pytest.raises(SimulationError, match="process of its own"):
+        simulated.in_a_fork(nested)

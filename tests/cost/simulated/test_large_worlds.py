@@ -1,0 +1,81 @@
+"""A world of many thousand ranks is simulated as a small one is, and no more slowly."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+from legoai.cost.capture import capture
+from legoai.cost.simulated.large_worlds import Chunks
+from legoai.cost.trace.records import Allocate, Collective, Kernel, Record, Trace
+from support import simulated
+from support.plans import SEQUENCE_PARALLEL
+
+PLAN = """\
+plan wide
+model   llama3("8b")
+cluster h100_sxm(hosts = {hosts}, fabric = infiniband_ndr)
+batch   (global = {hosts}, micro = 1, seq_len = 2048)
+mesh    (dp_replicate = 2, dp_shard = {shards}, tp = 8)
+{block}fsdp on dp_replicate, dp_shard {{ layers.* = unit, root = unit }}
+precision (param = bf16, reduce = fp32)
+optimizer adamw(lr = 1e-4)
+clip      (norm = 1.0)
+"""
+
+
+def wide(world: int) -> tuple[Trace, float]:
+    """The trace of a plan on some ranks, and the processor time that it took."""
+    from legoai.dsl.lint import lint
+    from legoai.lowering.program import lower
+
+    linted = lint(
+        PLAN.format(hosts=world // 8, shards=world // 16, block=SEQUENCE_PARALLEL), "wide.plan", directory=Path()
+    )
+    assert linted.plan is not None and linted.analysis is not None and linted.analysis.manifest is not None
+    program = lower(linted.plan, linted.analysis.manifest, source_name="wide.plan").text
+    taken = []
+    for _ in range(2):
+        start = time.process_time()
+        trace = capture(program, world=world)
+        taken.append(time.process_time() - start)
+    return trace, min(taken)
+
+
+def without_sizes(record: Record) -> tuple[object, ...]:
+    match record:
+        case Kernel():
+            return Kernel, record.op, len(record.inputs), len(record.outputs), record.module, record.phase
+        case Collective():
+            return Collective, record.kind, record.axis, record.work, record.module, record.phase
+        case Allocate():
+            return Allocate, record.storage, record.category, record.module, record.phase
+    return type(record), *(getattr(record, name) for name in type(record).__slots__ if name != "bytes")
+
+
+def test_a_world_of_16384_ranks_does_what_one_of_128_does_and_takes_no_longer():
+    (few, quickly), (many, slowly) = (simulated.in_a_fork(wide, world) for world in (128, 16384))
+    assert list(map(without_sizes, many.records)) == list(map(without_sizes, few.records))
+    groups = {(item.axis, len(item.ranks)) for item in many.records if isinstance(item, Collective)}
+    assert {("tp", 8), ("dp_shard", 1024), ("dp_replicate", 2)} <= groups
+    # Within a tenth where nothing else runs; a chunk for each rank took 1.9 times as long.
+    assert slowly <= 1.6 * quickly
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("shape", [(1,), (4,), (5, 3), (7, 0), (0, 3), (2, 6)])
+def test_chunks_are_those_that_torch_makes(shape, ranks):
+    tensor = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    for dim in range(len(shape)):
+        expected = _fsdp_common._chunk_with_empty(tensor, ranks, dim=dim)
+        found = Chunks(tensor, ranks, dim=dim)
+        assert len(found) == len(expected) == ranks
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.shape == theirs.shape and torch.equal(ours, theirs)
+        assert [item.shape for item in found[1:]] == [item.shape for item in expected[1:]]
+        with pytest.raises(IndexError):
+            found[ranks]

@@ -1,0 +1,169 @@
+"""A pipeline's step: its actions as pieces agree with every operation of every rank, and an estimate tells of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.api import estimate
+from legoai.cost import step as pipeline
+from legoai.cost.step import simulate_pipeline
+from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.intervals import since
+from legoai.cost.timing.rank_timeline import Piece
+from legoai.cost.timing.timeline import Cost, Host
+from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
+from legoai.cost.trace.segments import renaming_of
+from support.pipelines import four_ranks, two_ranks
+from support.simulated import in_a_fork
+
+HOSTS = (Host(), Host(dispatch_seconds=1e-6, compute_slowdown=1.1), Host(dispatch_seconds=8e-6))
+
+
+def price(record) -> Cost:
+    """A device of 10^12 operations and bytes per second, and a network of 5 x 10^10 bytes per second."""
+    if isinstance(record, Collective):
+        return Cost(seconds=1e-6 + record.bytes / 5e10, resource="intra_host", model="test")
+    if isinstance(record, Copy):
+        return Cost(seconds=record.bytes / 1e10, resource="host_to_device", model="test")
+    moved = record.bytes_read + record.bytes_written
+    return Cost(seconds=2e-6 + (record.flops + moved) / 1e12, resource="compute", model="test")
+
+
+def _both(text: str, world: int) -> list[list[tuple[float, list[float], list[int]]]]:
+    """For each host the seconds, the bubbles and the numbers of operations, of every operation and of pieces."""
+    found, captured = [], pipeline._captured
+    taken = captured(text, [0, world // 2], world, "cuda", lambda _: None)
+    pipeline._captured = lambda *_: taken
+    try:
+        for host in HOSTS:
+            steps = [
+                simulate_pipeline(text, world=world, places=2, kind="cuda", cost=price, host=host, whole=whole)
+                for whole in (True, False)
+            ]
+            found.append(
+                [
+                    (step.seconds, [item.bubble for item in step.ranks],
+                     [len(item.times.timeline.intervals) for item in step.ranks])
+                    for step in steps
+                ]
+            )  # fmt: skip
+    finally:
+        pipeline._captured = captured
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sharded"),
+    [
+        ("1F1B", False),
+        *(
+            pytest.param(schedule, sharded, marks=pytest.mark.slow)
+            for schedule in ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+            for sharded in (False, True)
+            if (schedule, sharded) != ("1F1B", False)
+        ),
+    ],
+)
+def test_actions_as_pieces_agree_with_every_operation_of_every_rank(schedule: str, sharded: bool, tmp_path: Path):
+    text = two_ranks(tmp_path, schedule, sharded=sharded)
+    for whole, pieces in in_a_fork(_both, text, 4 if sharded else 2):
+        assert pieces[0] == pytest.approx(whole[0], rel=0.01)
+        assert pieces[1] == pytest.approx(whole[1], abs=0.01)
+        assert pieces[2] == whole[2]
+
+
+def _names(text: str) -> list[tuple[set[str], set[tuple[int, ...]], float]]:
+    """Of each rank, stages and blocks that its operations are of, the ends of what it sends, and its end."""
+    step = simulate_pipeline(text, world=4, places=4, kind="cuda", cost=price, host=Host())
+    found = []
+    for item in step.ranks:
+        held = since(item.times.timeline.intervals, 0.0, renaming_of(item.trace.records))
+        blocks = {".".join(one.record.module.split(".")[:2]) for one in held if "layers." in one.record.module}
+        sent = {one.record.ranks for one in held if isinstance(one.record, Collective) and one.record.kind == "send"}
+        found.append((blocks | {one.name[0] for one in item.times.actions}, sent, step.seconds))
+    return found
+
+
+def test_every_rank_names_its_own_blocks_stages_and_neighbours(tmp_path: Path):
+    """Ranks 1 and 2 are alike, and one of them is told from the other."""
+    found = in_a_fork(_names, four_ranks(tmp_path, "GPipe", layers=6))
+    ends = [{(0, 1)}, {(1, 0), (1, 2)}, {(2, 1), (2, 3)}, {(3, 2)}]
+    assert [sent for _, sent, _ in found] == ends
+    blocks = [{name for name in names if "layers." in name} for names, *_ in found]
+    assert len(set.union(*blocks)) == sum(map(len, blocks)) == 6
+    assert [names - held for (names, *_), held in zip(found, blocks, strict=True)] == [{"0"}, {"1"}, {"2"}, {"3"}]
+
+
+PLAN = """\
+plan tiny
+
+model     llama3("tiny")
+cluster   h100_sxm(devices = 2)
+batch     (global = 16, micro = 2, seq_len = 128)
+mesh      (pp = 2)
+pipeline on pp (schedule = 1F1B)
+precision (param = fp32)
+optimizer adamw(lr = 1e-2)
+clip      (norm = 1.0)
+require   bubble <= 0.9
+"""
+
+
+def _estimated(file: Path) -> dict:
+    found = estimate(file)
+    return {
+        "step": found.step_time,
+        "bubble": found.bubble_fraction,
+        "ranks": [(item.rank, item.stage, item.bubble) for item in found.ranks],
+        "peaks": [item.memory.peak for item in found.ranks],
+        "ends": [max(i.end for i in item.intervals) for item in found.ranks],
+        "requirements": [item.ok for item in found.requirements],
+    }
+
+
+def test_an_estimate_tells_of_every_rank_of_the_pipeline(tmp_path: Path):
+    file = tmp_path / "tiny.plan"
+    file.write_text(PLAN)
+    found = in_a_fork(_estimated, file)
+    assert [(rank, stage) for rank, stage, _ in found["ranks"]] == [(0, 0), (1, 1)]
+    assert found["bubble"] == pytest.approx(sum(bubble for *_, bubble in found["ranks"]) / 2)
+    assert 0 < found["bubble"] < 0.9
+    assert found["requirements"] == [True]
+    assert found["step"] >= max(found["ends"]) > 0.5 * found["step"]
+    assert min(found["peaks"]) > 0
+
+
+def kernel() -> Kernel:
+    return Kernel(stream=0, op="k", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0, attributes={},
+                  module="", phase="forward")  # fmt: skip
+
+
+def collective(work: int, ranks: tuple[int, ...]) -> Collective:
+    return Collective(work=work, stream=0, kind="all_reduce", ranks=ranks, axis="", bytes=0, dtype="float32",
+                      module="", phase="forward")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        pytest.param([kernel(), collective(1, (0, 1)), WaitWork(0, 1)], id="what ranks do together"),
+        pytest.param([kernel(), HostWaitStream(0)], id="what the host waits for"),
+        pytest.param([kernel(), WaitWork(0, 7), kernel()], id="what an earlier action left running"),
+    ],
+)
+def test_an_action_is_no_piece_where_others_have_a_part_in_it(inside: list):
+    pieces = Pieces(cost=price, host=Host(), together=frozenset({0, 1}))
+    records = [Mark("action 0F0"), *inside, Mark("end action 0F0")]
+    assert pieces.compressed(records) == records
+
+
+def test_equal_actions_are_timed_once():
+    pieces = Pieces(cost=price, host=Host(), together=frozenset({0, 1}))
+    work = [kernel(), kernel()]
+    first = [Mark("action 0F0"), *work, Mark("end action 0F0")]
+    found = pieces.compressed([*first, Mark("action 0F1"), *work, Mark("end action 0F1")])
+    assert [type(item) for item in found] == [Mark, Piece, Mark, Mark, Piece, Mark]
+    assert len(pieces.known) == 1
+    assert found[1].seconds == pytest.approx(4e-6)

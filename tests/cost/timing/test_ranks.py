@@ -1,0 +1,137 @@
+"""Ranks that are timed together: closed forms of pipelines, and agreement with a rank timed alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from legoai.cost.timing.rank_timeline import Piece, StandstillError
+from legoai.cost.timing.ranks import simulate_ranks
+from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.trace.records import (
+    Collective,
+    Copy,
+    HostWaitStream,
+    Kernel,
+    Mark,
+    RecordEvent,
+    Trace,
+    WaitEvent,
+    WaitStream,
+    WaitWork,
+)
+from support import orders
+
+HOST = Host()
+
+
+def kernel(stream: int = 0, op: str = "k") -> Kernel:
+    return Kernel(stream=stream, op=op, inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0, attributes={},
+                  module="", phase="forward")  # fmt: skip
+
+
+def collective(work: int, ranks: tuple[int, ...], kind="all_reduce", stream: int = 0) -> Collective:
+    return Collective(work=work, stream=stream, kind=kind, ranks=ranks, axis="", bytes=8, dtype="float32", module="",
+                      phase="forward")  # fmt: skip
+
+
+def unit(record) -> Cost:
+    if isinstance(record, Copy):
+        return Cost(seconds=0.5, resource="device_to_host", model="test")
+    return Cost(seconds=1.0, resource="compute" if isinstance(record, Kernel) else "intra_host", model="test")
+
+
+def times(records: dict[int, list], price=orders.price) -> tuple[float, dict[int, float]]:
+    """The time of all ranks, and of each the seconds for which it waits for others or has nothing left to do."""
+    found = simulate_ranks(records, price, HOST)
+    end = max(item.timeline.end for item in found.values())
+    waits = {
+        rank: sum(stop - start for start, stop in item.waits) + end - item.actions[-1].end
+        for rank, item in found.items()
+    }
+    return end, waits
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (8, 32), (4, 4)])
+@pytest.mark.parametrize("make", [orders.gpipe, orders.one_forward_one_backward])
+def test_the_bubble_of_one_stage_for_each_rank_is_p_minus_1_over_m(make, ranks: int, micro_batches: int):
+    end, waits = times(make(ranks=ranks, micro_batches=micro_batches))
+    ideal = 3.0 * micro_batches
+    assert end == pytest.approx(ideal + 3.0 * (ranks - 1))
+    assert all(wait / ideal == pytest.approx((ranks - 1) / micro_batches) for wait in waits.values())
+
+
+@pytest.mark.parametrize(("ranks", "stages_of_rank", "micro_batches"), [(2, 2, 4), (4, 2, 8), (4, 3, 8), (8, 2, 32)])
+def test_the_bubble_of_interleaved_stages_is_smaller_by_their_number(ranks, stages_of_rank, micro_batches):
+    records = orders.multi_stage(
+        "Interleaved1F1B", ranks=ranks, stages_of_rank=stages_of_rank, micro_batches=micro_batches
+    )
+    end, waits = times(records)
+    ideal = 3.0 * micro_batches * stages_of_rank
+    assert end == pytest.approx(ideal + 3.0 * (ranks - 1))
+    assert all(wait / ideal == pytest.approx((ranks - 1) / (micro_batches * stages_of_rank)) for wait in waits.values())
+
+
+@pytest.mark.parametrize("name", ["InterleavedZeroBubble", "ZBVZeroBubble"])
+def test_split_backwards_make_the_bubble_smaller(name: str):
+    size = {"ranks": 4, "stages_of_rank": 2, "micro_batches": 8}
+    split, _ = times(orders.multi_stage(name, **size))
+    whole, _ = times(orders.multi_stage("Interleaved1F1B", **size))
+    assert 3.0 * 8 * 2 <= split < whole
+
+
+def test_every_order_of_torch_runs_without_a_standstill():
+    for name in ("LoopedBFS", "DualPipeV"):
+        found = simulate_ranks(orders.multi_stage(name, ranks=4, stages_of_rank=2, micro_batches=8), orders.price, HOST)
+        assert all(len(item.actions) >= 32 for item in found.values())
+
+
+MIXED = [
+    Mark("step 1"),
+    kernel(0), RecordEvent(0, 0), WaitEvent(1, 0), collective(0, (0, 1), stream=1), kernel(0), WaitWork(0, 0),
+    kernel(0), WaitStream(2, 0), kernel(2), kernel(0), collective(1, (0, 1)), kernel(0), WaitWork(0, 1),
+    Copy(stream=0, direction="device_to_host", bytes=8, blocking=True, module="", phase="other"), HostWaitStream(0),
+    kernel(0), RecordEvent(1, 2), WaitEvent(0, 1), kernel(0), Mark("end step 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", [Host(), Host(dispatch_seconds=0.3, compute_slowdown=1.25), Host(dispatch_seconds=2)])
+def test_a_rank_that_meets_no_other_is_timed_as_alone(host: Host):
+    alone = simulate(Trace(rank=0, world=2, stage=0, records=tuple(MIXED)), unit, host)
+    together = simulate_ranks({0: MIXED, 2: MIXED}, unit, host)
+    for found in together.values():
+        assert found.timeline.end == pytest.approx(alone.end)
+        assert found.timeline.marks == alone.marks or [t for _, t in found.timeline.marks] == pytest.approx(
+            [t for _, t in alone.marks]
+        )
+        assert sorted((i.start, i.end) for i in found.timeline.intervals) == [
+            pytest.approx(pair) for pair in sorted((i.start, i.end) for i in alone.intervals)
+        ]
+
+
+def test_a_collective_of_two_ranks_begins_with_the_later_of_them():
+    early = [collective(0, (0, 1)), WaitWork(0, 0), kernel(0)]
+    late = [kernel(0), kernel(0), collective(0, (0, 1)), WaitWork(0, 0), kernel(0)]
+    found = simulate_ranks({0: early, 1: late}, unit, HOST)
+    assert [item.timeline.end for item in found.values()] == [4.0, 4.0]
+    assert found[0].waits == ((0.0, 3.0),)
+
+
+def test_ranks_that_wait_for_each_other_are_named():
+    def one(peer: int, me: int) -> list:
+        return [collective(0, (peer, me), "receive"), WaitWork(0, 0), kernel(), collective(1, (me, peer), "send")]
+
+    with pytest.raises(StandstillError, match=r"rank 0 .*receive \(1, 0\).*rank 1"):
+        simulate_ranks({0: one(1, 0), 1: one(0, 1)}, unit, HOST)
+
+
+def test_a_transfer_to_a_rank_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="rank 3 sends or receives"):
+        simulate_ranks({0: [collective(0, (0, 3), "send")]}, unit, HOST)
+
+
+def test_a_piece_is_as_long_as_its_device_or_its_host_makes_it():
+    piece = Piece(stream=0, seconds=1.0, latency=3.0, host_seconds=2.5)
+    found = simulate_ranks({0: [piece, piece, kernel()]}, unit, HOST)[0]
+    assert found.timeline.end == pytest.approx(6.5)  # 2.5 s behind the first begins the second, which takes 3 s
+    queued = simulate_ranks({0: [kernel(), kernel(), piece, kernel()]}, unit, HOST)[0]
+    assert queued.timeline.end == pytest.approx(4.0)

@@ -1,0 +1,127 @@
+"""Answers and the solver's line are written into the text without touching anything else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from legoai.dsl.formatting.edit import EditError, holes, pin, write_answers, write_solved
+from legoai.dsl.formatting.unparse import format_plan
+from legoai.dsl.frontend import syntax as tree
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.solved import read
+from legoai.dsl.frontend.syntax import PlanFile, same
+from legoai.specs.plan import Solved
+from support import strategies as some
+
+RECORD = Solved(digest="sha256:" + "0a" * 32, version="0.1.0", profile="h100_sxm@3fe2", gap=0.008)
+LINE = f'solved "{RECORD.digest}" by legoai 0.1.0, device profile h100_sxm@3fe2, gap 0.8%'
+
+PLAN = """\
+plan  a    # odd   spacing stays
+mesh (tp = auto in [1, 2, 4], pp=auto in 1..8 -> 4,   # why
+      dp_shard = auto)
+checkpoint { layers.* = budget( auto -> 0.5 ) }
+"""
+
+
+def read_plan(text: str) -> PlanFile:
+    parsed = parse(text, "t.plan")
+    assert parsed.diagnostics == ()
+    return parsed.file
+
+
+def answered(text: str, *answers: str) -> str:
+    file = read_plan(text)
+    return write_answers(file, dict(zip((hole.span for hole in holes(file)), answers, strict=True)))
+
+
+def test_answers_stand_behind_the_domain_and_replace_old_ones():
+    assert answered(PLAN, "2", "8", "16", "0.25") == PLAN.replace("[1, 2, 4]", "[1, 2, 4] -> 2").replace(
+        "-> 4", "-> 8"
+    ).replace("dp_shard = auto", "dp_shard = auto -> 16").replace("auto -> 0.5", "auto -> 0.25")
+
+
+def test_only_the_holes_that_are_named_change():
+    file = read_plan(PLAN)
+    second = list(holes(file))[1]
+    assert write_answers(file, {second.span: "2"}) == PLAN.replace("-> 4", "-> 2")
+    assert write_answers(file, {}) == PLAN
+
+
+def test_pinning_leaves_plain_values():
+    text = answered(PLAN, "2", "8", "16", "0.25")
+    assert pin(read_plan(text)) == PLAN.replace("auto in [1, 2, 4]", "2").replace("auto in 1..8 -> 4", "8").replace(
+        "dp_shard = auto", "dp_shard = 16"
+    ).replace("auto -> 0.5", "0.25")
+
+
+def test_a_sum_cannot_be_pinned_behind_a_keyword():
+    with pytest.raises(EditError, match="cannot stand here"):
+        pin(read_plan("attention auto -> 1 + 2\n"))
+
+
+def test_pinning_leaves_open_holes_open():
+    assert pin(read_plan("mesh (tp = auto, pp = auto -> 2)\n")) == "mesh (tp = auto, pp = 2)\n"
+
+
+def test_answers_in_parentheses_are_replaced_whole():
+    assert answered("let a = auto -> (1 + 2)\n", "4") == "let a = auto -> 4\n"
+    assert pin(read_plan("let a = auto -> (1 + 2)\n")) == "let a = (1 + 2)\n"
+
+
+@pytest.mark.parametrize("answer", ["", "8,", "8)", "8\nplan b", "8 # why", "auto", "x = 2", '"'])
+def test_an_answer_that_is_no_value_is_refused(answer: str):
+    with pytest.raises(EditError, match="is not a value"):
+        answered("mesh (tp = auto)\n", answer)
+
+
+def test_a_place_without_a_hole_is_refused():
+    file = read_plan(PLAN)
+    with pytest.raises(EditError, match="no hole here"):
+        write_answers(file, {file.statements[0].span: "8"})
+    with pytest.raises(EditError, match="no answer to pin"):
+        pin(file, [next(holes(file)).span])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", LINE + "\n"),
+        ("plan a\n", f"plan a\n\n{LINE}\n"),
+        ("plan a", f"plan a\n\n{LINE}\n"),
+        ("minimize step_time", f"minimize step_time\n{LINE}\n"),
+        ("require mfu >= 40%  # goal\n\nplan a\n", f"require mfu >= 40%  # goal\n{LINE}\n\nplan a\n"),
+        ('solved "x" by hand  # old\nplan a\n', f"{LINE}  # old\nplan a\n"),
+        ("variant v {\n  minimize mfu\n}\n", f"variant v {{\n  minimize mfu\n}}\n\n{LINE}\n"),
+    ],
+)
+def test_the_solvers_line_has_one_place(before: str, after: str):
+    written = write_solved(read_plan(before), RECORD)
+    assert written == after
+    assert write_solved(read_plan(written), RECORD) == written
+    [line] = [item for item in read_plan(written).statements if isinstance(item, tree.SolvedLine)]
+    assert read(line) == Solved(
+        digest=RECORD.digest, version="0.1.0", profile="h100_sxm@3fe2", gap=0.008, origin=read(line).origin
+    )
+
+
+@given(some.plans, st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_answers_change_nothing_but_the_holes(plan: tree.PlanFile, data: st.DataObject):
+    file = read_plan(format_plan(plan))
+    found = list(holes(file))
+    chosen = [hole for hole in found if data.draw(st.booleans())]
+    written = read_plan(write_answers(file, {hole.span: "21" for hole in chosen}))
+    new = list(holes(written))
+    assert len(new) == len(found)
+    answer = read_plan("let x = 21").statements[0]
+    assert isinstance(answer, tree.Let)
+    for old, hole in zip(found, new, strict=True):
+        assert same(hole.domain, old.domain)
+        assert same(hole.answer, answer.value if old in chosen else old.answer)
+    cut = pin(written, [hole.span for hole, old in zip(new, found, strict=True) if old in chosen])
+    assert len([hole for hole in holes(read_plan(cut)) if hole.answer is None]) == len(
+        [hole for hole in found if hole.answer is None and hole not in chosen]
+    )

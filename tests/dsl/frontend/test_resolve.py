@@ -1,0 +1,307 @@
+"""Resolution applies bases, variants, `let` and defaults, says who decided a value, and gives plans an identity."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.specs.directives.hole import Hole, Undecided
+from legoai.specs.directives.optimizer import AdamW
+from legoai.specs.plan import Plan
+from legoai.specs.span import Origin
+from support import VALID_PLANS, WORKED_PLANS
+
+HEAD = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 4)\nbatch (global = 4, micro = 1, seq_len = 64)\n'
+PLANS = WORKED_PLANS + VALID_PLANS
+
+
+def resolution(text: str, directory: Path = Path(), **options: Any) -> Resolution:
+    return resolve(text, "t.plan", directory=directory, **options)
+
+
+def plan_of(text: str, directory: Path = Path(), **options: Any) -> Plan:
+    found = resolution(text, directory, **options)
+    assert found.diagnostics == []
+    assert found.plan is not None
+    return found.plan
+
+
+def codes(text: str, directory: Path = Path(), **options: Any) -> list[str]:
+    return [item.code for item in resolution(text, directory, **options).diagnostics]
+
+
+def written(origin: Origin, text: str) -> str:
+    """The characters that a value came from."""
+    assert origin.span is not None
+    return text[origin.span.start : origin.span.end]
+
+
+class TestDefaultsAndProvenance:
+    def test_a_plan_needs_four_statements_and_has_defaults_for_the_rest(self):
+        plan = plan_of(HEAD)
+        assert plan.mesh.world_size == 1
+        assert plan.precision.param == "bf16"
+        assert isinstance(plan.optimizer.algorithm, AdamW)
+        assert plan.fsdp is None
+        assert codes("plan a\n") == ["LP202"]
+
+    def test_each_value_knows_where_it_stands_and_who_decided_it(self):
+        text = HEAD + "let n = 2\nmesh (tp = n, pp = auto in [1, 2] -> 2, cp = 1)\n"
+        mesh = plan_of(text).mesh
+        assert {axis: mesh.origin(axis).decider for axis in ("tp", "pp", "cp", "ep")} == {
+            "tp": "human", "pp": "solver", "cp": "human", "ep": "default",
+        }  # fmt: skip
+        assert [written(mesh.origin(axis), text) for axis in ("tp", "pp", "cp")] == ["2", "2", "1"]
+        set_by_hand = plan_of(text, settings={"n": "4"}).mesh
+        assert set_by_hand.tp == 4
+        assert set_by_hand.origin("tp").decider == "command line"
+        assert set_by_hand.origin("ep").span is None
+
+    def test_statements_axes_rules_and_arguments_know_where_they_stand(self):
+        text = HEAD + "fsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = never)\n}\n"
+        fsdp = plan_of(text).fsdp
+        assert fsdp is not None
+        assert written(fsdp.origin("keyword"), text) == "fsdp"
+        assert written(fsdp.origin("axes"), text) == "dp_shard"
+        assert written(fsdp.origin("backend"), text) == "graph"
+        [rule] = fsdp.rules
+        assert written(rule.origin, text) == "layers.* = unit(reshard = never)"
+        assert written(rule.path_origin, text) == "layers.*"
+        assert written(rule.treatment.origin("reshard"), text) == "never"
+
+    def test_values_may_be_given_by_position(self):
+        assert plan_of(HEAD + "optimizer adamw(3e-4, [0.9, 0.95])\n") == plan_of(
+            HEAD + "optimizer adamw(lr = 3e-4, betas = [0.9, 0.95])\n"
+        )
+
+
+class TestHoles:
+    def test_a_hole_cannot_be_mistaken_for_a_value(self):
+        plan = plan_of(HEAD + "mesh (tp = auto in [1, 2, 4])\nattention auto\n")
+        assert isinstance(plan.mesh.tp, Hole)
+        assert plan.mesh.tp.domain == (1, 2, 4)
+        with pytest.raises(Undecided):
+            _ = plan.mesh.world_size
+        assert [found.what for found in plan.holes()] == ["`tp`", "`kernel`"]
+
+    def test_a_rule_may_be_a_hole(self):
+        (found,) = plan_of(HEAD + "checkpoint { layers.* = auto }\n").holes()
+        assert found.what == "the treatment of `layers.*`"
+        assert found.origin.span is not None
+
+    def test_an_answer_fills_the_hole(self):
+        assert plan_of(HEAD + "mesh (tp = auto in 1..4 -> 2)\n").mesh.tp == 2
+        assert plan_of(HEAD + "mesh (tp = auto -> 2)\n").digest == plan_of(HEAD + "mesh (tp = 2)\n").digest
+
+    @pytest.mark.parametrize("hole", ["auto in [1, 2] -> 4", "auto in []", "auto in 4..1"])
+    def test_domains_and_answers_must_agree(self, hole: str):
+        assert codes(HEAD + f"mesh (tp = {hole})\n") == ["LP220"]
+
+
+class TestLet:
+    def test_a_name_may_stand_for_any_value(self):
+        text = HEAD + "let opt = adamw(lr = 1e-3)\nlet same = opt\nlet flag = true\nlet long = 64 * 2\n"
+        plan = plan_of(text + "optimizer same\ncheckpoint (preserve_rng = flag)\nmesh (tp = long / 64)\n")
+        assert plan.optimizer.algorithm == AdamW(lr=1e-3)
+        assert plan.mesh.tp == 2
+
+    def test_where_names_are_written_does_not_matter(self):
+        assert plan_of(HEAD + "mesh (tp = n)\nlet n = 2\n").mesh.tp == 2
+
+    def test_a_model_takes_names_for_its_dimensions(self):
+        assert plan_of(HEAD.replace('"tiny"', '"tiny", n_layers = n') + "let n = 1 + 1\n").model.arguments == {
+            "n_layers": 2
+        }
+
+
+class TestDuplicates:
+    @pytest.mark.parametrize(
+        "pair",
+        [
+            "mesh (tp = 2)\nmesh (pp = 2)\n",
+            "let a = 1\nlet a = 2\nmesh (tp = a)\n",
+            "require mfu >= 40%\nrequire mfu > 50%\n",
+            "minimize step_time\nmaximize mfu\n",
+            "shard on tp { output = colwise }\nshard on tp { norm = sequence }\n",
+            "variant v { mesh (tp = 2) }\nvariant v { mesh (tp = 4) }\n",
+        ],
+    )
+    def test_one_thing_is_decided_once_in_a_file(self, pair: str):
+        found = resolution(HEAD + pair).diagnostics
+        assert [item.code for item in found] == ["LP203"]
+        [other] = found[0].others
+        assert other.span.line == 5
+        assert found[0].label.span.line == 6
+
+    @pytest.mark.parametrize(
+        "pair",
+        [
+            "require peak_memory <= 1GiB\nrequire peak_memory >= 1MiB\n",
+            "shard on tp { output = colwise }\nshard on ep { layers = experts }\n",
+        ],
+    )
+    def test_what_only_looks_alike_may_stand_twice(self, pair: str):
+        assert codes(HEAD + pair) == []
+
+
+class TestExtends:
+    def write(self, folder: Path, **texts: str) -> None:
+        for name, text in texts.items():
+            (folder / f"{name}.plan").write_text(text, encoding="utf-8")
+
+    def test_later_statements_replace_like_ones_of_the_base(self, tmp_path: Path):
+        self.write(tmp_path, base=HEAD + "let n = 2\nmesh (tp = n)\nclip (norm = 1)\n")
+        plan = plan_of('plan b\nextends "base.plan"\nlet n = 4\nclip (norm = 2)\n', tmp_path)
+        assert (plan.name, plan.mesh.tp) == ("b", 4)
+        assert plan.clip is not None
+        assert plan.clip.norm == 2
+        assert plan.clip.origin("norm").span is not None
+        assert plan.model.origin("family").span is not None
+        assert plan.model.origin("family").span.file.endswith("base.plan")
+
+    def test_bases_are_found_beside_the_plan_that_names_them(self, tmp_path: Path):
+        (tmp_path / "deep").mkdir()
+        self.write(tmp_path, top=HEAD)
+        self.write(tmp_path / "deep", middle='plan m\nextends "../top.plan"\nmesh (tp = 2)\n')
+        assert plan_of('plan b\nextends "deep/middle.plan"\n', tmp_path).mesh.tp == 2
+
+    def test_a_plan_that_extends_itself_or_nothing_is_a_finding(self, tmp_path: Path):
+        self.write(tmp_path, a='plan a\nextends "b.plan"\n', b='plan b\nextends "a.plan"\n')
+        assert "LP214" in codes('plan c\nextends "a.plan"\n', tmp_path)
+        assert "LP214" in codes(HEAD + 'extends "missing.plan"\n', tmp_path)
+        (tmp_path / "binary.plan").write_bytes(b"\xff\xfe\x00")
+        assert "LP214" in codes(HEAD + 'extends "binary.plan"\n', tmp_path)
+        assert codes(HEAD + "extends base\n", tmp_path) == ["LP214"]
+
+    def test_a_mistake_in_the_base_is_shown_in_the_base(self, tmp_path: Path):
+        self.write(tmp_path, base=HEAD + "mesh (tp = x)\n")
+        found = resolution('plan b\nextends "base.plan"\n', tmp_path)
+        assert [item.code for item in found.diagnostics] == ["LP209"]
+        assert found.diagnostics[0].label.span.file in found.files
+
+
+class TestVariants:
+    TEXT = HEAD + "let n = 2\nmesh (tp = n)\nvariant wide {\n  let n = 4\n  clip (norm = 1)\n}\n"
+
+    def test_a_variant_replaces_and_adds_statements_when_it_is_chosen(self):
+        assert plan_of(self.TEXT).mesh.tp == 2
+        wide = plan_of(self.TEXT, variant="wide")
+        assert (wide.mesh.tp, wide.variant) == (4, "wide")
+        assert wide.clip is not None
+
+    def test_an_unknown_variant_is_a_finding_with_the_known_ones(self):
+        found = resolution(self.TEXT, variant="wid").diagnostics
+        assert [item.code for item in found] == ["LP215"]
+        assert "did you mean `wide`?" in found[0].help
+
+    @pytest.mark.parametrize("inner", ["plan b", 'extends "base.plan"', "variant deeper { clip (norm = 2) }"])
+    @pytest.mark.parametrize("chosen", [None, "wide"])
+    def test_what_belongs_to_a_whole_plan_cannot_stand_in_a_variant(self, inner: str, chosen: str | None):
+        text = self.TEXT.replace("clip (norm = 1)", f"clip (norm = 1)\n  {inner}")
+        found = resolution(text, variant=chosen)
+        [finding] = found.diagnostics
+        assert (finding.code, finding.message) == (
+            "LP218",
+            f"`{inner.split()[0]}` cannot stand inside of a variant",
+        )
+        assert [text[label.span.start : label.span.end] for label in finding.others] == ["wide"]
+        assert found.plan is not None
+        assert found.plan.name == "a"
+
+    def test_a_setting_wins_over_a_variant(self):
+        assert plan_of(self.TEXT, variant="wide", settings={"n": "1"}).mesh.tp == 1
+
+
+class TestIdentity:
+    RICH = (
+        HEAD + "let n = 2\nlet rate = 3e-4\nmesh (tp = n, dp_shard = n)\noptimizer adamw(lr = rate)\n"
+        "shard on tp {\n  layers.*.attention.{wq,wk} = colwise\n  output = colwise\n}\n"
+        "fsdp on dp_shard { layers.* = unit }\n"
+    )
+
+    def test_formatting_comments_and_names_of_lets_do_not_change_the_digest(self):
+        digest = plan_of(self.RICH).digest
+        formatted = format_text(self.RICH, "t.plan").text
+        assert formatted is not None
+        assert plan_of(formatted).digest == digest
+        assert plan_of(self.RICH.replace("\n", "  # why\n")).digest == digest
+        assert plan_of(self.RICH.replace("rate", "speed")).digest == digest
+        assert plan_of(self.RICH.replace("= rate", "= 0.0003")).digest == digest
+        assert plan_of(self.RICH + "require mfu >= 40%\nminimize step_time\n").digest == digest
+
+    def test_what_is_trained_changes_the_digest(self):
+        digests = {
+            plan_of(text).digest
+            for text in (
+                self.RICH, self.RICH.replace("= 2", "= 1"), self.RICH.replace("3e-4", "3e-5"),
+                self.RICH + "clip (norm = 1)\n", self.RICH.replace("output = colwise", "output = rowwise"),
+                self.RICH.replace("plan a", "plan b"),
+            )
+        }  # fmt: skip
+        assert len(digests) == 6
+
+    @given(st.randoms(use_true_random=False))
+    @settings(max_examples=30, deadline=None)
+    def test_the_order_of_statements_and_rules_does_not_change_the_digest(self, chance: random.Random):
+        first, *rest = [self.RICH[item.span.start : item.span.end] for item in parse(self.RICH, "t").file.statements]
+        chance.shuffle(rest)
+        text = "\n".join([first, *rest])
+        rules = ["  layers.*.attention.{wq,wk} = colwise", "  output = colwise"]
+        chance.shuffle(rules)
+        text = text.replace("  layers.*.attention.{wq,wk} = colwise\n  output = colwise", "\n".join(rules))
+        assert plan_of(text).digest == plan_of(self.RICH).digest
+
+    @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+    def test_worked_plans_resolve_and_keep_their_identity_without_comments(self, path: Path):
+        text = path.read_text(encoding="utf-8")
+        plan = plan_of(text, path.parent)
+        bare = "\n".join(line.split("  #")[0] for line in text.split("\n") if not line.startswith("#"))
+        assert plan_of(bare, path.parent).digest == plan.digest
+        assert plan.digest.startswith("sha256:")
+
+
+@pytest.mark.parametrize("inner", ["plan other", 'extends "base.plan"', "variant deeper { }"])
+def test_a_variant_holds_no_statement_of_a_whole_plan(inner):
+    text = HEAD + f"variant long {{\n  {inner}\n}}\n"
+    for variant in (None, "long"):
+        (finding,) = resolve(text, "test.plan", directory=Path(), variant=variant).diagnostics
+        assert finding.code == "LP218"
+        assert finding.label.span.line == text.count("\n", 0, text.index(inner)) + 1
+
+
+def test_what_a_named_file_holds_is_part_of_the_plans_identity(tmp_path: Path) -> None:
+    text = """plan ordered
+model   llama3("tiny")
+cluster cpu(devices = 2)
+batch   (global = 8, micro = 1, seq_len = 16)
+mesh    (pp = 2)
+pipeline on pp (schedule = csv("order.csv"))
+"""
+
+    def digest() -> str:
+        plan = resolve(text, "ordered.plan", directory=tmp_path).plan
+        assert plan is not None
+        return plan.digest
+
+    missing = digest()
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    first = digest()
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0,\n")
+    assert len({missing, first, digest()}) == 3
+    (tmp_path / "order.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    assert digest() == first
+
+
+def test_plans_that_name_no_file_keep_their_identity(tmp_path: Path) -> None:
+    text = 'plan a\nmodel llama3("tiny")\ncluster cpu\nbatch (global = 8, micro = 1, seq_len = 16)\n'
+    plan = resolve(text, "a.plan", directory=tmp_path).plan
+    assert plan is not None
+    assert plan.files == () and "files" not in plan.canonical()

@@ -1,0 +1,104 @@
+"""What is recomputed, and what is not, changes memory and time but no number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from support.meshed import TRAINING, UNITS, text_of
+from support.operator_calls import Calls
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
+
+BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
+SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
+RULES = {
+    "selective": "layers.* = selective([attention, alternate_matmul])",
+    "selective, with collectives and an operator by name": 'layers.* = selective([collective, "aten.silu"])',
+    "greedy budget": "layers.* = budget(50%, by = greedy)",
+    "knapsack in bytes": "layers.* = budget(150KiB)",
+    "all kinds": """
+  layers.0               = selective([matmul, attention])
+  layers.1               = budget(20%)
+  layers.2               = full
+  layers.3.feed_forward  = budget(80%)
+  layers.3.attention     = selective(["aten.mm.default"])""",
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_every_treatment_trains_as_one_process_does_under_fsdp_and_tensor_parallel(rules: str, gloo, data, alone):
+    for result in gloo(4)(train, text_of(f"{BOTH}checkpoint {{ {RULES[rules]} }}"), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", RULES)
+def test_every_treatment_trains_as_one_process_does_when_fully_sharded(rules: str, gloo, data, alone):
+    for result in gloo(4)(train, text_of(f"{SHARDED}checkpoint {{ {RULES[rules]} }}"), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", RULES)
+def test_every_treatment_trains_alone_as_without_it(rules: str, gloo, data, alone):
+    [result] = gloo(1)(train, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {RULES[rules]} }}"), data)
+    assert_close(result, alone, TOLERANCE)
+
+
+def counted(text: str, data: str) -> Counter[str]:
+    with Calls() as calls:
+        train(text, data)
+    return calls.counts
+
+
+def test_recomputation_runs_what_is_not_kept_and_nothing_else(gloo, data):
+    def counts(rules: str) -> Counter[str]:
+        return gloo(1)(counted, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {rules} }}"), data)[0]
+
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    micro_batches, layers = 4, 4
+    blocks = STEPS * micro_batches * layers
+    none, full = counts("layers.* = none"), counts("layers.* = full")
+    assert full[attention] - none[attention] == blocks
+    assert full["mm"] - none["mm"] == 6 * blocks  # of seven: recomputation stops before the last, which nothing needs
+    kept = counts("layers.* = selective([attention])")
+    assert kept[attention] == none[attention]
+    assert kept["mm"] == full["mm"]
+    kept = counts("layers.* = selective([alternate_matmul])")
+    assert kept[attention] == full[attention]
+    assert kept["mm"] - none["mm"] == 3 * blocks  # wk, wo and w3
+    kept = counts('layers.* = selective(["aten.mm.default", attention])')
+    assert kept["mm"] == none["mm"]
+    assert kept["silu"] == full["silu"] == none["silu"] + blocks
+    by_stride = counts("layers.* = every(2)")
+    assert by_stride["mm"] - none["mm"] == 3 * blocks
+    budget = counts("layers.* = budget(0%)")
+    measured = layers * 7  # the first forward of each block runs once more
+    assert budget["mm"] == full["mm"] + measured
+    assert none["mm"] < counts("layers.* = budget(40%)")["mm"] < budget["mm"]
+
+
+def test_the_program_says_what_is_kept():
+    text = lowered(f"{HEAD}{TRAINING}checkpoint {{ {RULES['all kinds']} }}").text
+    assert 'context_fn=keep_outputs("matmul", "attention"),' in text
+    assert 'checkpoint_fn=RecomputeWithin(0.2, by="knapsack")' in text
+    assert 'context_fn=keep_outputs("aten.mm.default")' in text
+    assert "from legoai.runtime import RecomputeWithin, Trainer, keep_outputs" in text
+    text = lowered(f"{HEAD}{TRAINING}checkpoint (preserve_rng = false) {{ layers.* = budget(1MiB, by = greedy) }}").text
+    assert 'checkpoint_fn=RecomputeWithin(1048576, by="greedy"),' in text
+    assert "preserve_rng_state=False" in text
+
+
+def test_a_choice_over_all_modules_waits_for_the_search():
+    [finding] = refusals(f"{HEAD}{TRAINING}checkpoint {{\n  layers.* = budget(50%, by = ilp)\n}}")
+    assert finding.code == "LP010"
+    assert "`by = ilp`" in finding.message
+    assert finding.label.span.line == f"{HEAD}{TRAINING}".count("\n") + 2
+
+
+def test_attention_that_is_no_operator_cannot_be_kept():
+    [finding] = refusals(f"{HEAD}{TRAINING}attention math\ncheckpoint {{ layers.* = selective([attention]) }}")
+    assert "`attention` keeps nothing under `attention math`" in finding.message
+    assert refusals(f"{HEAD}{TRAINING}attention flash\ncheckpoint {{ layers.* = selective([attention]) }}") == []

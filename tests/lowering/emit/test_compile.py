@@ -1,0 +1,136 @@
+"""Compiled modules train as eager ones do, beside FSDP, tensor parallelism and checkpointing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.meshed import TRAINING, UNITS, text_of
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+
+BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
+SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
+TENSOR = f"mesh (tp = 4)\n{SEQUENCE_PARALLEL}{PLAIN_DOUBLE}"
+BLOCKS = "compile { layers.* = aot_eager }\n"
+PLANS = {
+    "fsdp and tensor parallel": f"{BOTH}{BLOCKS}",
+    "fsdp, tensor parallel, all recomputed": f"{BOTH}{BLOCKS}checkpoint {{ layers.* = full }}",
+    "fsdp, tensor parallel, some kept and some recomputed": f"""{BOTH}{BLOCKS}
+checkpoint {{ layers.* = selective([attention, alternate_matmul]), layers.1 = full, layers.2 = none }}""",
+    "tensor parallel alone": f"{TENSOR}{BLOCKS}",
+    "layers inside of eager blocks": f"{BOTH}compile {{ layers.*.attention.* = aot_eager, norm = aot_eager }}",
+}
+MORE_PLANS = {
+    "fully sharded": f"{SHARDED}{BLOCKS}checkpoint {{ layers.* = selective([matmul]) }}",
+    "the whole model": f"{TENSOR}compile {{ root = aot_eager }}",
+    "the whole model around units": f"{SHARDED}compile {{ root = aot_eager(fullgraph = false) }}",
+    "some blocks eager": f"{BOTH}compile {{ layers.* = aot_eager, layers.{{1, 2}} = none }}",
+    "inductor": f"{BOTH}compile {{ layers.* = inductor }}",
+}
+
+
+def train_anew(text: str, data: str) -> dict:
+    torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
+    return train(text, data)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
+    for result in gloo(4)(train_anew, text_of(PLANS[name]), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_PLANS)
+def test_more_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
+    for result in gloo(4)(train_anew, text_of(MORE_PLANS[name]), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+def test_more_blocks_than_torch_recompiles_are_one_compilation(gloo, data):
+    head = HEAD.replace('llama3("tiny")', 'llama3("tiny", n_layers = 12, dim = 64, hidden_dim = 64)')
+    [eager] = gloo(1)(train_anew, text_of(PLAIN_DOUBLE, head), data)
+    [compiled] = gloo(1)(train_anew, text_of(f"{PLAIN_DOUBLE}{BLOCKS}checkpoint {{ layers.* = every(2) }}", head), data)
+    assert_close(compiled, eager, TOLERANCE)
+
+
+def functions(body: str, cluster: str = "cpu(devices = 4)") -> list[str]:
+    """The calls in `parallelize`, in their order."""
+    text = lowered(f"{HEAD.replace('cpu(devices = 4)', cluster)}{TRAINING}{body}").text
+    return [line.split("(")[0].strip() for line in text.splitlines() if line.startswith("    apply_")]
+
+
+def test_what_is_recomputed_whole_is_compiled_first_and_what_is_chosen_from_last():
+    blocks = "compile { layers.* = inductor }\n"
+    assert functions(f"{blocks}checkpoint {{ layers.* = full }}") == ["apply_compile", "apply_checkpoint"]
+    assert functions(f"{blocks}checkpoint {{ layers.* = selective([matmul]) }}") == [
+        "apply_checkpoint",
+        "apply_compile",
+    ]
+    mixed = f"{blocks}checkpoint {{ layers.* = selective([matmul]), layers.0 = full }}"
+    assert functions(mixed) == ["apply_compile", "apply_checkpoint", "apply_compile_after_checkpoint"]
+    assert functions("compile { layers.* = none }") == []
+
+
+def test_options_become_those_of_torch_compile():
+    def line(rule: str) -> str:
+        text = lowered(f"{HEAD}{TRAINING}compile {{ root = {rule} }}").text
+        return next(line for line in text.splitlines() if "model.compile(" in line).partition("  #")[0].strip()
+
+    assert line("inductor") == "model.compile(fullgraph=True, dynamic=False)"
+    assert line("aot_eager") == 'model.compile(backend="aot_eager", fullgraph=True)'
+    assert line("aot_eager(fullgraph = false)") == 'model.compile(backend="aot_eager")'
+    assert line("inductor(mode = max_autotune_no_cudagraphs, fullgraph = false, dynamic = true)") == (
+        'model.compile(dynamic=True, mode="max-autotune-no-cudagraphs")'
+    )
+    assert line("inductor(mode = reduce_overhead)").endswith('mode="reduce-overhead")')
+
+
+def test_modules_wait_for_their_collectives_where_compiled_ones_follow():
+    text = lowered(f"{HEAD}{TRAINING}{BOTH}{BLOCKS}").text
+    assert "    wait_for_output(model.tok_embeddings)  # tiny.plan:" in text
+    assert text.count("wait_for_output(") == 1
+    text = lowered(f"{HEAD}{TRAINING}{BOTH}compile {{ layers.*.attention.* = aot_eager }}").text
+    assert "        wait_for_inputs(layer.attention)  # tiny.plan:" in text
+    assert "wait_for" not in lowered(f"{HEAD}{TRAINING}{SHARDED}{BLOCKS}").text
+    assert "wait_for" not in lowered(f"{HEAD}{TRAINING}{BOTH}").text
+
+
+def test_tensor_parallel_products_overlap_their_collectives_on_request():
+    cluster = "h100_sxm(hosts = 1, devices = 4)"
+    plan = f"{HEAD.replace('cpu(devices = 4)', cluster)}{TRAINING}{BOTH}"
+    text = lowered(f"{plan}compile (async_tp = true) {{ layers.* = inductor }}").text
+    assert "def apply_compile(model: nn.Module, mesh: DeviceMesh) -> None:\n    overlap_tensor_parallel(mesh[" in text
+    assert "    apply_compile(model, mesh)" in text
+
+
+def test_overlap_without_symmetric_memory_is_a_mistake_with_a_code(gloo):
+    with pytest.raises(Exception, match=r"RUN003.*symmetric memory"):
+        gloo(1)(overlap)
+
+
+def overlap() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from legoai.runtime import overlap_tensor_parallel
+
+    overlap_tensor_parallel(init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
+
+
+CASES = {
+    "budget of a compiled module": ("layers.* = inductor", "layers.* = budget(50%)", "compilation hides"),
+    "compiled inside": ("layers.*.feed_forward = inductor", "layers.* = selective([matmul])", "compilation hides"),
+    "budget inside": ("root = inductor", "layers.* = budget(50%)", "compilation hides"),
+    "attention recomputed": ("layers.* = inductor", "layers.* = selective([matmul])", "recompute attention only"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_choices_that_compilation_would_drop_are_refused(name: str):
+    compiled, recomputed, message = CASES[name]
+    head = f"{HEAD}{TRAINING}{BOTH}"
+    found = refusals(f"{head}compile {{ {compiled} }}\ncheckpoint {{\n  {recomputed}\n}}")
+    assert {item.code for item in found} == {"LP010"}
+    assert {item.label.span.line for item in found} == {head.count("\n") + 3}
+    assert all(message in item.message for item in found)

@@ -1,0 +1,228 @@
+"""A program whose ranks hold different experts trains as one process with all experts does."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import pytest
+
+from support.meshed import TRAINING, UNITS
+from support.plans import lowered, refusals
+from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+
+HEAD = """\
+plan sparse
+
+model   mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidden_dim = 24, vocab_size = 256,
+                n_experts = 8, top_k = 2, max_seq_len = 64)
+cluster cpu(devices = 4)
+"""
+EXPERTS = "shard on ep { layers.*.feed_forward.experts = experts }\n"
+DROPPING = "shard on ep { layers.*.feed_forward.experts = experts(capacity_factor = 0.75) }\n"
+ATTENTION = """\
+shard on tp {
+  tok_embeddings                   = rowwise
+  layers.*.attention.{wq, wk, wv}  = colwise
+  layers.*.attention.wo            = rowwise
+  output                           = colwise(loss_parallel = true)
+}
+"""
+SEQUENCE = """\
+shard on tp {
+  tok_embeddings                  = rowwise(output = shard(1))
+  layers.*.{attention, ffn}_norm  = sequence
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise(output = shard(1))
+  layers.*.feed_forward           = inputs(
+    from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))
+  norm                            = sequence
+  output                          = colwise(input = shard(1), loss_parallel = true)
+}
+"""
+
+PLANS = {
+    "two groups": f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}{DOUBLE}",
+    "every rank with other experts": f"mesh (dp_shard = 4, ep = 4)\n{EXPERTS}fsdp on dp_shard {UNITS}{DOUBLE}",
+    "with checkpointing, kept after forward": f"""
+mesh (dp_shard = 4, ep = 2)
+{EXPERTS}
+fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), layers.*.feed_forward.experts = unit, root = unit }}
+checkpoint {{ layers.* = full }}
+{DOUBLE}""",
+    "replicated": f"""
+mesh (dp_replicate = 2, dp_shard = 2, ep = 2)
+{EXPERTS}
+fsdp on dp_replicate, dp_shard {UNITS}
+{DOUBLE}""",
+    "over context and data ranks": f"""
+mesh (dp_shard = 2, cp = 2, ep = 4)
+{EXPERTS}
+context on cp
+fsdp on dp_shard, cp {UNITS}
+{DOUBLE}""",
+    "beside tensor parallel attention, with checkpointing": f"""
+mesh (dp_shard = 2, tp = 2, ep = 2)
+{ATTENTION}{EXPERTS}
+fsdp on dp_shard {UNITS}
+checkpoint {{ layers.* = full }}
+{DOUBLE}""",
+    "beside tensor and sequence parallel": f"""
+mesh (dp_shard = 2, tp = 2, ep = 2)
+{SEQUENCE}{EXPERTS}
+fsdp on dp_shard {UNITS}
+{DOUBLE}""",
+    "beside context ranks that hold the same": f"""
+mesh (dp_shard = 2, cp = 2, ep = 2)
+{EXPERTS}
+context on cp
+fsdp on dp_shard {UNITS}
+{DOUBLE}""",
+    "over context ranks alone": f"""
+mesh (cp = 4, ep = 2)
+{EXPERTS}
+context on cp (rotate = alltoall)
+fsdp on cp {UNITS}
+{DOUBLE}""",
+}
+
+
+def text_of(body: str, head: str = HEAD) -> str:
+    return lowered(f"{head}{TRAINING}{body}").text
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    path: Path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("".join(string.printable[(7 * i * i + i // 3) % 95] for i in range(20_000)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def alone(gloo, data) -> dict:
+    """The plan on one process, which holds all experts."""
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
+    return result
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_experts_on_other_ranks_train_as_at_home(name: str, gloo, data, alone):
+    for result in gloo(4)(train, text_of(PLANS[name]), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+def test_few_experts_are_cut_inside_of_each(gloo, data):
+    head = HEAD.replace("n_experts = 8", "n_experts = 2").replace("top_k = 2", "top_k = 1")
+    program = text_of(f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}{DOUBLE}", head)
+    assert "shard_placement_fn=lambda _: Shard(1)" in program
+    [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
+    for result in gloo(4)(train, program, data):
+        assert_close(result, one, TOLERANCE)
+
+
+def test_what_has_no_room_is_dropped_on_one_process_as_on_four(gloo, data, alone):
+    program = text_of(f"mesh (dp_shard = 4, ep = 4)\n{DROPPING}fsdp on dp_shard {UNITS}{DOUBLE}")
+    [one] = gloo(1)(train, text_of(f"{DROPPING}{PLAIN_DOUBLE}"), data)
+    assert one["loss"] != pytest.approx(alone["loss"], abs=1e-6)
+    for result in gloo(4)(train, program, data):
+        assert_close(result, one, TOLERANCE)
+
+
+def resumed(first: str, second: str, data: str, out: str) -> dict:
+    """Train the first step under one program and the rest under another."""
+    train(first, data, out=Path(out), steps=1)
+    return train(second, data, out=Path(out), resume_other_plan=True)
+
+
+def test_a_checkpoint_continues_with_experts_on_other_ranks(gloo, data, alone, tmp_path):
+    names = ("two groups", "every rank with other experts", "over context ranks alone")
+    for first, second in zip(names, (*names[1:], names[0]), strict=True):
+        programs = text_of(PLANS[first]), text_of(PLANS[second])
+        [result, *_] = gloo(4)(resumed, *programs, data, str(tmp_path / first))
+        assert_close(result, {**alone, "loss": alone["loss"][1:], "norm": alone["norm"][1:]}, TOLERANCE)
+
+
+def test_mixed_precision_trains_close_to_full_precision(gloo, data):
+    [single] = gloo(1)(train, text_of("precision (param = fp32)"), data)
+    program = f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}precision (param = bf16, reduce = fp32)"
+    for result in gloo(4)(train, text_of(program), data):
+        assert result["loss"] == pytest.approx(single["loss"], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_compiled_blocks_send_their_tokens_too(gloo, data, alone):
+    compiled = "compile { layers.* = aot_eager(fullgraph = false) }\n"
+    for result in gloo(4)(train, text_of(f"{PLANS['two groups']}{compiled}"), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+@pytest.mark.slow
+def test_experts_on_eight_ranks_with_replicas_and_stages(gloo, data, alone):
+    plans = (
+        f"""
+mesh (dp_replicate = 2, dp_shard = 2, cp = 2, ep = 2)
+{EXPERTS}
+context on cp
+fsdp on dp_replicate, dp_shard, cp {UNITS}
+{DOUBLE}""",
+        f"""
+mesh (pp = 2, dp_shard = 2, tp = 2, ep = 2)
+pipeline on pp (schedule = 1F1B, microbatches = 2)
+{ATTENTION}{EXPERTS}
+fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
+{DOUBLE}""",
+    )
+    for plan in plans:
+        for result in gloo(8)(train, text_of(plan), data):
+            held = {name: alone["parameters"][name] for name in result["parameters"]}
+            assert_close(result, {**alone, "parameters": held}, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard {UNITS}", "no statement says which experts the 2 ranks"),
+        (f"mesh (dp_replicate = 4, ep = 2)\n{EXPERTS}replicate on dp_replicate", "`ep` groups ranks of `dp_shard`"),
+        (f"mesh (dp_shard = 4, ep = 3)\n{EXPERTS}fsdp on dp_shard {UNITS}", "the 3 ranks of `ep` cannot share"),
+        (
+            "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.* = experts }\nfsdp on dp_shard",
+            "`layers.0` is no module",
+        ),
+        (
+            f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {{ layers.* = unit(reshard = 4) }}",
+            "`reshard = 4` does not divide the 2 ranks that hold the same experts",
+        ),
+        (
+            f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}compile {{ layers.* = inductor }}",
+            "`layers.0` cannot be one graph",
+        ),
+        (
+            f"mesh (dp_shard = 2, tp = 2, ep = 2)\nshard on tp {{ layers.*.feed_forward.experts.w1 = shard(1) }}\n"
+            f"{EXPERTS}fsdp on dp_shard {UNITS}",
+            "`layers.0.feed_forward.experts.w1` lies on `ep` already",
+        ),
+    ],
+)
+def test_what_would_be_wrong_is_refused(text: str, message: str):
+    assert any(finding.message.startswith(message) for finding in refusals(f"{HEAD}{TRAINING}{text}"))
+
+
+def test_one_rank_has_all_experts_and_may_still_drop():
+    assert "feed_forward.experts" not in text_of(EXPERTS)
+    program = text_of(DROPPING)
+    assert "limit_capacity(layer.feed_forward.experts, capacity_factor=0.75)" in program
+
+
+@pytest.mark.parametrize("compiled", ["", pytest.param("compile { layers.* = aot_eager }\n", marks=pytest.mark.slow)])
+def test_autocast_reaches_the_products_of_experts(compiled: str, gloo, data):
+    [exact] = gloo(1)(train, text_of("precision (param = fp32)"), data)
+    [rounded] = gloo(1)(train, text_of(f"{compiled}precision (param = bf16)"), data)
+    assert rounded["loss"] == pytest.approx(exact["loss"], rel=5e-3)
+    assert rounded["loss"] != exact["loss"]
+
+
+@pytest.mark.slow
+def test_compiled_blocks_of_experts_are_one_graph_on_one_rank(gloo, data, alone):
+    [result] = gloo(1)(train, text_of(f"compile {{ layers.* = aot_eager }}\n{PLAIN_DOUBLE}"), data)
+    assert_close(result, alone, TOLERANCE)

@@ -1,0 +1,40 @@
+"""However the loss is computed, it and its gradients are the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support.meshed import TRAINING, UNITS, text_of
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+
+BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
+
+
+def train_anew(text: str, data: str) -> dict:
+    torch._dynamo.reset()
+    return train(text, data)
+
+
+@pytest.mark.parametrize("pieces", [2, 5])
+def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone):
+    for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})"), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 4])
+def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alone):
+    body = PLAIN_DOUBLE if world == 1 else BOTH
+    for result in gloo(world)(train_anew, text_of(f"{body}loss fused"), data):
+        assert_close(result, alone, TOLERANCE)
+
+
+def test_the_program_says_how_the_loss_is_computed():
+    def text(loss: str) -> str:
+        return lowered(f"{HEAD}{TRAINING}{loss}").text
+
+    assert '        loss="chunked",  # tiny.plan:9\n        loss_pieces=8,  # tiny.plan:9\n' in text("loss chunked(8)")
+    assert '        loss="fused",  # tiny.plan:9\n' in text("loss fused")
+    assert "loss_pieces" not in text("loss eager")

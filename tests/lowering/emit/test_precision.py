@@ -1,0 +1,75 @@
+"""Linear layers in float8: converted before all else, from the same first weights, or refused."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from legoai.runtime import RunError, convert_to_float8
+from legoai.specs.models.layers import Linear
+from support.meshed import TRAINING, UNITS, text_of
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.staged import train
+
+BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}"
+RULES = """precision {
+  layers.*.feed_forward.*       = float8
+  layers.*.attention.{wq, wo}   = float8(rowwise)
+  layers.0.feed_forward.*       = none
+  layers.0.attention.{wq, wo}   = none
+  output                        = float8(rowwise_with_gw_hp)
+}
+"""
+
+
+def test_the_program_converts_layers_before_it_shards_them():
+    text = lowered(f"{HEAD}{TRAINING}{BOTH}{RULES}").text
+    body = text.partition("def apply_float8(model: nn.Module) -> None:\n")[2].partition("\n\n\n")[0]
+    assert "    for index in range(1, 4):" in body
+    assert '("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),\n            recipe="tensorwise",' in body
+    assert '("attention.wq", "attention.wo"), recipe="rowwise")' in body
+    assert '    convert_to_float8(model, ("output",), recipe="rowwise_with_gw_hp")' in body
+    calls = [line.split("(")[0].strip() for line in text.splitlines() if line.startswith("    apply_")]
+    assert calls == ["apply_float8", "apply_tensor_parallel", "apply_fsdp"]
+    assert text.index("def apply_float8") < text.index("def apply_tensor_parallel")
+
+
+def test_what_no_layer_computes_and_what_torchao_cannot_train_is_refused():
+    [finding] = refusals(f"{HEAD}{TRAINING}precision {{ layers.*.feed_forward = float8 }}")
+    assert "is no linear layer" in finding.message
+    found = refusals(f"{HEAD}{TRAINING}precision {{ layers.*.feed_forward.* = mxfp8 }}")
+    assert found
+    assert all(item.code == "LP010" and "`mxfp8`" in item.message for item in found)
+
+
+def test_without_torchao_a_run_ends_with_a_code(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)
+    with pytest.raises(RunError, match=r"RUN044.*needs torchao"):
+        convert_to_float8(nn.Sequential(nn.Linear(16, 16)), ("0",), recipe="tensorwise")
+
+
+def test_converted_layers_draw_the_weights_of_those_before_them():
+    pytest.importorskip("torchao.float8")
+    model = nn.Sequential(Linear(16, 32, bias=False, init_std=0.5), Linear(32, 16, bias=False))
+    convert_to_float8(model, ("0",), recipe="tensorwise")
+    torch.manual_seed(0)
+    model[0].reset_parameters()
+    torch.manual_seed(0)
+    expected = Linear(16, 32, bias=False, init_std=0.5).weight
+    assert type(model[0]).__name__ == "Float8Linear"
+    assert type(model[1]) is Linear
+    assert torch.equal(model[0].weight, expected)
+
+
+def test_the_loss_and_gradients_in_float8_are_close_to_those_in_bf16(gloo, data):
+    pytest.importorskip("torchao.float8")
+    plain = gloo(4)(train, text_of(BOTH), data)[0]
+    converted = gloo(4)(train, text_of(f"{BOTH}{RULES}"), data)[0]
+    # Before the first update: this learning rate overshoots, which enlarges every difference in the steps after it.
+    assert converted["loss"][0] == pytest.approx(plain["loss"][0], rel=2e-3)
+    assert converted["norm"][0] == pytest.approx(plain["norm"][0], rel=3e-2)
+    assert converted["loss"] != plain["loss"]

@@ -1,0 +1,132 @@
+"""Models that others wrote are split into stages without a change of theirs, and train as one process does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from support.plans import lowered, refusals
+from support.staged import (
+    DOUBLE,
+    PLAIN_DOUBLE,
+    TRAINING,
+    assert_close,
+    together,
+    train,
+)
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 4, "n_head": 4,
+    "vocab_size": 256, "n_positions": 64, "tie_word_embeddings": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+
+
+def head(model: str) -> str:
+    return f"plan theirs\nmodel {model}\ncluster cpu(devices = 4)\n{TRAINING}"
+
+
+def config(folder: Path, fields: dict) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(fields))
+    return head(f'huggingface("{path}")')
+
+
+FACTORY = head('python("support.factories:build", dim = 32, depth = 5)')
+TOLERANCE = 1e-10
+HUGGING_FACE_TOLERANCE = 1e-6
+"""Llama's norms and rotations are computed in fp32, whatever the model's dtype is."""
+BODIES = {
+    "factory": (FACTORY, "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE),
+    "a sequence and nothing else": (
+        FACTORY.replace("support.factories:build", "support.factories:build_sequence"),
+        'mesh (pp = 2)\npipeline on pp (schedule = 1F1B, split = ["3"])\n' + PLAIN_DOUBLE,
+    ),
+    "factory in shards": (
+        FACTORY,
+        """mesh (pp = 2, dp_shard = 2)
+fsdp on dp_shard { blocks.* = unit(reshard = after_backward), blocks.{1, 4}.mixer = unit(reshard = after_backward) }
+checkpoint { blocks.{1..3} = full, blocks.4.mixer = full }
+pipeline on pp (schedule = Interleaved1F1B)
+"""
+        + DOUBLE,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name != "factory in shards" else pytest.param(name, marks=pytest.mark.slow) for name in BODIES]
+)
+def test_a_factory_is_split_as_it_is(name: str, gloo, data):
+    head, body = BODIES[name]
+    [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)
+    results = gloo(4 if "dp_" in body else 2)(train, lowered(f"{head}{body}").text, data)
+    assert_close(together(results), alone, TOLERANCE)
+
+
+HUGGING_FACE = {
+    "llama": (LLAMA, "mesh (pp = 2)\npipeline on pp (schedule = Interleaved1F1B)\n" + PLAIN_DOUBLE),
+    "llama in shards and pieces": (
+        LLAMA,
+        """mesh (pp = 2, dp_shard = 2, tp = 2)
+shard on tp {
+  model.layers.*.self_attn.{q_proj, k_proj, v_proj} = colwise
+  model.layers.*.self_attn.o_proj                   = rowwise
+  model.layers.*.mlp.{gate_proj, up_proj}           = colwise
+  model.layers.*.mlp.down_proj                      = rowwise
+}
+fsdp on dp_shard { model.layers.* = unit(reshard = after_backward) }
+checkpoint { model.layers.{0, 3} = full }
+pipeline on pp (schedule = 1F1B)
+"""
+        + DOUBLE,
+    ),
+    "gpt2": (GPT2, "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE),
+    "gpt2, its embedding alone": (
+        GPT2,
+        "mesh (pp = 2)\npipeline on pp (schedule = GPipe, split = [transformer.h.0])\n" + PLAIN_DOUBLE,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in HUGGING_FACE]
+)
+def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path):
+    fields, body = HUGGING_FACE[name]
+    head = config(tmp_path, fields)
+    ranks, replicas = (8, 2) if "dp_shard" in body else (2, 1)
+    tolerance = HUGGING_FACE_TOLERANCE if fields is LLAMA else TOLERANCE
+    [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data, validate_every=2, validate_batches=8)
+    text = lowered(f"{head}{body}").text
+    results = gloo(ranks)(train, text, data, validate_every=2, validate_batches=8 // replicas)
+    assert_close(together(results), alone, tolerance)
+
+
+def test_the_program_says_what_stands_where():
+    text = lowered("".join(BODIES["factory in shards"])).text
+    assert "        stand_ins=True,\n" in text
+    loop = "    for index in range(1, 4):\n        if is_held(model.blocks[index]):\n"
+    assert f"{loop}            model.blocks[index] = checkpoint_wrapper(model.blocks[index])  # tiny.plan:" in text
+    assert "    if is_held(model.blocks[4]):\n" in text
+    assert ", is_held, " in text
+
+
+def test_what_holds_stand_ins_is_neither_recomputed_nor_compiled(tmp_path):
+    head = config(tmp_path, GPT2)
+    pipeline = "mesh (pp = 2)\npipeline on pp (schedule = GPipe)\n"
+    for rule in (
+        "checkpoint { transformer = full }",
+        "compile { transformer = aot_eager }",
+        "compile { root = inductor }",
+    ):
+        messages = [item.message for item in refusals(f"{head}{pipeline}{rule}")]
+        assert any("holds modules of other stages" in item for item in messages), rule
+    assert refusals(f"{head}{pipeline}checkpoint {{ transformer.h.* = full }}") == []

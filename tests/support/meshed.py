@@ -1,0 +1,17 @@
+"""What tests of programs on a mesh without stages share: their training, and the units of FSDP."""
+
+from __future__ import annotations
+
+from support.plans import HEAD, lowered
+
+TRAINING = """\
+batch     (global = 8, micro = 2, seq_len = 32)
+optimizer adamw(lr = 1e-2, betas = [0.9, 0.95], weight_decay = 0.1)
+clip      (norm = 1.0)
+schedule  cosine(warmup = 1, steps = 10, floor = 0.1)
+"""
+UNITS = "{ layers.* = unit, root = unit }\n"
+
+
+def text_of(body: str, head: str = HEAD) -> str:
+    return lowered(f"{head}{TRAINING}{body}").text

@@ -1,0 +1,51 @@
+"""Programs of small pipelines: two ranks, and four of which the middle two are alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from legoai.api import lower
+
+TWO = """\
+plan tiny
+
+model     llama3("tiny")
+cluster   cpu(devices = {ranks})
+batch     (global = {batch}, micro = 2, seq_len = 16)
+optimizer adamw(lr = 1e-2)
+clip      (norm = 1.0)
+"""
+KEPT = "fsdp on dp_shard { layers.* = unit(reshard = after_backward), root = unit }\nprecision (param = bf16)\n"
+MICRO_BATCHES = 8
+
+FOUR = """\
+plan tiny
+
+model     llama3("tiny", n_layers = {layers})
+cluster   cpu(devices = {ranks})
+batch     (global = {batch}, micro = 2, seq_len = 16)
+optimizer adamw(lr = 1e-2)
+clip      (norm = 1.0)
+mesh      (pp = 4{more})
+{body}pipeline on pp (schedule = {schedule})
+"""
+
+
+def two_ranks(folder: Path, schedule: str, *, sharded: bool = False, micro_batches: int = MICRO_BATCHES) -> str:
+    """A program of a pipeline of the tiny model, on two ranks, or on two times two that also shard it."""
+    replicas = 2 if sharded else 1
+    head = TWO.format(batch=2 * micro_batches * replicas, ranks=2 * replicas)
+    mesh = f"mesh (pp = 2{', dp_shard = 2' if sharded else ''})\n"
+    file = folder / "tiny.plan"
+    file.write_text(f"{head}{mesh}{KEPT if sharded else ''}pipeline on pp (schedule = {schedule})\n")
+    return lower(file).text
+
+
+def four_ranks(folder: Path, schedule: str, *, sharded: bool = False, layers: int = 14, body: str = "") -> str:
+    """A program of four pipeline ranks, of which the middle two are alike."""
+    shards = 2 if sharded else 1
+    file = folder / "tiny.plan"
+    more, body = (", dp_shard = 2", KEPT + body) if sharded else ("", body)
+    batch = {"ranks": 4 * shards, "batch": 16 * shards}
+    file.write_text(FOUR.format(layers=layers, more=more, body=body, schedule=schedule, **batch))
+    return lower(file).text
