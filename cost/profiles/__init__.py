@@ -1,4 +1,4 @@
-"""What was measured on a device, and what is known of it otherwise: the profile that a cost rests on."""
+"""Profile of a device: what was measured on it and what is known of it otherwise, on which every estimate rests."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def profile(name: str) -> Profile:
     """
     if name not in profile_names():
         raise ProfileError(f"there is no profile for {name}; there are {', '.join(profile_names())}")
-    return load(Path(__file__).parent / f"{name}{SUFFIX}")
+    # The shipped profiles are held to the schema by a test, which spares the import of pydantic.
+    return from_document(*read_document(Path(__file__).parent / f"{name}{SUFFIX}"))
 
 
 def load(path: Path) -> Profile:
@@ -126,12 +127,14 @@ def load(path: Path) -> Profile:
     Raises:
         ProfileError: the file cannot be read, or is no profile; the message names what is wrong.
     """
+    from legoai.cost.profiles.schema import check  # imports pydantic
+
     document, digest = read_document(path)
     try:
+        check(document)
         return from_document(document, digest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ProfileError(f"{path} is no complete profile: {reason}") from error
+    except ValueError as error:
+        raise ProfileError(f"{path} is no complete profile: {error}") from error
 
 
 def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:

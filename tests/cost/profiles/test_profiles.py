@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from legoai.cost.profiles import ProfileError, load, profile, profile_names, read_document, write_document
+from legoai.cost.profiles.schema import check
 from legoai.specs.cluster import device, device_names
 from support import ROOT
 
@@ -80,7 +84,7 @@ def test_writing_is_reproducible_and_reading_gives_it_back(tmp_path: Path) -> No
         (b"[]", "no profile of format 1, but list"),
         (b'{"format": 7}', "no profile of format 1, but 7"),
         (b"\x1f\x8bbroken", "no profile"),
-        (b'{"format": 1}', "is missing"),
+        (b'{"format": 1}', "device: Field required"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -95,10 +99,44 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "nothing.json.gz")
 
 
-def test_a_damaged_field_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", profile_names())
+def test_a_shipped_profile_keeps_the_schema_that_users_profiles_are_held_to(name: str) -> None:
+    check(read_document(SHIPPED / f"{name}.json.gz")[0])
+
+
+def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
+    def damage(document: dict[str, Any]) -> None:
+        *above, last = path.split(".")
+        inner = document
+        for key in above:
+            inner = inner[key]
+        inner[last] = value
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (put("products.bf16.curve.peak", -1.0), r"products\.bf16\.curve\.peak: Input should be greater than 0"),
+        (put("products.bf16.curve.peak", math.nan), r"products\.bf16\.curve\.peak: Input should be a finite number"),
+        (put("products.bf16.curve.peak", "fast"), r"products\.bf16\.curve\.peak: Input should be a valid number"),
+        (put("products.fp16.like", "bf17"), "fp16: like `bf17`, which has no curve"),
+        (put("products.fp16", {}), "needs `curve`, or `like`"),
+        (put("attention.flash", {"like": "x"}), "should match pattern"),
+        (put("movement", {}), "elementwise, reduction"),
+        (put("links.all_gather.some", {}), "should match pattern"),
+        (put("constants.gap", {"value": 1.0}), r"constants\.gap\.source: Field required"),
+        (put("speed", 1), "speed: Extra inputs are not permitted"),
+        (put("products.bf16.table.ratios", [1.0]), "points and ratios do not match"),
+    ],
+)
+def test_a_damaged_field_is_refused_with_its_place(
+    tmp_path: Path, damage: Callable[[dict[str, Any]], None], said: str
+) -> None:
     document = json.loads(gzip.decompress((SHIPPED / "a100_sxm80.json.gz").read_bytes()))
-    document["products"]["bf16"]["curve"]["peak"] = -1
+    damage(document)
     path = tmp_path / "x.json"
     path.write_text(json.dumps(document))
-    with pytest.raises(ProfileError, match="positive"):
+    with pytest.raises(ProfileError, match=said):
         load(path)

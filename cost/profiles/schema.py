@@ -1,0 +1,152 @@
+"""Schema of a profile's JSON: pydantic models that a profile of a user's own is checked against.
+
+The shipped profiles are held to it by a test, so that a cost on a catalogued device does not import pydantic. What the
+numbers mean together (segments in order, arrays of equal length) is checked where each model is read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from legoai.cost.kernels.work import MovementKind
+from legoai.cost.measurements.file import FORMAT, ProfileError
+
+Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _ProductCurve(_Section):
+    peak: Positive
+    bandwidth: Positive
+    efficiency: Positive
+    processors: Count
+    floor: Seconds
+    split: int
+    tiles: Annotated[list[tuple[Count, Count, Positive]], Field(min_length=1)]
+    sustained: Positive | None
+
+
+class _AttentionCurve(_Section):
+    peak: Positive
+    bandwidth: Positive
+    floor: Seconds
+    processors: Count
+    limits: Annotated[
+        dict[Annotated[str, Field(pattern=r"^\d+ (causal|full)$")], tuple[Positive, Finite, Finite]],
+        Field(min_length=1),
+    ]
+
+
+class _Table(_Section):
+    points: list[list[Finite]]
+    ratios: list[Finite]
+    reach: Seconds
+
+
+class _Forest(_Section):
+    names: list[str]
+    low: list[Finite]
+    high: list[Finite]
+    feature: list[int]
+    threshold: list[Finite]
+    left: list[int]
+    right: list[int]
+    value: list[Finite]
+    roots: list[int]
+
+
+class _Model(_Section):
+    """A model of products or of attention, or the name of the one that it is like."""
+
+    curve: Any = None
+    like: str | None = None
+    table: _Table | None = None
+    forest: _Forest | None = None
+    scale: Positive = 1.0
+    margin: Seconds = 1.0
+    derived: str = ""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> _Model:
+        if (self.curve is None) == (self.like is None):
+            raise ValueError("needs `curve`, or `like` and the name of another model")
+        return self
+
+
+class _ProductModel(_Model):
+    curve: _ProductCurve | None = None
+
+
+class _AttentionModel(_Model):
+    curve: _AttentionCurve | None = None
+
+
+class _Movement(_Section):
+    rate: Positive
+    floor: Seconds
+    points: list[tuple[Positive, Seconds]] = []
+    derived: str = ""
+
+
+class _Link(_Section):
+    sigmoid: tuple[Positive, Finite, Finite]
+    latency: Seconds
+    points: list[tuple[Positive, Seconds]] = []
+    derived: str = ""
+
+
+class _Constant(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    value: Finite
+    source: str
+
+
+class _Profile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal[FORMAT]  # type: ignore[valid-type]
+    device: str
+    made: str
+    constants: dict[str, _Constant]
+    products: dict[str, _ProductModel]
+    attention: dict[Annotated[str, Field(pattern=r"^\S+ (forward|backward) \S+$")], _AttentionModel]
+    movement: dict[MovementKind, _Movement]
+    arithmetic: dict[str, Positive]
+    links: dict[str, dict[Annotated[str, Field(pattern=r"^\d+$")], _Link]]
+    sources: list[dict[str, Any]]
+    held_out: dict[str, dict[str, Any]]
+
+    @model_validator(mode="after")
+    def _complete(self) -> _Profile:
+        missing = [kind for kind in get_args(MovementKind) if kind not in self.movement]
+        if missing:
+            raise ValueError(f"movement: {', '.join(missing)} missing")
+        for models in (self.products, self.attention):
+            for name, model in models.items():
+                if model.like is not None and getattr(models.get(model.like), "curve", None) is None:
+                    raise ValueError(f"{name}: like `{model.like}`, which has no curve")
+        return self
+
+
+def check(document: object) -> None:
+    """Check a profile's JSON.
+
+    Raises:
+        ProfileError: it breaks the schema; the message names the first field at fault.
+    """
+    try:
+        _Profile.model_validate(document)
+    except ValidationError as error:
+        first, *others = error.errors()
+        place = ".".join(str(part) for part in first["loc"])
+        more = f" (and {len(others)} more)" if others else ""
+        raise ProfileError(f"{place}: {first['msg']}{more}" if place else f"{first['msg']}{more}") from error
