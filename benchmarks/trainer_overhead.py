@@ -52,6 +52,7 @@ PLANS = {
 
 def program_of(plan: str) -> str:
     """Lower the plan."""
+    from legoai.dsl.analysis.analysis import Analysis
     from legoai.dsl.frontend.resolve import resolve
     from legoai.lowering.program import lower
     from legoai.specs.models.load import load_manifest
@@ -60,7 +61,7 @@ def program_of(plan: str) -> str:
     assert resolution.plan is not None
     assert not resolution.diagnostics
     manifest = load_manifest(resolution.plan.model.source(), base_directory=".")
-    return lower(resolution.plan, manifest, source_name="overhead.plan").text
+    return lower(Analysis(resolution.plan, manifest, resolution=resolution)).text
 
 
 def now() -> Stamp:

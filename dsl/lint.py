@@ -91,13 +91,12 @@ def _examine(
     if plan is None or resolution.unreadable:
         # Findings about what a plan lacks would speak of what could not be read.
         return None, found
-    analysis = Analysis(plan, resolution, None, directory)
     same_model = base is not None and base.manifest is not None and base.plan.model == plan.model
-    manifest = base.manifest if base is not None and same_model else _manifest(analysis, announce)
+    manifest = base.manifest if base is not None and same_model else _manifest(plan, resolution, directory, announce)
     if isinstance(manifest, Diagnostic):
         found.append(manifest)
-    else:
-        analysis.manifest = manifest
+        manifest = None
+    analysis = Analysis(plan, manifest, directory, resolution=resolution)
     for check in checks():
         try:
             # A generator that meets a hole has already given what it found before.
@@ -108,23 +107,25 @@ def _examine(
     return analysis, found
 
 
-def _manifest(analysis: Analysis, announce: Announce | None) -> Manifest | Diagnostic | None:
+def _manifest(
+    plan: Plan, resolution: Resolution, directory: Path, announce: Announce | None
+) -> Manifest | Diagnostic | None:
     from legoai.specs.directives.model import FOREIGN
     from legoai.specs.models.configs import ConfigError
     from legoai.specs.models.load import load_manifest
     from legoai.specs.models.manifest import ManifestError
 
-    model = analysis.plan.model
+    model = plan.model
     try:
         if model.family in FOREIGN and model.target is None:
             return None
-        return load_manifest(model.source(), base_directory=analysis.directory, announce=announce)
+        return load_manifest(model.source(), base_directory=directory, announce=announce)
     except ConfigError:
         # The check of the model statement says what is wrong with its dimensions.
         return None
     except ManifestError as error:
         return ModelUnavailable.at(
-            analysis.place(model, "target"), error.message, label="cannot be looked at",
+            model.place("target") or resolution.start, error.message, label="cannot be looked at",
             help=[error.detail] if error.detail else [],
         )  # fmt: skip
     except Undecided:

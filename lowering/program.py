@@ -1,4 +1,4 @@
-"""How does a plan become a program?"""
+"""Lowering of a plan to the text of a Python program."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 import legoai
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, quoted
-from legoai.specs.models.manifest import Manifest
-from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
 
@@ -49,20 +49,17 @@ class LoweringError(ValueError):
         self.diagnostics = diagnostics
 
 
-def lower(plan: Plan, manifest: Manifest, *, source_name: str) -> Program:
-    """Lower a plan that has no lint errors.
+def lower(analysis: Analysis) -> Program:
+    """Lower a plan that has no lint errors, whose model is known.
 
-    Args:
-        plan: the resolved plan.
-        manifest: of the plan's model.
-        source_name: the plan file's name, for the program's head; comments cite the files of the plan's spans. Both are
-            written without their folders.
+    The program's head names the plan's file, and its comments the files of the plan's spans, without their folders.
 
     Raises:
-        LoweringError: the plan has holes, or says what cannot be lowered. Nothing is left out in silence.
+        LoweringError: the plan has holes, or what no program supports. Nothing is left out in silence.
     """
-    refuse_holes(plan, source_name)
-    lowering, draft = Lowering(plan, manifest, source_name), Draft()
+    refuse_holes(analysis)
+    _raise(list(unsupported(analysis)))
+    lowering, draft = Lowering(analysis), Draft()
     for emit in EMITTERS.values():
         emit(lowering, draft)
     _raise(lowering.diagnostics)
@@ -74,17 +71,16 @@ def _raise(diagnostics: list[Diagnostic]) -> None:
         raise LoweringError(tuple(sorted(diagnostics, key=lambda item: item.order)))
 
 
-def refuse_holes(plan: Plan, source_name: str) -> None:
+def refuse_holes(analysis: Analysis) -> None:
     """Refuse a plan that is not decided in everything.
 
     Raises:
         LoweringError: it has holes.
     """
-    start = Span(source_name, 0, 0, 1, 1, 1, 1)
     help = ("solve the plan, or give the value",)
     _raise([
-        UndecidedHole.at(found.origin.span or start, f"{found.what} is not decided", label="a hole", help=help)
-        for found in plan.holes()
+        UndecidedHole.at(found.origin.span or analysis.start, f"{found.what} is not decided", label="a hole", help=help)
+        for found in analysis.plan.holes()
     ])  # fmt: skip
 
 
@@ -128,7 +124,7 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
 def _docstring(lowering: Lowering) -> list[str]:
     """What the program is, for which machines, and how it is started on them."""
     plan = lowering.plan
-    name = PurePath(lowering.source_name).name or "a plan"
+    name = PurePath(lowering.analysis.file).name or "a plan"
     variant = f" (variant {plan.variant})" if plan.variant is not None else ""
     devices = plan.mesh.world_size
     return [

@@ -252,7 +252,9 @@ def _basis(estimate: Estimate) -> Iterator[str]:
 
 
 def _plan(causes: Causes) -> Iterator[str]:
-    files = causes.analysis.resolution.files
+    resolution = causes.analysis.resolution
+    assert resolution is not None, "a page is of a plan with a text"
+    files = resolution.files
     yield "<h2>The plan</h2>"
     for name, file in files.items():
         yield f'<p class="soft">{escape(name)}</p>'

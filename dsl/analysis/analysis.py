@@ -1,13 +1,17 @@
-"""What a check sees: the resolved plan, the model's manifest, the cluster, and where everything stands in the text."""
+"""Analysis of a resolved plan on its model: what lint rules, lowering, simulator and search read.
+
+Facts about one family of directives stand in the module of that family, each a function that is marked with
+:func:`fact`, so that it is computed once for each analysis, when it is first asked for.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from legoai.dsl.frontend.paths import Assignment, Paths, assign
-from legoai.dsl.frontend.resolve import Resolution
 from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.plan import Plan
@@ -15,26 +19,57 @@ from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.layout import Propagation
+    from legoai.dsl.frontend.resolve import Resolution
     from legoai.specs.cluster import Device
     from legoai.specs.models.manifest import Manifest
 
 
-class Analysis:
-    """Everything that is known about a plan before it is simulated."""
+T = TypeVar("T")
 
-    def __init__(self, plan: Plan, resolution: Resolution, manifest: Manifest | None, directory: Path) -> None:
+
+class Analysis:
+    """A resolved plan and its model, with what follows from them.
+
+    Args:
+        plan: the resolved plan. Diagnostics stand at the spans that its values remember.
+        manifest: of the plan's model; None where the model could not be inspected.
+        directory: where files that the plan names are looked up.
+        file: the plan file's name, for diagnostics.
+        resolution: what the plan was resolved from; None for a plan that was made without a text of its own.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        manifest: Manifest | None,
+        directory: Path = Path(),
+        *,
+        file: str = "",
+        resolution: Resolution | None = None,
+    ) -> None:
         self.plan = plan
-        self.resolution = resolution
         self.manifest = manifest
-        """None where the model could not be looked at; checks that need it find nothing then."""
         self.directory = directory
+        self.file = file if resolution is None else resolution.file.name
+        self.resolution = resolution
         self._assignments: dict[int, Assignment[Any]] = {}
+        self.facts: dict[Callable[[Analysis], Any], Any] = {}
+        """By function, the facts that were computed (see :func:`fact`)."""
         self.distinct: dict[int, list[tuple[str, PathRule[Any]]]] = {}
         """By a statement's identity, what ``legoai.dsl.analysis.blocks.distinct`` found for it."""
 
+    @property
+    def start(self) -> Span:
+        """The span of diagnostics about what the plan does not say."""
+        return Span(self.file, 0, 0, 1, 1, 1, 1) if self.resolution is None else self.resolution.start
+
     def place(self, declared: Declared, field: str = "keyword") -> Span:
         """Where the value of ``field`` stands; else the statement's keyword; else the plan's first line."""
-        return declared.place(field) or self.resolution.start
+        return declared.place(field) or self.start
+
+    def rule_span(self, rule: PathRule[Any]) -> Span:
+        """Where the path of a rule stands."""
+        return rule.path_origin.span or rule.origin.span or self.start
 
     @cached_property
     def device(self) -> Device | None:
@@ -87,3 +122,16 @@ class Analysis:
             paths = self.module_and_parameter_paths if directive.keyword == "shard" else self.module_paths
             held = self._assignments[id(directive)] = assign(decided, paths)
         return held
+
+
+def fact(compute: Callable[[Analysis], T]) -> Callable[[Analysis], T]:
+    """Mark a function of an analysis whose result is kept with the analysis."""
+
+    @wraps(compute)
+    def held(analysis: Analysis) -> T:
+        if compute not in analysis.facts:
+            analysis.facts[compute] = compute(analysis)
+        found: T = analysis.facts[compute]
+        return found
+
+    return held

@@ -69,18 +69,6 @@ def following(
     return {path: rule for path, rule in winners.items() if isinstance(rule.treatment, treatment)}
 
 
-def fsdp_units(analysis: Analysis) -> dict[str, PathRule[Any] | None]:
-    """Every unit of `fsdp` with the rule that makes it; the model itself is a unit also where no rule says so."""
-    from legoai.specs.directives.fsdp import Unit
-
-    fsdp = analysis.plan.fsdp
-    if fsdp is None:
-        return {}
-    units: dict[str, PathRule[Any] | None] = {"": None}
-    units.update(following(analysis, fsdp, Unit))
-    return units
-
-
 def name_of(path: str) -> str:
     """The module's path as a plan writes it."""
     return path or "root"

@@ -1,12 +1,12 @@
-"""How much memory must a device have for parameters, gradients and optimizer state alone?"""
+"""Lower bounds of the memory that parameters, gradients and optimizer state take."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided
+from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
@@ -89,7 +89,7 @@ def _largest_share(analysis: Analysis, manifest: Manifest) -> float:
     cut = {path for path, rule in winners.items() if isinstance(rule.treatment, Colwise | Rowwise | Sharded)}
     # Of the places of a tied parameter only the first counts.
     repeated = {path for group in manifest.tied_parameters for path in group[1:]}
-    degree = _fsdp_degree(plan)
+    degree = shard_ranks(analysis)
     experts = max(degree, mesh.dp_shard * mesh.cp) if mesh.ep > 1 else degree
     elements = 0.0
     for path, module in manifest.modules.items():
@@ -99,12 +99,3 @@ def _largest_share(analysis: Analysis, manifest: Manifest) -> float:
             if name not in repeated:
                 elements += parameter.numel / (sharded * mesh.tp if path in cut or name in cut else sharded)
     return elements / mesh.pp
-
-
-def _fsdp_degree(plan: Plan) -> int:
-    """Over how many ranks `fsdp` shards: the first of several axes replicates where it is `dp_replicate`."""
-    if plan.fsdp is None:
-        return 1
-    axes = plan.fsdp.axes
-    sharding = [axis for axis in axes if axis != "dp_replicate"] or list(axes)
-    return math.prod(plan.mesh.size(axis) for axis in sharding)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.fsdp import resharding
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, pattern
 from legoai.dsl.reporting.reference import value_text
@@ -220,9 +221,7 @@ def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Said]:
 
 
 def _reshard(unit: Unit, path: str) -> str:
-    if unit.reshard is None:
-        return f"reshard = {'after_forward' if path else 'after_backward'}"
-    return f"reshard = {value_text(unit.reshard, unit.option('reshard').kind)}"
+    return f"reshard = {value_text(resharding(unit, path), unit.option('reshard').kind)}"
 
 
 def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[Said]:

@@ -48,6 +48,7 @@ MODULES: Final = (
     "rules.scalars",
     "rules.hygiene",
     "diagnostics.codes.lowering",
+    "rules.support",
 )
 """Modules of rules below ``legoai.dsl``, in the order in which their checks run."""
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.facts import below, following, fsdp_units, grouped, replacement, written
+from legoai.dsl.analysis.facts import below, following, grouped, replacement, written
+from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label
-from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket, Units
 
 
@@ -219,7 +218,7 @@ class PrefetchOfNothing(Check):
             or analysis.manifest is None
         ):
             return
-        reshards = {_reshard(path, rule) for path, rule in fsdp_units(analysis).items()}
+        reshards = {unit.reshard for unit in fsdp_units(analysis).values()}
         prefetch = plan.comm.prefetch
         for field, gathered in (
             ("forward", reshards),
@@ -232,12 +231,6 @@ class PrefetchOfNothing(Check):
                     label="has no effect",
                     others=[Label(analysis.place(plan.fsdp), "how units reshard")],
                 )
-
-
-def _reshard(path: str, rule: PathRule[Any] | None) -> str | int:
-    """When the unit is freed, its default included."""
-    given: str | int | None = rule.treatment.reshard if rule is not None else None
-    return given or ("after_forward" if path else "after_backward")
 
 
 class PrefetchOfAll(Check):

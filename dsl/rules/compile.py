@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import below, decided, following, fsdp_units, grouped, holders, name_of, replacement
+from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
+from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
@@ -103,7 +104,7 @@ class CompileOverUnits(Check):
             pair = next(((path, unit) for path in paths for unit in units if below(unit, path)), None)
             if pair is None:
                 continue
-            maker = units[pair[1]]
+            maker = units[pair[1]].rule
             assert maker is not None
             assert rule.origin.span is not None
             assert maker.origin.span is not None

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import span_of
-from legoai.dsl.analysis.facts import fsdp_units, listed, written
+from legoai.dsl.analysis.facts import listed, written
+from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, resharding
+from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
+from legoai.dsl.frontend.paths import ROOT
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.mesh import legal_divisors
 from legoai.dsl.rules.shard import last_module
-from legoai.specs.directives.fsdp import Fsdp, Unit
+from legoai.specs.directives.fsdp import NoUnit, Unit
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD
-
-
-def shard_ranks(analysis: Analysis, fsdp: Fsdp) -> int:
-    """Ranks over which a unit is sharded."""
-    return math.prod(analysis.plan.mesh.size(axis) for axis in fsdp.axes if axis != "dp_replicate")
 
 
 class ShardingAxes(Check):
@@ -102,20 +99,62 @@ class ReshardSize(Check):
         for rule in fsdp.rules:
             if not isinstance(rule.treatment, Unit) or not isinstance(rule.treatment.reshard, int):
                 continue
-            ranks = shard_ranks(analysis, fsdp)
+            ranks = shard_ranks(analysis)
             size = rule.treatment.reshard
-            if ranks > 1 and ranks % size:
+            if ranks % size:
                 axes = [axis for axis in fsdp.axes if axis != "dp_replicate"]
+                if not axes:
+                    continue  # an error of its own
                 yield self.at(
                     analysis.place(rule.treatment, "reshard"),
-                    f"`reshard` = {size} does not divide the {ranks} ranks of {listed(axes)}",
+                    f"`reshard` = {size} does not divide the {ranks} rank{'s' * (ranks > 1)} of {listed(axes)}",
                     label="groups of this many ranks",
                     others=[
                         Label(analysis.place(analysis.plan.mesh, axis), f"{analysis.plan.mesh.size(axis)} ranks")
                         for axis in axes
+                        if analysis.plan.mesh.size(axis) > 1
                     ],
-                    help=[f"legal numbers are {legal_divisors(ranks).removeprefix('1, ')}"],
+                    help=[
+                        f"legal numbers are {legal_divisors(ranks).removeprefix('1, ')}"
+                        if ranks > 1
+                        else "write `after_forward`"
+                    ],
                 )
+
+
+class RootIsAUnit(Check):
+    """A rule that makes no unit of `root`, which always is one.
+
+    Something must hold the parameters that no other unit holds.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit, root = none }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    ```
+    """
+
+    code = "LP327"
+    slug = "root-is-a-unit"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp = analysis.plan.fsdp
+        if fsdp is None or analysis.manifest is None:
+            return
+        rule = analysis.assigned(fsdp).by_path.get("")
+        if rule is not None and isinstance(rule.treatment, NoUnit):
+            yield self.at(
+                analysis.rule_span(rule),
+                "`root` is always a unit, since something must hold the parameters that no other unit holds",
+                label="cannot be none",
+                help=["delete this line"],
+            )
 
 
 class KeptUnderPipeline(Check):
@@ -190,16 +229,13 @@ class LastUnitResharded(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         fsdp, manifest = analysis.plan.fsdp, analysis.manifest
-        if fsdp is None or manifest is None or analysis.plan.mesh.pp > 1 or shard_ranks(analysis, fsdp) == 1:
+        if fsdp is None or manifest is None or analysis.plan.mesh.pp > 1 or shard_ranks(analysis) == 1:
             return
         units = fsdp_units(analysis)
         for path in ("", last_module(manifest)):
-            rule = units.get(path) if path is not None else None
-            if rule is None:
-                continue
-            reshard = rule.treatment.reshard
-            by_default = reshard is None and path != ""
-            if by_default or reshard == "after_forward" or isinstance(reshard, int):
+            unit = units.get(path) if path is not None else None
+            if unit is not None and unit.rule is not None and unit.is_resharded_after_forward:
+                rule = unit.rule
                 written_here = written(rule.treatment, "reshard")
                 yield self.at(
                     analysis.place(rule.treatment, "reshard") if written_here else span_of(rule),
@@ -236,16 +272,16 @@ class ReshardUnderPipeline(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         fsdp, pipeline, mesh = analysis.plan.fsdp, analysis.plan.pipeline, analysis.plan.mesh
-        if fsdp is None or pipeline is None or mesh.pp == 1 or shard_ranks(analysis, fsdp) == 1:
+        if fsdp is None or pipeline is None or mesh.pp == 1 or shard_ranks(analysis) == 1:
             return
         if isinstance(pipeline.schedule, str) and pipeline.schedule in SPLIT_BACKWARD:
             return  # an error of its own
         for rule in fsdp.rules:
             if not isinstance(rule.treatment, Unit):
                 continue
-            reshard = rule.treatment.reshard
-            if (reshard is None and rule.path != "root") or reshard == "after_forward" or isinstance(reshard, int):
-                how = "" if reshard is not None else ", by default"
+            unit = FsdpUnit(rule, resharding(rule.treatment, "" if rule.path == ROOT else rule.path))
+            if unit.is_resharded_after_forward:
+                how = "" if rule.treatment.reshard is not None else ", by default"
                 yield self.at(
                     span_of(rule),
                     f"under a pipeline every micro batch gathers `{rule.path}` twice",

@@ -229,6 +229,8 @@ class AxisOrder(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.resolution is None:
+            return
         statement = next(
             (
                 item

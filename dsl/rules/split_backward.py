@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import decided, fsdp_units, replacement
+from legoai.dsl.analysis.facts import decided, replacement
+from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.stages import order_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -51,12 +52,11 @@ class ReshardUnderSplitBackward(Check):
         if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(analysis, pipeline):
             return
         reported: set[int] = set()
-        for path, rule in fsdp_units(analysis).items():
-            if rule is None or id(rule) in reported:
+        for unit in fsdp_units(analysis).values():
+            rule = unit.rule
+            if rule is None or id(rule) in reported or not unit.is_resharded_after_forward:
                 continue
             reshard = rule.treatment.reshard
-            if reshard in ("after_backward", "never") or (reshard is None and path == ""):
-                continue
             reported.add(id(rule))
             assert rule.origin.span is not None
             schedule = pipeline.schedule if isinstance(pipeline.schedule, str) else "this order"

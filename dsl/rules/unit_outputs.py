@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.facts import fsdp_units, holders
+from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -50,7 +51,7 @@ class OutputOfUnits(Check):
             return
         layer, unit = general(manifest, met.layer), general(manifest, met.unit)
         around = next(path for path in holders(met.layer) if path in units)
-        maker = units[met.unit]
+        maker = units[met.unit].rule
         yield self.at(
             analysis.place(precision, "output"),
             f"`{layer}` has weights in {precision.param} and gets what the unit `{unit}` gives, in {precision.output}",

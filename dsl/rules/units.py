@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
-from legoai.dsl.analysis.facts import fsdp_units, holders
+from legoai.dsl.analysis.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.dsl.rules.fsdp import shard_ranks
 from legoai.specs.directives.fsdp import Unit
 
 if TYPE_CHECKING:
@@ -155,11 +155,11 @@ class TiedAcrossUnits(Check):
             return
         units = fsdp_units(analysis)
         for group in manifest.tied_parameters:
-            unit_of = {path: next(holder for holder in holders(path) if holder in units) for path in group}
+            unit_of = {path: owner(analysis, path) for path in group}
             if len(set(unit_of.values())) == 1:
                 continue
             first, other = group[0], next(path for path in group if unit_of[path] != unit_of[group[0]])
-            rules = [units[unit_of[path]] for path in (first, other)]
+            rules = [units[unit_of[path]].rule for path in (first, other)]
             spans = [span_of(rule) for rule in rules if rule is not None]
             yield self.at(
                 spans[0] if spans else analysis.place(fsdp),
@@ -196,7 +196,7 @@ class BlocksWithoutUnits(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         fsdp, manifest = analysis.plan.fsdp, analysis.manifest
-        if fsdp is None or manifest is None or shard_ranks(analysis, fsdp) == 1:
+        if fsdp is None or manifest is None or shard_ranks(analysis) == 1:
             return
         units = fsdp_units(analysis)
         for blocks in manifest.block_lists:

@@ -1,40 +1,37 @@
-"""What does the emission of one directive family see, and to what does it contribute?"""
+"""State of the emission of a program: the analysis that emitters read, and the draft that they contribute to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.codes.lowering import NotLowered
-from legoai.dsl.diagnostics.codes.names import AmbiguousRules, NoSuchPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
-from legoai.dsl.frontend.paths import Assignment, Paths, assign
 from legoai.lowering.emit.blocks import Group, group
 from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call
 from legoai.specs.directives.base import Declared, Directive, PathRule
-from legoai.specs.models.manifest import Manifest
-from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
 T = TypeVar("T")
 
 
 class Lowering:
-    """A plan without holes and its model, and the places that stand in the way of lowering it."""
+    """The analysis of a plan without holes, and what only the emission of its program needs to know."""
 
-    def __init__(self, plan: Plan, manifest: Manifest, source_name: str) -> None:
-        self.plan = plan
-        self.manifest = manifest
-        self.source_name = source_name
+    def __init__(self, analysis: Analysis) -> None:
+        assert analysis.manifest is not None, "a model that cannot be inspected is a diagnostic"
+        self.analysis = analysis
+        self.plan = analysis.plan
+        self.manifest = analysis.manifest
         self.diagnostics: list[Diagnostic] = []
         self.runtime_names: set[str] = set()
         """What conditions of the program take from `legoai.runtime`."""
-        self._assignments: dict[int, Assignment[Any]] = {}
 
     def place(self, declared: Declared, field: str = "keyword") -> Span:
         """Where ``field``'s value stands; where nothing says it, the statement's keyword or the plan's beginning."""
-        return declared.place(field) or Span(self.source_name, 0, 0, 1, 1, 1, 1)
+        return self.analysis.place(declared, field)
 
     def note(self, declared: Declared, field: str = "keyword") -> Note:
         """The line of ``field``'s value, or else of its statement; no line where the plan has no such statement."""
@@ -69,14 +66,7 @@ class Lowering:
 
     def assignment(self, directive: Directive) -> Mapping[str, PathRule[Any]]:
         """The rule that each module follows, and for `shard` each parameter, in the model's order."""
-        held = self._assignments.get(id(directive))
-        if held is None:
-            paths = list(self.manifest.modules)
-            if directive.keyword == "shard":
-                paths += [path for path, _ in self.manifest.parameters()]
-            held = self._assignments[id(directive)] = assign(directive.rules, Paths(paths))
-            self.diagnostics += _wrong_rules(held)
-        return held.by_path
+        return self.analysis.assigned(directive).by_path
 
     def groups(self, assigned: Mapping[str, T]) -> tuple[Group[T], ...]:
         """The assignment with equal blocks together, the children in every group before their parents."""
@@ -86,18 +76,6 @@ class Lowering:
 
 def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
-
-
-def _wrong_rules(assignment: Assignment[Any]) -> Iterator[Diagnostic]:
-    for rule in assignment.unmatched:
-        yield NoSuchPath.at(rule_span(rule), f"`{rule.path}` matches nothing in the model", label="matches nothing")
-    for path, first, second in assignment.conflicts:
-        yield AmbiguousRules.at(
-            rule_span(second),
-            f"two rules give `{path or 'root'}` different values, and neither path is more specific",
-            label="gives it another value",
-            others=[Label(rule_span(first), "gives it one value")],
-        )
 
 
 def rule_span(rule: PathRule[Any]) -> Span:

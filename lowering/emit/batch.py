@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from legoai.dsl.analysis.mesh import data_axes
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import call, literal
-from legoai.lowering.emit.mesh import data_axes
 from legoai.specs.models.reads import Tokens
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
     """Say the batch; the number of accumulated micro batches follows from it."""
     batch = lowering.plan.batch
-    draft.train_with("data_axes", literal(data_axes(lowering)), lowering.note(lowering.plan.mesh))
+    draft.train_with("data_axes", literal(data_axes(lowering.analysis)), lowering.note(lowering.plan.mesh))
     for field in ("global_batch", "micro_batch", "seq_len"):
         if getattr(batch, field) is not None:
             draft.train_with(field, literal(getattr(batch, field)), lowering.note(batch, field))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal
-from legoai.lowering.emit.mesh import replicating_axes, sharded_axes, sharding_mesh
+from legoai.lowering.emit.mesh import sharding_mesh
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor
@@ -59,14 +59,14 @@ def distributed_experts(lowering: Lowering) -> dict[str, Note]:
 
 def axes_of_experts(lowering: Lowering) -> tuple[str, ...]:
     """The axes over which `fsdp` replicates and shards experts, by their names in the mesh of `split_off_experts`."""
-    names = ["_".join(axes) for axes in (replicating_axes(lowering), sharded_axes(lowering)) if axes]
+    names = ["_".join(axes) for axes in (replicating_axes(lowering.analysis), sharded_axes(lowering.analysis)) if axes]
     return (*names[:-1], f"{names[-1]}_mod_ep")
 
 
 def ranks_of_one_expert(lowering: Lowering) -> int:
     """The ranks over which `fsdp` shards the same experts: those that it shards over, in groups of `ep`."""
     mesh = lowering.plan.mesh
-    return math.prod(mesh.size(axis) for axis in sharded_axes(lowering)) // mesh.ep
+    return shard_ranks(lowering.analysis) // mesh.ep
 
 
 def sharded_dim(lowering: Lowering, path: str) -> int | None:
@@ -178,7 +178,7 @@ def _has_ranks(lowering: Lowering, shard: Shard) -> bool:
             help=["add `fsdp on dp_shard`"],
         )
         return False
-    total = math.prod(lowering.plan.mesh.size(axis) for axis in sharded_axes(lowering))
+    total = shard_ranks(lowering.analysis)
     if total % lowering.plan.mesh.ep:
         lowering.refuse(
             lowering.place(lowering.plan.mesh, "ep"),

@@ -1,26 +1,23 @@
-"""`fsdp`: which modules are units of fully sharded data parallelism, and when are their parameters freed?"""
+"""`fsdp`: the function that makes units of fully sharded data parallelism."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Any
 
-from legoai.dsl.frontend.paths import ROOT
+from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
 from legoai.lowering.emit import comm
-from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.buckets import Bucket, statements
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
 from legoai.lowering.emit.experts import axes_of_experts, distributed_experts, ranks_of_one_expert, sharded_dim
-from legoai.lowering.emit.mesh import sharded_axes, sharding_mesh
+from legoai.lowering.emit.mesh import sharding_mesh
 from legoai.lowering.emit.offload import policy_of_units
 from legoai.lowering.emit.precision import policy
-from legoai.lowering.emit.stages import blocks_of, is_staged, where_held
-from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.fsdp import Fsdp, NoUnit, Unit
+from legoai.lowering.emit.stages import blocks_of, where_held
+from legoai.specs.directives.fsdp import Fsdp
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +40,14 @@ class Sharded:
 def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `apply_fsdp`, which makes the units, children before parents and the model last."""
     fsdp = lowering.plan.fsdp
-    if fsdp is None or not _lowered(lowering, fsdp):
+    if fsdp is None:
         return
+    assert fsdp.backend == "eager", "see `supports` of the family"
     draft.imports.name("torch.distributed.fsdp", "fully_shard")
-    found = units(lowering, fsdp)
+    found = _units(lowering, fsdp)
     body: list[Statement] = [Line(policy(lowering, draft), "policy = ", lowering.note(lowering.plan.precision))]
     found |= _units_of_experts(lowering, draft, found, body)
     found = {path: found[path] for path in lowering.manifest.modules if path in found}
-    _refuse_untying(lowering, fsdp, found)
     offload = policy_of_units(lowering, draft)
     if offload is not None:
         body.append(offload)
@@ -62,35 +59,16 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     comm.prefetch(lowering, draft, [path for path in lowering.manifest.modules if path in found], joined)
 
 
-def _lowered(lowering: Lowering, fsdp: Fsdp) -> bool:
-    if fsdp.axes == ("dp_replicate",):
-        lowering.refuse(
-            lowering.place(fsdp, "axes"),
-            "`fsdp on dp_replicate` shards nothing",
-            help=["write `replicate on dp_replicate`, or `fsdp on dp_replicate, dp_shard`"],
+def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
+    """How each unit is made; the model itself is always one, since something must hold the rest."""
+    return {
+        path: Sharded(
+            _reshard(unit),
+            lowering.note(fsdp) if unit.rule is None else rule_note(unit.rule),
+            kept=unit.reshard == "never",
         )
-        return False
-    return lowering.refuse_unless(fsdp, "backend", "eager")
-
-
-def units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
-    """Every unit in the model's order; the model itself is always one, since something must hold the rest."""
-    assignment = lowering.assignment(fsdp)
-    found = {"": Sharded("False", lowering.note(fsdp))}
-    for path, rule in assignment.items():
-        treatment = rule.treatment
-        if isinstance(treatment, NoUnit):
-            if not path:
-                lowering.refuse(
-                    rule_span(rule),
-                    "`root` is always a unit, since something must hold the parameters that no other unit holds",
-                    label="delete this line",
-                )
-            continue
-        assert isinstance(treatment, Unit)
-        _check_reshard(lowering, rule, treatment)
-        found[path] = Sharded(_reshard(treatment, path), rule_note(rule), kept=treatment.reshard == "never")
-    return found
+        for path, unit in fsdp_units(lowering.analysis).items()
+    }
 
 
 def _units_of_experts(
@@ -124,47 +102,9 @@ def _units_of_experts(
     return made
 
 
-def _check_reshard(lowering: Lowering, rule: PathRule[Any], unit: Unit) -> None:
-    axes = sharded_axes(lowering)
-    size = math.prod(lowering.plan.mesh.size(axis) for axis in axes)
-    if isinstance(unit.reshard, int) and size % unit.reshard:
-        legal = [str(count) for count in range(2, size + 1) if size % count == 0]
-        lowering.refuse(
-            rule_span(rule),
-            f"`reshard = {unit.reshard}` does not divide the {size} ranks of `{'`, `'.join(axes)}`",
-            label="no such groups of ranks",
-            help=[f"legal are {', '.join(legal)}"] if legal else ["write `after_forward`"],
-        )
-    if unit.reshard == "never" and is_staged(lowering):
-        lowering.refuse(
-            rule_span(rule),
-            "under a pipeline `never` is the same as `after_backward`: both keep parameters for all micro batches",
-            label="kept no longer",
-            help=["write `after_backward`"],
-        )
-
-
-def _reshard(unit: Unit, path: str) -> str:
+def _reshard(unit: FsdpUnit) -> str:
     """`reshard_after_forward` of torch: true is ZeRO-3, false ZeRO-2, a number the ranks that share after forward."""
-    if isinstance(unit.reshard, int):
-        return str(unit.reshard)
-    after_forward = unit.reshard == "after_forward" or (unit.reshard is None and path != "")
-    return str(after_forward)
-
-
-def _refuse_untying(lowering: Lowering, fsdp: Fsdp, found: dict[str, Sharded]) -> None:
-    """Two units cannot share a parameter: each would shard its own copy, and the copies would drift apart."""
-    for tied in lowering.manifest.tied_parameters:
-        holders = {_unit_of(path, found) for path in tied}
-        if len(holders) > 1:
-            names = " and ".join(f"`{path}`" for path in tied)
-            places = " and ".join(f"`{holder or ROOT}`" for holder in sorted(holders))
-            lowering.refuse(
-                lowering.place(fsdp),
-                f"{names} are one parameter, and belong to different units: {places}",
-                label="this would untie them",
-                help=["leave their modules in one unit, such as `root`"],
-            )
+    return str(unit.reshard) if isinstance(unit.reshard, int) else str(unit.is_resharded_after_forward)
 
 
 def _unit_of(path: str, found: dict[str, Sharded]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.families import FAMILIES, config_values
@@ -73,7 +71,7 @@ def _huggingface(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple
         )
         return ()
     try:
-        fields = read_config(Path(lowering.source_name).parent / source.target)
+        fields = read_config(lowering.analysis.directory / source.target)
     except ManifestError as error:
         lowering.refuse(lowering.place(model, "target"), error.message, label="cannot be read")
         return ()

@@ -63,8 +63,7 @@ def prepare(
     assert linted.plan is not None
     assert analysis is not None
     assert analysis.manifest is not None, "a model that cannot be looked at is a finding"
-    name = linted.resolution.file.name
-    refuse_holes(linted.plan, name)
+    refuse_holes(analysis)
     config = None
     if linted.plan.model.family == "huggingface":
         from legoai.specs.models.manifest_cache import read_config
@@ -78,9 +77,9 @@ def prepare(
 
         # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
         manifest = inspect_model(small.plan.model.source(), directory)
-    smaller = Analysis(small.plan, linted.resolution, manifest, directory)
+    smaller = Analysis(small.plan, manifest, directory, resolution=linted.resolution)
     found = [item for check in checks() for item in check.check(smaller) if item.severity == "error"]
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))
-    return Prepared(shrunken=small, program=lower(small.plan, manifest, source_name=name), reads=manifest.reads)
+    return Prepared(shrunken=small, program=lower(smaller), reads=manifest.reads)

@@ -109,9 +109,8 @@ def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | 
 
     plan, linted = _checked(path, settings, variant)
     assert linted.analysis is not None
-    assert linted.analysis.manifest is not None, "a model that cannot be looked at is a finding"
     try:
-        program = lower_plan(plan, linted.analysis.manifest, source_name=linted.resolution.file.name)
+        program = lower_plan(linted.analysis)
     except LoweringError as error:
         raise PlanError(error.diagnostics, linted.files) from error
     return program, plan, linted

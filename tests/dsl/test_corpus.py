@@ -25,7 +25,6 @@ INVALID = sorted(HERE.glob("invalid/LP*/*.plan"))
 ELSEWHERE = {
     "LP001": "found when a file is read",
     "LP002": "found when a file is read",
-    "LP010": "found when a plan is lowered",
     "LP011": "found when a plan is lowered",
     "LP711": "found when a plan is simulated",
     "LP712": "found when a plan is simulated",

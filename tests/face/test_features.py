@@ -62,10 +62,8 @@ def test_the_lines_of_a_row_are_a_plan_that_becomes_what_the_row_says(row: Row):
     text = plan_of(row)
     linted = lint(text, "feature.plan", directory=ROOT)
     assert [item.message for item in linted.diagnostics if item.severity == "error"] == []
-    assert linted.plan is not None
     assert linted.analysis is not None
-    assert linted.analysis.manifest is not None
-    program = lower(linted.plan, linted.analysis.manifest, source_name="feature.plan").text
+    program = lower(linted.analysis).text
     call, *below = row.becomes
     assert call in program
     for torch_call in below:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.resolve import resolve
 from legoai.lowering.program import LoweringError, Program, lower
@@ -76,7 +77,7 @@ def manifest_of(source: ModelSource) -> Manifest:
 def lowered(plan: str | Plan, *, name: str = "tiny.plan") -> Program:
     """The program of a plan."""
     plan = resolved(plan, name=name) if isinstance(plan, str) else plan
-    return lower(plan, manifest_of(plan.model.source()), source_name=name)
+    return lower(Analysis(plan, manifest_of(plan.model.source()), file=name))
 
 
 def refusals(plan: str | Plan) -> list[Diagnostic]:

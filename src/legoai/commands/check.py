@@ -108,10 +108,9 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
 
     assert linted.plan is not None
     assert linted.analysis is not None
-    assert linted.analysis.manifest is not None, "a model that cannot be looked at is a finding"
     name = linted.resolution.file.name
     try:
-        program = lower(linted.plan, linted.analysis.manifest, source_name=name)
+        program = lower(linted.analysis)
     except LoweringError as error:
         yield from error.diagnostics
         return

@@ -120,11 +120,9 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
     if not diagnostics:
         from legoai.lowering.program import LoweringError, lower
 
-        assert linted.plan is not None
         assert linted.analysis is not None
-        assert linted.analysis.manifest is not None, "a model that cannot be looked at is a finding"
         try:
-            program = lower(linted.plan, linted.analysis.manifest, source_name=source.name)
+            program = lower(linted.analysis)
         except LoweringError as error:
             diagnostics = list(error.diagnostics)
     if program is None:

@@ -54,7 +54,7 @@ def both_ways(model: str) -> tuple[float, float]:
     )
     linted = lint(text, "one.plan", directory=Path())
     assert linted.plan is not None and linted.analysis is not None and linted.analysis.manifest is not None
-    trace = capture(lower(linted.plan, linted.analysis.manifest, source_name="one.plan").text, world=1, kind="cpu")
+    trace = capture(lower(linted.analysis).text, world=1, kind="cpu")
     span = steps(trace)[-1]
     records = trace.records[span.start : span.stop]
     forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")

@@ -87,7 +87,7 @@ def everything(text: str) -> dict:
     linted = lint(text, "told.plan", directory=Path())
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None and analysis is not None and analysis.manifest is not None, linted.diagnostics
-    found = estimate(lower(plan, analysis.manifest, source_name="told.plan"), plan, analysis.manifest)
+    found = estimate(lower(analysis), plan, analysis.manifest)
     causes = Causes(analysis)
     curve = memory_curve(found.ranks[0])
     tight = replace(found.ranks[0].use, capacity=2**30, fits=False)

@@ -36,8 +36,8 @@ def wide(world: int) -> tuple[Trace, float]:
     linted = lint(
         PLAN.format(hosts=world // 8, shards=world // 16, block=SEQUENCE_PARALLEL), "wide.plan", directory=Path()
     )
-    assert linted.plan is not None and linted.analysis is not None and linted.analysis.manifest is not None
-    program = lower(linted.plan, linted.analysis.manifest, source_name="wide.plan").text
+    assert linted.analysis is not None
+    program = lower(linted.analysis).text
     taken = []
     for _ in range(2):
         start = time.process_time()

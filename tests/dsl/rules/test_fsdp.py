@@ -59,6 +59,17 @@ def test_an_undecided_unit_is_not_judged() -> None:
     assert "LP322" not in codes("mesh (dp_shard = auto)\nfsdp on dp_shard { layers.* = unit(reshard = 3) }")
 
 
+def test_ranks_to_reshard_to_need_ranks() -> None:
+    assert message("fsdp on dp_shard { layers.* = unit(reshard = 2) }", "LP322") == (
+        "`reshard` = 2 does not divide the 1 rank of `dp_shard`"
+    )
+
+
+def test_root_is_always_a_unit() -> None:
+    assert place(MESH + "fsdp on dp_shard { layers.* = unit, root = none }", "LP327") == "root"
+    assert "LP327" not in codes(MESH + "fsdp on dp_shard { layers.* = unit, layers.0 = none }")
+
+
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
     import torch.distributed as dist

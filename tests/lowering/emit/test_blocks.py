@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import blocks_of, expand, expression, group, replacement
 from legoai.lowering.emit.code import Function, Line, Writer, call
@@ -85,7 +86,7 @@ def manifest_of(kind: str) -> Manifest:
 
 
 def lowering_of(manifest: Manifest) -> Lowering:
-    return Lowering(None, manifest, "x.plan")  # type: ignore[arg-type]  # groups need no plan
+    return Lowering(Analysis(None, manifest))  # type: ignore[arg-type]  # groups need no plan
 
 
 @st.composite

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import Manifest
@@ -132,7 +133,8 @@ def lower_hugging_face(
     manifest = Manifest.from_json(
         json.dumps({**json.loads(tiny.to_json()), "model_class": model_class, "reads": reads})
     )
-    return lower(resolved(HUGGING_FACE.replace("config.json", name)), manifest, source_name=str(folder / "hf.plan"))
+    plan = resolved(HUGGING_FACE.replace("config.json", name))
+    return lower(Analysis(plan, manifest, folder, file="hf.plan"))
 
 
 def test_the_dimensions_of_a_preset_are_written_out():

@@ -1,0 +1,68 @@
+"""Units of `fsdp`: which modules are units, when each is resharded, and which unit owns a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.facts import following, holders
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.fsdp import Unit
+from legoai.specs.record import Record
+
+
+class FsdpUnit(Record):
+    """One unit of `fsdp`."""
+
+    rule: PathRule[Any] | None
+    """The rule that makes it; None for the model itself where no rule speaks of it."""
+    reshard: Any
+    """When it is freed, the default included: `after_forward`, `after_backward`, `never`, or a number of ranks that
+    hold its shards after forward; perhaps a hole."""
+
+    @property
+    def is_resharded_after_forward(self) -> bool:
+        """Whether it is gathered again for the backward pass."""
+        return bool(self.reshard == "after_forward" or isinstance(self.reshard, int))
+
+
+@fact
+def fsdp_units(analysis: Analysis) -> dict[str, FsdpUnit]:
+    """Every unit by path, the model itself first, which is a unit also where no rule says so, then in model order.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    fsdp = analysis.plan.fsdp
+    if fsdp is None:
+        return {}
+    units = {"": FsdpUnit(None, resharding(Unit(), ""))}
+    for path, rule in following(analysis, fsdp, Unit).items():
+        units[path] = FsdpUnit(rule, resharding(rule.treatment, path))
+    return units
+
+
+def resharding(unit: Unit, path: str) -> Any:
+    """When the unit at ``path`` is freed, as :attr:`FsdpUnit.reshard`; by default as ``fully_shard`` does."""
+    if unit.reshard is None:
+        return "after_forward" if path else "after_backward"
+    return unit.reshard
+
+
+def owner(analysis: Analysis, parameter: str) -> str:
+    """The path of the unit that owns the parameter at this path: the deepest that holds it."""
+    units = fsdp_units(analysis)
+    return next(path for path in holders(parameter) if path in units)
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """The eager backend."""
+    fsdp = analysis.plan.fsdp
+    if fsdp is not None and fsdp.backend != "eager":
+        yield Unsupported(
+            analysis.place(fsdp, "backend"),
+            f"`backend = {fsdp.backend}` of `fsdp` is not lowered yet",
+            help=("lowered is `eager`",),
+        )

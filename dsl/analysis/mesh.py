@@ -1,0 +1,53 @@
+"""Axes of the program's mesh, and those over which `fsdp` shards and replicates."""
+
+from __future__ import annotations
+
+import math
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+
+
+@fact
+def mesh_axes(analysis: Analysis) -> tuple[str, ...]:
+    """The axes of the program's mesh, outermost first: those of several ranks, and those of `fsdp` or `replicate`.
+
+    A mesh has at least one axis, so one device is `dp_shard` of size 1.
+    """
+    mesh, fsdp, replicate = analysis.plan.mesh, analysis.plan.fsdp, analysis.plan.replicate
+    replicas = replicate.axes if fsdp is None and replicate is not None else ()
+    kept = {*mesh.used(), *sharded_axes(analysis), *replicas}
+    order = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    return tuple(axis for axis in order if axis in kept) or ("dp_shard",)
+
+
+def data_axes(analysis: Analysis) -> tuple[str, ...]:
+    """The axes of the program's mesh whose ranks read different samples, outermost first."""
+    return tuple(axis for axis in mesh_axes(analysis) if axis in ("dp_replicate", "dp_shard"))
+
+
+@fact
+def sharded_axes(analysis: Analysis) -> tuple[str, ...]:
+    """The axes over which `fsdp` shards, outermost first: those of several ranks, or else the last one."""
+    fsdp = analysis.plan.fsdp
+    if fsdp is None:
+        return ()
+    shards = tuple(axis for axis in fsdp.axes if axis != "dp_replicate")
+    return tuple(axis for axis in shards if analysis.plan.mesh.size(axis) > 1) or shards[-1:]
+
+
+@fact
+def replicating_axes(analysis: Analysis) -> tuple[str, ...]:
+    """The axes of several ranks over which `fsdp` replicates its shards.
+
+    Those of `cp` hold the same parameters as well and see other tokens, also where the plan does not shard over them.
+    """
+    fsdp, mesh = analysis.plan.fsdp, analysis.plan.mesh
+    if fsdp is None:
+        return ()
+    replicas = ("dp_replicate",) if "dp_replicate" in fsdp.axes and mesh.dp_replicate > 1 else ()
+    return (*replicas, *(("cp",) if mesh.cp > 1 and "cp" not in fsdp.axes else ()))
+
+
+def shard_ranks(analysis: Analysis) -> int:
+    """Ranks over which a unit of `fsdp` is sharded; 1 without `fsdp`."""
+    return math.prod(analysis.plan.mesh.size(axis) for axis in sharded_axes(analysis))

@@ -1,0 +1,36 @@
+"""Support: which configurations lowering turns into programs, asked of one predicate for each family.
+
+A predicate stands beside the facts of its family and yields what that family does not support. Lint reports it, and
+lowering raises it; emitters meet nothing else. What a lint rule with a code of its own reports is not repeated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from legoai.dsl.analysis import fsdp
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.dsl.diagnostics.codes.lowering import NotLowered
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.specs.directives.hole import Undecided
+
+FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
+    "fsdp": fsdp.supports,
+}
+"""Keyword of a family to its predicate."""
+
+
+def unsupported(analysis: Analysis) -> Iterator[Diagnostic]:
+    """A diagnostic for each configuration that cannot be lowered.
+
+    A predicate that meets an undecided value stops there, as checks do. One that needs the model finds nothing where it
+    is not known.
+    """
+    for supports in FAMILIES.values():
+        try:
+            for item in supports(analysis):
+                yield NotLowered.at(item.span, item.message, label=item.label, help=item.help)
+        except Undecided:
+            continue
