@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from legoai.dsl.analysis.chain import CannotFollow, Chain
@@ -340,7 +339,7 @@ def _order(lowering: Lowering, pipeline: Pipeline) -> Order | None:
     """The order that the plan's file holds; None where it cannot be had, which is a lint error as well."""
     schedule = pipeline.schedule
     assert isinstance(schedule, OrderFile)
-    path = Path(lowering.source_name).parent / schedule.file
+    path = lowering.analysis.directory / schedule.file
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise ValueError("it is larger than 64 MiB")
