@@ -242,7 +242,11 @@ _SECTIONS: Final[dict[str, type[Record]]] = {
 
 def device_of(document: dict[str, Any]) -> Device:
     """The device that a checked document of the catalogue's schema describes."""
-    return Device(**{key: _SECTIONS[key](**value) if key in _SECTIONS else value for key, value in document.items()})
+    values: dict[str, Any] = dict(document)
+    for key, record in _SECTIONS.items():
+        if key in values:
+            values[key] = record(**values[key])
+    return Device(**values)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
