@@ -5,6 +5,9 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STEPS ?= 200
 
+# The tests start hundreds of processes, which would each compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Two halves side by side: many tests are ranks that wait for one another, or one process on one core.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
