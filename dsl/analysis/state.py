@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
@@ -15,8 +16,6 @@ from legoai.specs.record import Record
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest
-
-_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
 class StateBytes(Record, kw_only=True):
@@ -59,8 +58,8 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
         return None
     whole = _largest_share(analysis, manifest)
     offload, precision = plan.offload, plan.precision
-    master = _BYTES[precision.master]
-    gradient = min(master, _BYTES[precision.gradient]) if precision.gradient is not None else master
+    master = DTYPE_BYTES[precision.master]
+    gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
     on_device = offload is None or offload.parameters == "none"
     with_state = on_device and (offload is None or offload.optimizer == "none")
     sharded = plan.replicate is not None and plan.replicate.optimizer == "sharded"

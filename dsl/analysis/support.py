@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis import fsdp
+from legoai.dsl.analysis import float8, fsdp, model, offload, precision
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.diagnostics.codes.lowering import NotLowered
@@ -17,7 +17,11 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.specs.directives.hole import Undecided
 
 FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
+    "model": model.supports,
     "fsdp": fsdp.supports,
+    "offload": offload.supports,
+    "precision": precision.supports,
+    "float8": float8.supports,
 }
 """Keyword of a family to its predicate."""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, name_of
+from legoai.dsl.analysis.float8 import converted_layers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor
@@ -127,14 +128,12 @@ class Float8Sizes(Check):
     slug = "float8-sizes"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        plan, manifest = analysis.plan, analysis.manifest
-        for rule, paths in grouped(following(analysis, plan.precision, (Float8, MxFp8)).items()):
-            assert manifest is not None
+        plan = analysis.plan
+        for rule, linear in grouped(converted_layers(analysis).items()):
             assert rule.origin.span is not None
             multiple = 32 if isinstance(rule.treatment, MxFp8) else 16
             tokens = local_tokens(plan)
-            linear = [path for path in paths if manifest.modules[path].kind == "linear"]
-            if linear and tokens % multiple:
+            if tokens % multiple:
                 yield self.at(
                     rule.origin.span,
                     f"{rule.treatment.name} needs a multiple of {multiple} tokens, not a micro batch of {tokens}",
@@ -213,9 +212,7 @@ class Float8WithoutCompile(Check):
         if plan.fsdp is not None and plan.fsdp.backend == "graph":
             return
         compiled = following(analysis, plan.compile, (Inductor, AotEager))
-        for rule, paths in grouped(following(analysis, plan.precision, (Float8, MxFp8)).items()):
-            assert analysis.manifest is not None
-            linear = [path for path in paths if analysis.manifest.modules[path].kind == "linear"]
+        for rule, linear in grouped(converted_layers(analysis).items()):
             eager = [path for path in linear if not any(path == held or below(path, held) for held in compiled)]
             if eager:
                 assert rule.origin.span is not None

@@ -128,6 +128,44 @@ class OffloadNeedsGraph(Check):
             )
 
 
+class UpdatedInPlace(Check):
+    """Optimizer state that is to stay on the device while the parameters are in host memory.
+
+    The optimizer updates parameters where they are, and its state is there too.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    offload (parameters = all, optimizer = none)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    offload (parameters = all)
+    ```
+    """
+
+    code = "LP675"
+    slug = "offload-without-optimizer"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        offload = analysis.plan.offload
+        if offload is None or offload.parameters != "all":
+            return
+        if offload.optimizer == "none" and written(offload, "optimizer"):
+            yield self.at(
+                analysis.place(offload, "optimizer"),
+                "the optimizer updates parameters where they are, and its state is there too",
+                label="cannot be on the device",
+                others=[Label(analysis.place(offload, "parameters"), "in host memory")],
+                help=["leave `optimizer` out, or write `all`"],
+                fix=replacement(offload, "optimizer", "all"),
+            )
+
+
 class OffloadOfNothing(Check):
     """An `offload` statement that offloads nothing.
 

@@ -8,10 +8,10 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
-_BITS: Final = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16}
 _FIRST_WITH_BF16: Final = (8, 0)
 """The first compute capability whose tensor cores multiply bf16: Ampere (CUDA C++ programming guide)."""
 
@@ -66,18 +66,18 @@ class Fp16WithoutScaling(Check):
 
     code = "LP614"
     slug = "fp16-without-scaling"
-    severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision = analysis.plan.precision
-        if precision.param == "fp16":
-            yield self.at(
-                analysis.place(precision, "param"),
-                "small gradients become zero in fp16, and the loss is not scaled",
-                label="gradients below 6e-8 vanish",
-                help=["write `param = bf16`, which has the range of fp32"],
-                fix=replacement(precision, "param", "bf16"),
-            )
+        for field, instead, why in (("master", "fp32", ""), ("param", "bf16", ", which has the range of fp32")):
+            if getattr(precision, field) == "fp16":
+                yield self.at(
+                    analysis.place(precision, field),
+                    "small gradients become zero in fp16, and the loss is not scaled",
+                    label="gradients below 6e-8 vanish",
+                    help=[f"write `{field} = {instead}`{why}"],
+                    fix=replacement(precision, field, instead),
+                )
 
 
 class NoUnitsForPolicy(Check):
@@ -105,9 +105,8 @@ class NoUnitsForPolicy(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        plan = analysis.plan
-        precision = plan.precision
-        if plan.fsdp is not None or plan.replicate is not None:
+        precision = analysis.plan.precision
+        if has_policy(analysis):
             return
         for field in ("output", "gradient", "reduce"):
             if written(precision, field):
@@ -147,8 +146,7 @@ class GradientWithoutAccumulation(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        has_units = plan.fsdp is not None or plan.replicate is not None
-        if not has_units or not written(plan.precision, "gradient") or micro_batches(plan) != 1:
+        if not has_policy(analysis) or not written(plan.precision, "gradient") or micro_batches(plan) != 1:
             return
         yield self.at(
             analysis.place(plan.precision, "gradient"),
@@ -185,7 +183,7 @@ class NarrowReduction(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision = analysis.plan.precision
-        if _BITS[precision.reduce] < _BITS[precision.param]:
+        if DTYPE_BYTES[precision.reduce] < DTYPE_BYTES[precision.param]:
             yield self.at(
                 analysis.place(precision, "reduce"),
                 f"gradients are computed in {precision.param} and reduced in {precision.reduce}",
@@ -219,7 +217,7 @@ class NarrowMaster(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         precision = analysis.plan.precision
-        if _BITS[precision.master] < 32:
+        if DTYPE_BYTES[precision.master] < 4:
             share = "1/256" if precision.master == "bf16" else "1/2048"
             yield self.at(
                 analysis.place(precision, "master"),

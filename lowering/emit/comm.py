@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from itertools import takewhile
 
 from legoai.dsl.analysis.batch import passes
-from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span, written
+from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
+from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.lowering.emit.base import Draft, Lowering, rule_span, written
 from legoai.lowering.emit.blocks import expression
-from legoai.lowering.emit.buckets import DTYPE_BYTES, Bucket, fill, local_numel
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call, quoted
 from legoai.lowering.emit.stages import is_staged
 from legoai.specs.directives.base import PathRule
@@ -63,7 +64,7 @@ def _refuse_without_units(lowering: Lowering, comm: Comm) -> None:
         )
 
 
-def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[Bucket]:
+def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[ModuleBucket]:
     """Units that share their collectives, by the rules of `comm`; without those that are alone in their bucket.
 
     Args:
@@ -76,7 +77,7 @@ def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[Bucket]:
     matched: dict[int, tuple[PathRule[BucketRule], list[str]]] = {}
     for path, rule in lowering.assignment(comm).items():
         matched.setdefault(id(rule), (rule, []))[1].append(path)
-    found: list[Bucket] = []
+    found: list[ModuleBucket] = []
     for rule, paths in matched.values():
         if not _are_units(lowering, rule, paths, reshards):
             continue
@@ -96,7 +97,7 @@ def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[Bucket]:
                     help=["write `bucket(module)`"],
                 )
             elif len(together) > 1:
-                found.append(Bucket(together, rule_note(rule)))
+                found.append(ModuleBucket(together, rule.origin.span))
     return found
 
 
@@ -125,7 +126,7 @@ def _cut(lowering: Lowering, rule: PathRule[BucketRule], paths: list[str]) -> li
         return [tuple(paths)]
     if isinstance(by, ByBytes):
         size = DTYPE_BYTES[lowering.plan.precision.param]
-        return fill([(path, local_numel(lowering, path) * size) for path in paths], by.n)
+        return fill([(path, local_numel(lowering.analysis, path) * size) for path in paths], by.n)
     if by == "balanced":
         lowering.refuse(
             rule_span(rule),
@@ -136,7 +137,7 @@ def _cut(lowering: Lowering, rule: PathRule[BucketRule], paths: list[str]) -> li
     return [(path,) for path in paths]
 
 
-def prefetch(lowering: Lowering, draft: Draft, units: list[str], joined: list[Bucket]) -> None:
+def prefetch(lowering: Lowering, draft: Draft, units: list[str], joined: list[ModuleBucket]) -> None:
     """Add `apply_prefetch` where the plan says how many units ahead are gathered.
 
     Args:

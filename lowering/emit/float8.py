@@ -1,16 +1,17 @@
-"""`precision`: which linear layers compute in float8?"""
+"""`precision`: the function that converts linear layers to float8."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from legoai.dsl.analysis.facts import grouped, name_of
-from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.dsl.analysis.facts import grouped
+from legoai.dsl.analysis.float8 import converted_layers
+from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group
 from legoai.lowering.emit.code import Group as Call
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
-from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.directives.precision import Float8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +25,9 @@ class Converted:
 def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `apply_float8`, before all else that changes the model."""
     found: dict[str, Converted] = {}
-    for rule, paths in grouped(lowering.assignment(lowering.plan.precision).items()):
-        treatment = rule.treatment
-        if isinstance(treatment, MxFp8):
-            lowering.refuse(rule_span(rule), "`mxfp8` is not lowered yet: torchao has no stable way to train in it")
-        if not isinstance(treatment, Float8):
-            continue
-        linear = [path for path in paths if lowering.manifest.modules[path].kind == "linear"]
-        if not linear:
-            lowering.refuse(
-                rule_span(rule), f"`{name_of(paths[0])}` is no linear layer", label="nothing to compute in float8"
-            )
-        found |= {path: Converted(treatment.recipe, rule_note(rule)) for path in linear}
+    for rule, paths in grouped(converted_layers(lowering.analysis).items()):
+        assert isinstance(rule.treatment, Float8), "see `supports` of the family"
+        found |= {path: Converted(rule.treatment.recipe, rule_note(rule)) for path in paths}
     if not found:
         return
     draft.imports.name("legoai.runtime", "convert_to_float8")

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
+from legoai.dsl.analysis.buckets import ModuleBucket
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
 from legoai.lowering.emit import comm
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
-from legoai.lowering.emit.buckets import Bucket, statements
+from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
 from legoai.lowering.emit.experts import axes_of_experts, distributed_experts, ranks_of_one_expert, sharded_dim
 from legoai.lowering.emit.mesh import sharding_mesh
@@ -114,7 +115,7 @@ def _unit_of(path: str, found: dict[str, Sharded]) -> str:
     return path
 
 
-def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: list[Bucket]) -> list[Statement]:
+def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: list[ModuleBucket]) -> list[Statement]:
     """The calls for all units, inner ones first: those that are alone in loops over blocks, the joined ones by name."""
     together = {path for bucket in joined for path in bucket.paths}
     alone = {path: unit for path, unit in found.items() if path not in together}
@@ -128,7 +129,7 @@ def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: list[Bucket
     return [*body, *_calls("model", root)]
 
 
-def _join(lowering: Lowering, found: dict[str, Sharded], joined: list[Bucket]) -> list[Statement]:
+def _join(lowering: Lowering, found: dict[str, Sharded], joined: list[ModuleBucket]) -> list[Statement]:
     body: list[Statement] = []
     for unit, alike in groupby(joined, key=lambda bucket: found[bucket.paths[0]]):
         several = list(alike)

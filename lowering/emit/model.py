@@ -5,7 +5,6 @@ from __future__ import annotations
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.families import FAMILIES, config_values
-from legoai.specs.models.manifest import ManifestError
 from legoai.specs.models.manifest_cache import read_config
 from legoai.specs.models.reads import Tokens
 from legoai.specs.models.source import ModelSource
@@ -23,8 +22,6 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     note = lowering.note(model, "family")
     draft.imports.name("torch", "nn")
     body = _MAKERS[source.kind](lowering, source, draft)
-    if not body:
-        return
     last = body[0]
     draft.functions.append(
         Function("build_model() -> nn.Module", (Line(last.value, last.prefix, note), *body[1:]), None)
@@ -57,24 +54,9 @@ def _factory(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Lin
 
 def _huggingface(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
     """Every field of the config file spelled out, so that the program needs no other file."""
-    model = lowering.plan.model
     reads = lowering.manifest.reads
-    if reads is None:
-        class_name = lowering.manifest.model_class.rpartition(".")[2]
-        lowering.refuse(
-            lowering.place(model, "family"),
-            f"it is not known what `{class_name}` is trained on",
-            help=[
-                "classes that are known end in `ForCausalLM`, `LMHeadModel` or `ForImageClassification`, are "
-                "encoder-decoders that end in `ForConditionalGeneration`, or `CLIPModel`"
-            ],
-        )
-        return ()
-    try:
-        fields = read_config(lowering.analysis.directory / source.target)
-    except ManifestError as error:
-        lowering.refuse(lowering.place(model, "target"), error.message, label="cannot be read")
-        return ()
+    assert reads is not None, "see `supports` of the family"
+    fields = read_config(lowering.analysis.directory / source.target)
     function = "language_model" if isinstance(reads, Tokens) else "transformers_model"
     draft.imports.name("legoai.specs.models.huggingface", function)
     return (Line(call(function, data({**fields, **source.arguments})), "return "),)

@@ -1,11 +1,11 @@
-"""`optimizer`: how does the program update parameters?"""
+"""`optimizer`: the function that makes the optimizer."""
 
 from __future__ import annotations
 
+from legoai.dsl.analysis.replicate import replica_axes, replicas
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Group, Item, Line, call, literal, quoted
 from legoai.lowering.emit.offload import with_state_on_host
-from legoai.lowering.emit.replicate import replica_axis
 
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
 
@@ -33,10 +33,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 def _made(lowering: Lowering, draft: Draft, optimizer_class: str, values: dict[str, str]) -> Group:
     """The optimizer, with its state on every replica or cut over the replicas."""
-    replicate = lowering.plan.replicate
+    replicate = replicas(lowering.analysis)
     if replicate is None or replicate.optimizer == "replicated":
         return call(optimizer_class, "parameters", **values)
     draft.imports.name("legoai.runtime", "ShardedOptimizer")
     made = call("ShardedOptimizer", "parameters", optimizer_class, **values)
-    axis = Item(quoted(replica_axis(lowering)), "axis=", lowering.note(replicate, "optimizer"))
+    axis = Item(quoted("_".join(replica_axes(lowering.analysis))), "axis=", lowering.note(replicate, "optimizer"))
     return Group(made.opening, (*made.items[:2], axis, *made.items[2:]), made.closing)

@@ -12,6 +12,17 @@ from support.plans import HEAD, refusals
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 
 CASES = {
+    "offload of a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
+        "  activations = bytes(1GiB))",
+        {2: "backend = graph", 4: "`activations = bytes` of `offload` is not lowered"},
+    ),
+    "autocast to fp32": ("precision (master = fp64, param = fp32)", {1: "autocast computes in bf16"}),
+    "gradient dtype": (
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (param = fp32,\n  gradient = bf16)",
+        {4: "gradients accumulate in the dtype of the stored parameters, which is fp32"},
+    ),
+    "mxfp8": ("precision { layers.*.feed_forward.* = mxfp8 }", {1: "`mxfp8` is not lowered yet"}),
     "graph backend": ("mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)", {2: "backend = graph"}),
 }
 

@@ -26,6 +26,13 @@ def test_pieces_need_the_graph_backend(option: str) -> None:
     assert "LP673" not in codes(FSDP.format("eager") + "offload (optimizer = all, activations = adaptive)")
 
 
+def test_the_optimizer_follows_the_parameters() -> None:
+    parameters = FSDP.format("eager") + "offload (parameters = all"
+    assert "its state is there too" in message(f"{parameters}, optimizer = none)", "LP675")
+    for rest in (")", ", optimizer = all)"):
+        assert "LP675" not in codes(parameters + rest)
+
+
 def test_offloading_nothing() -> None:
     assert "LP674" in codes("offload (optimizer = none)")
     assert "LP674" not in codes("offload (activations = all)")

@@ -100,6 +100,7 @@ def test_fp16_gradients_vanish_and_bf16_gradients_do_not() -> None:
     assert small.half() == 0
     assert small.bfloat16() != 0
     assert "LP614" in codes("precision (param = fp16)")
+    assert "LP614" in codes("precision (master = fp16)")
     assert "LP614" not in codes("precision (param = bf16)")
 
 

@@ -1,0 +1,53 @@
+"""Buckets: modules whose parameters are gathered, or whose gradients are reduced, in one collective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.specs.directives.layouts import Sharded
+from legoai.specs.directives.shard import Colwise, Rowwise
+from legoai.specs.record import Record
+from legoai.specs.span import Span
+
+
+class ModuleBucket(Record):
+    """Modules that share a collective."""
+
+    paths: tuple[str, ...]
+    """In the order of the model, none inside another."""
+    span: Span | None
+    """Where the plan makes the bucket."""
+
+
+def local_numel(analysis: Analysis, path: str) -> int:
+    """Parameters below a module that one rank of `tp` holds."""
+    assert analysis.manifest is not None
+    shard = analysis.plan.shard_on("tp") if analysis.plan.mesh.tp > 1 else None
+    assigned = {} if shard is None else analysis.assigned(shard).by_path
+    prefix = f"{path}." if path else ""
+    count = 0
+    for name, shape in analysis.manifest.parameters():
+        if not name.startswith(prefix):
+            continue
+        rules = (assigned.get(place) for place in (name.rpartition(".")[0], name))
+        cut = any(rule is not None and isinstance(rule.treatment, Colwise | Rowwise | Sharded) for rule in rules)
+        count += math.prod(shape) // (analysis.plan.mesh.tp if cut else 1)
+    return count
+
+
+def fill(sizes: Sequence[tuple[str, int]], least: int) -> list[tuple[str, ...]]:
+    """Cut a sequence of modules and their bytes into buckets of at least ``least`` bytes; the last may hold less."""
+    buckets: list[tuple[str, ...]] = []
+    held: list[str] = []
+    total = 0
+    for path, size in sizes:
+        held.append(path)
+        total += size
+        if total >= least:
+            buckets.append(tuple(held))
+            held, total = [], 0
+    if held:
+        buckets.append(tuple(held))
+    return buckets

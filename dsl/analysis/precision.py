@@ -1,0 +1,66 @@
+"""Dtypes: bytes of each, what carries them through the forward pass, and the dtype that gradients accumulate in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.unsupported import Unsupported
+
+DTYPE_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+
+_AUTOCAST = ("bf16",)
+"""What `torch.autocast` computes in without loss scaling."""
+
+
+def has_policy(analysis: Analysis) -> bool:
+    """Whether units of `fsdp` or `replicate` carry the dtypes, rather than autocast."""
+    return analysis.plan.fsdp is not None or analysis.plan.replicate is not None
+
+
+def autocast_dtype(analysis: Analysis) -> str | None:
+    """The dtype that matrix products are autocast to; None where a policy casts, or where parameters have it."""
+    precision = analysis.plan.precision
+    if has_policy(analysis) or precision.param == precision.master:
+        return None
+    return precision.param if precision.param in _AUTOCAST and precision.master == "fp32" else None
+
+
+def gradient_dtype(analysis: Analysis) -> str:
+    """The dtype that gradients accumulate in.
+
+    Reduced gradients are added up in the dtype of the stored parameters. Where `comm` reduces only those of the last
+    micro batch, the units add up the others in the dtype in which they will be reduced.
+    """
+    precision = analysis.plan.precision
+    return precision.reduce if _accumulates_unreduced(analysis) else precision.master
+
+
+def _accumulates_unreduced(analysis: Analysis) -> bool:
+    comm = analysis.plan.comm
+    return has_policy(analysis) and comm is not None and comm.reduce == "last_micro_batch"
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """Gradients that accumulate in torch's own dtype; without units, one dtype or bf16 over fp32."""
+    precision = analysis.plan.precision
+    own = gradient_dtype(analysis)
+    # Without units or accumulation the option has no effect, which is a warning of its own.
+    if precision.gradient not in (None, own) and has_policy(analysis) and micro_batches(analysis.plan) != 1:
+        why = "reduced gradients" if _accumulates_unreduced(analysis) else "the stored parameters"
+        yield Unsupported(
+            analysis.place(precision, "gradient"),
+            f"`gradient = {precision.gradient}` is not lowered yet: gradients accumulate in the dtype of {why}, "
+            f"which is {own}",
+            help=(f"leave `gradient` out, or write `{own}`",),
+        )
+    mixed = precision.param not in (precision.master, "fp16")  # an error of its own
+    if mixed and not has_policy(analysis) and autocast_dtype(analysis) is None:
+        yield Unsupported(
+            analysis.place(precision, "param"),
+            f"`param = {precision.param}` over `master = {precision.master}` needs an `fsdp` statement: without "
+            "one, autocast computes in bf16 over fp32",
+            help=("give `master` and `param` the same dtype", "or add `fsdp on dp_shard`, also over one rank"),
+        )
