@@ -11,8 +11,8 @@ import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.rules import checks
-from legoai.lowering.program import LoweringError
 from legoai.lowering.emit import EMITTERS
+from legoai.lowering.program import LoweringError
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives import kinds as k
 from legoai.specs.directives.base import Calls, Declared, Directive, PathRule, Treatment
