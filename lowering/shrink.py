@@ -1,4 +1,4 @@
-"""What is the smallest plan that says the same, so that a few processes of one machine can run it?
+"""Smaller plans of the same structure, which a few processes of one machine can run.
 
 The shrunken plan has the original's statements, rules and treatments, and what they rely on: which sizes divide which,
 how many stages a rank holds, which blocks are treated unlike others, what is tied, whether micro batches are
@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
+from legoai.dsl.analysis.pipeline import stage_count
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
 from legoai.specs.directives.base import Declared, Directive, PathRule
@@ -24,10 +26,9 @@ from legoai.specs.directives.compile import AotEager, Compile, Inductor
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.mesh import AXES, Mesh
-from legoai.specs.directives.pipeline import MULTI_STAGE, OrderFile, Pipeline
+from legoai.specs.directives.pipeline import OrderFile, Pipeline
 from legoai.specs.directives.precision import HighPrecision, Precision
 from legoai.specs.directives.shard import Experts, Shard
-from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
@@ -68,18 +69,16 @@ class Shrunken:
 
 
 def shrink(
-    plan: Plan,
-    manifest: Manifest,
+    analysis: Analysis,
     *,
     ranks: int = MAX_RANKS,
     double: bool = True,
     config: Mapping[str, Any] | None = None,
 ) -> Shrunken:
-    """The smallest plan with the structure of ``plan``, which must have no holes and no lint errors.
+    """The smallest plan with the structure of a plan that has no holes and no lint errors.
 
     Args:
-        plan: the resolved plan.
-        manifest: of the plan's model.
+        analysis: of the plan, with the manifest of its model.
         ranks: the most ranks that the smaller plan may have; axes are left out in the order of `LEFT_OUT_FIRST` until
             they suffice, and the changes say so.
         double: compute in fp64 throughout, instead of in the plan's dtypes.
@@ -89,16 +88,18 @@ def shrink(
         CannotShrinkError: the plan reads an order file for more ranks than there are, or its model is a large one from
             a factory.
     """
+    plan, manifest, count = analysis.plan, analysis.manifest, stage_count(analysis)
+    assert manifest is not None, "the model could be inspected"
     changes: list[str] = []
     mesh = _mesh(plan, ranks, changes)
     smaller = _without_missing_axes(replace(plan, mesh=mesh, require=(), objective=None, solved=None), changes)
     smaller = _for_a_cpu(smaller, changes)
     if double:
         smaller = _in_double_precision(smaller, changes)
-    pipeline, stages = _pipeline(plan, smaller)
+    pipeline, stages = _pipeline(analysis, smaller)
     seq_len = _sequence_length(smaller)
     split = _split(pipeline, stages)
-    numbers = None if stages is None else (_stages(plan), stages)
+    numbers = None if stages is None or count is None else (count, stages)
     kept = keeps_blocks(plan, manifest, config)
     blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
     sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=plan.mesh.tp, tp_now=mesh.tp,
@@ -109,7 +110,7 @@ def shrink(
         raise CannotShrinkError(str(error)) from error
     if model is plan.model:
         blocks = None
-    batch, pipeline = _batch(plan, smaller, pipeline, seq_len, changes)
+    batch, pipeline = _batch(analysis, smaller, pipeline, seq_len, changes)
     if pipeline is not None and split:
         pipeline = changed(pipeline, split=split if blocks is None else points_of(blocks, split))
     smaller = replace(smaller, model=model, batch=batch, pipeline=pipeline)
@@ -268,26 +269,15 @@ def _of_statement(directive: Directive) -> Mapping[str, Any]:
     return {name: origin for name, origin in directive.origins.items() if name in ("", "keyword")}
 
 
-def _pipeline(plan: Plan, smaller: Plan) -> tuple[Pipeline | None, int | None]:
+def _pipeline(analysis: Analysis, smaller: Plan) -> tuple[Pipeline | None, int | None]:
     """The pipeline with as many stages on each rank, and the number of its stages."""
-    pipeline = smaller.pipeline
-    if pipeline is None:
+    pipeline, count = smaller.pipeline, stage_count(analysis)
+    if pipeline is None or count is None:
         return None, None
     if isinstance(pipeline.schedule, OrderFile):
-        return pipeline, _stages(plan)
-    stages = min(_stages(plan) // plan.mesh.pp, _STAGES_OF_RANK) * smaller.mesh.pp
+        return pipeline, count
+    stages = min(count // analysis.plan.mesh.pp, _STAGES_OF_RANK) * smaller.mesh.pp
     return changed(pipeline, stages=None if pipeline.stages is None else stages), stages
-
-
-def _stages(plan: Plan) -> int:
-    """The number of stages of a pipeline."""
-    pipeline = plan.pipeline
-    assert pipeline is not None
-    if pipeline.stages is not None:
-        return pipeline.stages
-    if not isinstance(pipeline.split, str):
-        return len(pipeline.split) + 1
-    return plan.mesh.pp * (2 if pipeline.schedule in MULTI_STAGE else 1)
 
 
 def _split(pipeline: Pipeline | None, stages: int | None) -> tuple[str, ...]:
@@ -309,9 +299,10 @@ def _sequence_length(plan: Plan) -> int | None:
 
 
 def _batch(
-    plan: Plan, smaller: Plan, pipeline: Pipeline | None, seq_len: int | None, changes: list[str]
+    analysis: Analysis, smaller: Plan, pipeline: Pipeline | None, seq_len: int | None, changes: list[str]
 ) -> tuple[Batch, Pipeline | None]:
     """Micro batches of at most two sequences: as many as the schedule needs, and two where gradients accumulate."""
+    plan = analysis.plan
     batch, mesh = plan.batch, smaller.mesh
     accumulation, whole, turns = micro_batches(plan), pass_micro_batches(plan), passes(plan)
     assert accumulation is not None, "the plan has no errors, so that its batch divides"
@@ -319,7 +310,8 @@ def _batch(
     assert turns is not None
     count = min(2, accumulation)
     if pipeline is not None:
-        one_pass = whole if isinstance(pipeline.schedule, OrderFile) else min(whole, _one_pass(plan, smaller, whole))
+        is_given = isinstance(pipeline.schedule, OrderFile)
+        one_pass = whole if is_given else min(whole, _one_pass(analysis, smaller, whole))
         count = one_pass * min(2, turns)
         if pipeline.microbatches is not None:
             pipeline = changed(pipeline, microbatches=one_pass)
@@ -335,14 +327,16 @@ def _batch(
     return changed(batch, **values), pipeline
 
 
-def _one_pass(plan: Plan, smaller: Plan, whole: int) -> int:
+def _one_pass(analysis: Analysis, smaller: Plan, whole: int) -> int:
     """Micro batches that fill every stage; no multiple of the ranks where they were none."""
+    plan, count = analysis.plan, stage_count(analysis)
     assert plan.pipeline is not None
+    assert count is not None
     ranks = smaller.mesh.pp
     uneven = whole % plan.mesh.pp != 0
     if uneven and plan.pipeline.schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
         return ranks + 1  # one round, whatever the number
-    return max(4, _stages(plan) // plan.mesh.pp * ranks) + uneven
+    return max(4, count // plan.mesh.pp * ranks) + uneven
 
 
 def _schedule(plan: Plan, changes: list[str]) -> Plan:

@@ -1,8 +1,8 @@
-"""How do a model's modules follow each other, and where can a pipeline cut between them?
+"""Calls of the modules with which stages can begin, in order of execution, and where a pipeline can cut between them.
 
-A stage runs the forward of the whole model. For the modules of other stages stand others: those of earlier stages give
-what arrived from the stage before, those of later ones pass on what they get. That is the model's own computation only
-where exactly one tensor crosses each cut, from a module straight into another, and where nothing else that a stage
+A stage runs the forward of the whole model, with placeholders for the modules of other stages: those of earlier stages
+give what arrived from the stage before, those of later ones pass on what they get. That is the model's own computation
+only where exactly one tensor crosses each cut, from a module straight into another, and where nothing else that a stage
 computes needs tokens or weights that lie elsewhere. The manifest's flow tells.
 """
 

@@ -61,6 +61,8 @@ class Propagation:
         self.findings: list[Finding] = []
         self.cuts_sequence = False
         """Whether some module expects or leaves a tensor cut along dim 1, the sequence."""
+        self.arrived: dict[str, Tensor] = {}
+        """How the first argument arrives at each block, and at each module around the blocks that is called."""
         self._memo: dict[tuple[Any, ...], Tensor] = {}
         self._template = {
             f"{blocks.path}.{blocks.names[index]}" if blocks.path else blocks.names[index]: (blocks.path, number)
@@ -101,6 +103,8 @@ class Propagation:
 
     def _call(self, path: str, arguments: Sequence[Tensor]) -> Tensor:
         """The result of calling the module, taken from an equal call where there was one."""
+        if arguments:
+            self.arrived[path] = arguments[0]
         if path not in self._template:
             return self._apply(path, arguments)
         key = (self._signature(path), *arguments)

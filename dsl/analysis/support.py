@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis import float8, fsdp, model, offload, precision
+from legoai.dsl.analysis import checkpoint, float8, fsdp, model, offload, pipeline, precision
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.diagnostics.codes.lowering import NotLowered
@@ -18,6 +18,8 @@ from legoai.specs.directives.hole import Undecided
 
 FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "model": model.supports,
+    "pipeline": pipeline.supports,
+    "checkpoint": checkpoint.supports,
     "fsdp": fsdp.supports,
     "offload": offload.supports,
     "precision": precision.supports,

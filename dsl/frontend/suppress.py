@@ -13,8 +13,13 @@ from legoai.specs.span import Span
 
 _COMMENT = re.compile(r"#\s*legoai:\s*ignore\[([^\]]*)\]")
 
-NEVER_ACCEPTED: Final = ("LP0", "LP1", "LP2")
-"""Families of findings after which there is no plan to accept: unreadable text, and names that mean nothing."""
+NEVER_ACCEPTED: Final = (
+    *("LP0", "LP1", "LP2"),
+    *("LP501", "LP505", "LP506", "LP507", "LP508", "LP509", "LP510", "LP511", "LP512", "LP513", "LP514", "LP515"),
+    *("LP518", "LP601", "LP657"),
+)
+"""Codes, or how they begin, of diagnostics after which there is no plan to accept: text that cannot be read, names that
+mean nothing, stages and micro batches that cannot be made."""
 
 
 class Suppression(Record):

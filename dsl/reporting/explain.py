@@ -14,7 +14,6 @@ from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.base import Declared, Directive, PathRule, Treatment, walk
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.hole import Hole
-from legoai.specs.directives.pipeline import V_SHAPED
 from legoai.specs.directives.shard import Experts
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 from legoai.specs.span import Origin
@@ -240,35 +239,23 @@ def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[Sa
 
 def _stage(analysis: Analysis, path: str) -> str:
     """Which stage of the pipeline holds the module, in words."""
-    from legoai.dsl.analysis.stages import stage_count
+    from legoai.dsl.analysis.pipeline import first_modules, stage_count, stages_of_ranks
 
     plan = analysis.plan
     assert plan.pipeline is not None
     assert analysis.manifest is not None
     if any(isinstance(value, Hole) for value in (plan.pipeline.stages, plan.pipeline.split, plan.mesh.pp)):
         return "in a stage that is not decided yet"
-    stages = stage_count(analysis, plan.pipeline)
-    firsts = _first_modules(analysis.manifest, plan.pipeline.split, stages)
-    if stages is None or firsts is None:
+    stages, firsts = stage_count(analysis), first_modules(analysis)
+    if firsts is None:
         return "in a stage that the split of the blocks decides"
     if any(first.startswith(f"{path}." if path else "") for first in firsts):
         return f"in several of {stages} stages"
     order = {name: index for index, name in enumerate(analysis.manifest.modules)}
-    stage = sum(order.get(first, 0) <= order[path] for first in firsts)
-    rank = stage % plan.mesh.pp
-    if plan.pipeline.schedule in V_SHAPED:
-        rank = min(stage, stages - 1 - stage)
-    return f"in stage {stage} of {stages} (counted from 0), on rank {rank} of pp"
-
-
-def _first_modules(manifest: Manifest, split: str | tuple[str, ...], stages: int | None) -> tuple[str, ...] | None:
-    """The first module of each stage but the first; None where equal numbers of blocks do not come out."""
-    if not isinstance(split, str):
-        return split
-    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
-    if not stages or len(blocks) % stages:
-        return None
-    return tuple(blocks[len(blocks) // stages :: len(blocks) // stages])
+    stage = sum(order[first] <= order[path] for first in firsts)
+    rank = next((rank for rank, held in enumerate(stages_of_ranks(analysis)) if stage in held), None)
+    where = "" if rank is None else f", on rank {rank} of pp"
+    return f"in stage {stage} of {stages} (counted from 0){where}"
 
 
 def _holds_attention(analysis: Analysis, path: str) -> bool:

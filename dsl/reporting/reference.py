@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.rule import Rule
+from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import MISSING, Calls, Declared, Directive, Option, Treatment, describe
@@ -223,8 +224,8 @@ def rules_document() -> str:
     pages = {rule.code: rule for rule in reversed(all_rules())}
     parts = [
         "# Findings\n\nEvery finding has a stable code. `legoai explain CODE` prints its page. "
-        "`# legoai: ignore[CODE]`\nbehind a line, or on a line of its own above it, accepts the finding there; what "
-        "cannot be read\n(LP0, LP1 and LP2) cannot be accepted.\n"
+        "`# legoai: ignore[CODE]`\nbehind a line, or on a line of its own above it, accepts the finding there. "
+        f"What leaves no plan cannot be\naccepted: {', '.join(NEVER_ACCEPTED)}.\n"
     ]
     for prefix, title in GROUPS.items():
         codes = sorted(code for code in pages if code.startswith(prefix))

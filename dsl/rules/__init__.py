@@ -29,6 +29,7 @@ MODULES: Final = (
     "rules.attention",
     "rules.loss",
     "rules.compile",
+    "rules.hidden_operators",
     "rules.checkpoint",
     "rules.comm",
     "rules.offload",

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import following, grouped, has_operator, holders, name_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.checkpoint import Budget, Every, Full, KeepAll, Selective
+from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.units import format_bytes
@@ -179,7 +180,15 @@ class KeepsNothing(Check):
                         label="no collectives here",
                         others=[Label(analysis.place(mesh), "the mesh")],
                     )
-                if word in _WORDS and manifest.flow_error is None:
+                if word == "attention" and analysis.plan.attention.kernel == "math":
+                    yield self.at(
+                        place,
+                        "`attention` keeps nothing: `attention math` computes it from products and a softmax",
+                        label="no such operator",
+                        others=[Label(analysis.place(analysis.plan.attention, "kernel"), "this kernel")],
+                        help=["keep `matmul`, or use another kernel"],
+                    )
+                elif word in _WORDS and manifest.flow_error is None:
                     ops, kinds = _WORDS[word]
                     if not any(has_operator(manifest, path, ops, kinds) for path in paths):
                         yield self.at(
@@ -338,24 +347,20 @@ class WholeModelRecomputed(Check):
     ```
     """
 
-    code = "LP825"
+    code = "LP657"
     slug = "whole-model-recomputed"
-    severity = "advice"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        rule = following(analysis, analysis.plan.checkpoint, (Full, Every)).get("")
+        rule = recomputed_modules(analysis).get("")
         if rule is None:
             return
-        kept = following(analysis, analysis.plan.checkpoint, (Full, Every, Selective, Budget, KeepAll))
         assert analysis.manifest is not None
-        blocks = [item.path for item in analysis.manifest.block_lists]
-        inner = f"{blocks[0]}.*" if blocks else "PATH"
-        if any(path.startswith(f"{block}.") for block in blocks for path in kept if path):
-            return
         assert rule.origin.span is not None
+        blocks = [item.path for item in analysis.manifest.block_lists]
+        inner = f"{blocks[0]}.*" if blocks and blocks[0] else "PATH"
         yield self.at(
             rule.origin.span,
             "recomputing the whole model at once saves no memory at the peak",
             label="all activations are there again when the backward pass begins",
-            help=[f"recompute block by block: `{inner} = full`"],
+            help=[f"recompute block by block: `{inner} = {rule.treatment.signature()}`"],
         )

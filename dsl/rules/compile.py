@@ -6,18 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
-
-
-def compiled_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
-    """The modules that are compiled, with the rule that says so."""
-    return following(analysis, analysis.plan.compile, (Inductor, AotEager))
 
 
 def _is_graph(analysis: Analysis) -> bool:
@@ -196,9 +192,10 @@ class CheckpointInsideCompiled(Check):
         if plan.mesh.tp == 1 or plan.shard_on("tp") is None or _is_graph(analysis):
             return
         compiled = compiled_modules(analysis)
-        recomputed = following(analysis, plan.checkpoint, (Full, Every, Selective, Budget))
         inner = (
-            (path, rule) for path, rule in recomputed.items() if path and any(up in compiled for up in holders(path))
+            (path, rule)
+            for path, rule in recomputed_modules(analysis).items()
+            if path and any(above in compiled for above in holders(path))
         )
         for rule, paths in grouped(inner):
             outer = compiled[next(above for above in holders(paths[0]) if above in compiled)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import pass_micro_batches
-from legoai.dsl.analysis.stages import order_text
+from legoai.dsl.analysis.pipeline import order, order_text
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
@@ -44,28 +44,25 @@ class OrderFileReadable(Check):
         pipeline = analysis.plan.pipeline
         if pipeline is None or not isinstance(pipeline.schedule, OrderFile):
             return
-        from legoai.dsl.analysis.orders import OrderError, read_order
-
         schedule = pipeline.schedule
         place = analysis.place(schedule, "file")
-        text = order_text(analysis, schedule)
+        text, found = order_text(analysis), order(analysis)
         if isinstance(text, OSError | ValueError):
             reason = text.strerror if isinstance(text, OSError) and text.strerror else str(text)
             path = analysis.directory / schedule.file
             yield self.at(place, f"`{schedule.file}` cannot be read: {reason}", label=f"looked for {path}")
             return
-        try:
-            order = read_order(text)
-        except OrderError as error:
+        if isinstance(found, Exception):
             yield self.at(
                 place,
-                f"`{schedule.file}`, line {error.line}, cell {error.column}: {error.message}",
+                f"`{schedule.file}`, line {found.line}, cell {found.column}: {found.message}",
                 label="cannot be read as an order",
                 help=["a cell is empty, or a stage, an action and a micro batch: `2F0`, `0B3`, `1I2`, `1W2`"],
             )
             return
-        mismatches = list(OrderFileFits.find(analysis, pipeline, order))
-        yield from mismatches or OrderFileRuns.find(analysis, pipeline, order)
+        assert found is not None
+        mismatches = list(OrderFileFits.find(analysis, pipeline, found))
+        yield from mismatches or OrderFileRuns.find(analysis, pipeline, found)
 
 
 class OrderFileFits(Rule):

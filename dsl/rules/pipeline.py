@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
 from legoai.dsl.analysis.facts import replacement
-from legoai.dsl.analysis.stages import stage_count
+from legoai.dsl.analysis.pipeline import split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label, pass_label
@@ -138,7 +138,7 @@ class EnoughMicroBatches(Check):
             or pipeline.schedule not in ("1F1B", "DualPipeV")
         ):
             return
-        count, stages = pass_micro_batches(plan), stage_count(analysis, pipeline)
+        count, stages = pass_micro_batches(plan), stage_count(analysis)
         if count is None or stages is None or count >= stages:
             return
         least = stages * samples_at_once(plan)
@@ -233,8 +233,8 @@ class BlocksForStages(Check):
         pipeline, manifest = analysis.plan.pipeline, analysis.manifest
         if pipeline is None or manifest is None or pipeline.split != "even":
             return
-        stages = stage_count(analysis, pipeline)
-        blocks = sum(len(item) for item in manifest.block_lists)
+        stages = stage_count(analysis)
+        blocks = len(split_points(analysis).blocks)
         if stages is None or stages <= blocks:
             return
         at_most = blocks // analysis.plan.mesh.pp * analysis.plan.mesh.pp
@@ -323,7 +323,7 @@ class BubbleIsLarge(Check):
         pipeline, ranks = plan.pipeline, plan.mesh.pp
         if pipeline is None or isinstance(pipeline.schedule, OrderFile) or pipeline.schedule in SPLIT_BACKWARD:
             return
-        count, stages = pass_micro_batches(plan), stage_count(analysis, pipeline)
+        count, stages = pass_micro_batches(plan), stage_count(analysis)
         if count is None or stages is None or stages % ranks:
             return
         each = stages // ranks

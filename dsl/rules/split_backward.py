@@ -7,19 +7,10 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.stages import order_of
+from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Selective
-from legoai.specs.directives.pipeline import SPLIT_BACKWARD, OrderFile, Pipeline
-
-
-def splits_backward(analysis: Analysis, pipeline: Pipeline) -> bool:
-    """Whether the schedule computes the gradient of a stage's weights apart from that of its input."""
-    if isinstance(pipeline.schedule, OrderFile):
-        order = order_of(analysis, pipeline)
-        return order is not None and order.splits_backward
-    return pipeline.schedule in SPLIT_BACKWARD
 
 
 class ReshardUnderSplitBackward(Check):
@@ -49,7 +40,7 @@ class ReshardUnderSplitBackward(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, fsdp = analysis.plan.pipeline, analysis.plan.fsdp
-        if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(analysis, pipeline):
+        if pipeline is None or fsdp is None or fsdp.backend != "eager" or not splits_backward(analysis):
             return
         reported: set[int] = set()
         for unit in fsdp_units(analysis).values():
@@ -99,7 +90,7 @@ class CompileUnderSplitBackward(Check):
         from legoai.specs.directives.compile import AotEager, Inductor
 
         pipeline, compiled = analysis.plan.pipeline, analysis.plan.compile
-        if pipeline is None or compiled is None or not splits_backward(analysis, pipeline):
+        if pipeline is None or compiled is None or not splits_backward(analysis):
             return
         decided(compiled)
         rule = next((item for item in compiled.rules if isinstance(item.treatment, Inductor | AotEager)), None)
@@ -142,7 +133,7 @@ class SelectiveUnderSplitBackward(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, checkpoint = analysis.plan.pipeline, analysis.plan.checkpoint
-        if pipeline is None or checkpoint is None or not splits_backward(analysis, pipeline):
+        if pipeline is None or checkpoint is None or not splits_backward(analysis):
             return
         for rule in checkpoint.rules:
             if not isinstance(rule.treatment, Selective | Budget):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
-from legoai.dsl.analysis.split_points import SplitPoints
-from legoai.dsl.analysis.stages import stage_count
+from legoai.dsl.analysis.pipeline import split_points, stage_count, stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Pipeline
@@ -39,7 +38,7 @@ class UnknownSplit(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for pipeline, manifest, points in _named_split(analysis):
-            known = SplitPoints(manifest)
+            known = split_points(analysis)
             for path in points:
                 if path not in manifest.modules or path == "":
                     near = known.nearest(path)
@@ -75,7 +74,7 @@ class SplitInside(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for pipeline, manifest, points in _named_split(analysis):
-            known = SplitPoints(manifest)
+            known = split_points(analysis)
             for path in points:
                 if path and path in manifest.modules and path not in known.position:
                     near = known.nearest(path)
@@ -109,8 +108,8 @@ class SplitOrder(Check):
     slug = "split-order"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for pipeline, manifest, points in _named_split(analysis):
-            position = SplitPoints(manifest).position
+        for pipeline, _, points in _named_split(analysis):
+            position = split_points(analysis).position
             known = [path for path in points if path in position]
             ordered = sorted(set(known), key=position.__getitem__)
             text = f"[{', '.join(ordered)}]"
@@ -155,7 +154,7 @@ class SplitCount(Check):
         pipeline = analysis.plan.pipeline
         if pipeline is None or isinstance(pipeline.split, str):
             return
-        stages, points = stage_count(analysis, pipeline), len(pipeline.split)
+        stages, points = stage_count(analysis), len(pipeline.split)
         if stages is None or points == stages - 1:
             return
         place = analysis.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
@@ -190,8 +189,8 @@ class EmptyFirstStage(Check):
     slug = "empty-stage"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for pipeline, manifest, points in _named_split(analysis):
-            starts = SplitPoints(manifest).starts
+        for pipeline, _, points in _named_split(analysis):
+            starts = split_points(analysis).starts
             if points and starts and points[0] == starts[0]:
                 yield self.at(
                     analysis.place(pipeline, "split"),
@@ -243,11 +242,11 @@ class TiedAcrossStages(Check):
         pipeline, manifest = analysis.plan.pipeline, analysis.manifest
         if pipeline is None or manifest is None or not manifest.tied_parameters:
             return
-        stages = stage_count(analysis, pipeline)
+        stages = stage_count(analysis)
         if stages is None or stages == 1:
             return
         for group in manifest.tied_parameters:
-            found = {_stage_of(path, pipeline, manifest, stages) for path in group} - {None}
+            found = {stage_of(analysis, path) for path in group} - {None}
             if len(found) > 1:
                 yield self.at(
                     analysis.place(pipeline),
@@ -259,15 +258,3 @@ class TiedAcrossStages(Check):
                         "false` of a Hugging Face config"
                     ],
                 )
-
-
-def _stage_of(parameter: str, pipeline: Pipeline, manifest: Manifest, stages: int) -> int | None:
-    """The stage on which a parameter lies; None where it lies on none, or where the stages cannot be told."""
-    known = SplitPoints(manifest)
-    path = known.holder(parameter.rpartition(".")[0])
-    if path is None:
-        return None
-    if isinstance(pipeline.split, str) and stages > len(known.blocks):
-        return None
-    points = known.even(stages) if isinstance(pipeline.split, str) else pipeline.split
-    return sum(known.position[point] <= known.position[path] for point in points if point in known.position)

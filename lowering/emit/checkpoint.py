@@ -1,19 +1,17 @@
-"""`checkpoint`: which modules recompute their activations in the backward pass?"""
+"""`checkpoint`: wrappers of the modules that recompute their activations in the backward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.dsl.diagnostics.diagnostic import Label
-from legoai.dsl.frontend.paths import Paths, pattern
-from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression, replacement
 from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every, Full, Selective
+from legoai.specs.directives.checkpoint import Budget, Checkpoint, Selective
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -21,70 +19,14 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     checkpoint = lowering.plan.checkpoint
     if checkpoint is None:
         return
-    for rule in checkpoint.rules:
-        if isinstance(rule.treatment, Budget):
-            _refuse_search(lowering, rule.treatment)
-    wrapped = recomputed(lowering, lowering.assignment(checkpoint))
-    if "" in wrapped:
-        lowering.refuse(
-            rule_span(wrapped[""]),
-            "`root` cannot be checkpointed: recomputing the whole model needs the memory that it should save",
-            label="name the blocks instead",
-        )
-        return
+    wrapped = recomputed_modules(lowering.analysis)
     if not wrapped:
         return
     module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
     draft.imports.name(module, "checkpoint_wrapper")
-    _refuse_unseen(lowering, wrapped)
     wrappers = {path: _wrapper(draft, checkpoint, rule) for path, rule in wrapped.items()}
     body = [item for group in lowering.groups(wrappers) for item in _wrap(lowering, group)]
     draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint))
-
-
-def recomputed(lowering: Lowering, assignment: Mapping[str, PathRule[Any]]) -> dict[str, PathRule[Any]]:
-    """The modules that recompute, each with its rule.
-
-    `every(n)` counts the modules that its pattern matches, those included that another rule wins; the n-th, the 2n-th
-    and so on recompute, as TorchTitan counts.
-    """
-    paths = Paths(list(lowering.manifest.modules))
-    chosen: dict[int, set[str]] = {}
-    found = {}
-    for path, rule in assignment.items():
-        treatment = rule.treatment
-        if isinstance(treatment, Every):
-            if id(rule) not in chosen:
-                chosen[id(rule)] = set(paths.matching(pattern(rule.path))[treatment.n - 1 :: treatment.n])
-            if path in chosen[id(rule)]:
-                found[path] = rule
-        elif isinstance(treatment, Full | Selective | Budget):
-            found[path] = rule
-    return found
-
-
-def _refuse_search(lowering: Lowering, budget: Budget) -> None:
-    if budget.by == "ilp":
-        lowering.refuse(
-            lowering.place(budget, "by"),
-            "`by = ilp` is not lowered yet: an integer program over all modules together needs the search",
-            help=["`knapsack` chooses the best operators of each module by itself"],
-        )
-
-
-def _refuse_unseen(lowering: Lowering, wrapped: Mapping[str, PathRule[Any]]) -> None:
-    """Refuse to keep attention that is computed by other operators."""
-    attention = lowering.plan.attention
-    for rule in wrapped.values():
-        treatment = rule.treatment
-        if isinstance(treatment, Selective) and "attention" in treatment.keep and attention.kernel == "math":
-            lowering.refuse(
-                lowering.place(treatment, "keep"),
-                "`attention` keeps nothing under `attention math`, which computes it from products and a softmax",
-                label="no such operator",
-                others=[Label(lowering.place(attention, "kernel"), "this kernel")],
-                help=["keep `matmul`, or use another kernel"],
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`compile`: which modules are compiled, and when, beside their checkpointing?
+"""`compile`: calls that compile modules, in front of their checkpointing or behind it.
 
 A module that is recomputed as a whole is compiled first and then checkpointed, since compiling what recomputes DTensors
 fails. One that keeps chosen operators is checkpointed first, since the choice is about operators, which a compiled
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.facts import holders, name_of
-from legoai.dsl.diagnostics.diagnostic import Label
-from legoai.lowering.emit import checkpoint
-from legoai.lowering.emit.base import Draft, Lowering, rule_note, rule_span
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.facts import holders
+from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
 from legoai.lowering.emit.shard import tensor_parallel
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.checkpoint import Budget, Selective
+from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 
@@ -39,10 +39,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     directive = lowering.plan.compile
     if directive is None:
         return
-    assignment = lowering.assignment(directive)
-    compiled = {path: rule for path, rule in assignment.items() if isinstance(rule.treatment, Inductor | AotEager)}
-    recomputed = _recomputed(lowering)
-    _refuse_hidden_operators(lowering, compiled, recomputed)
+    compiled, recomputed = compiled_modules(lowering.analysis), recomputed_modules(lowering.analysis)
     body: list[Statement] = []
     if directive.async_tp:
         draft.imports.name("legoai.runtime", "overlap_tensor_parallel")
@@ -64,44 +61,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         draft.apply(name, mesh=mesh, body=body, note=note)
 
 
-def _recomputed(lowering: Lowering) -> Rules:
-    directive = lowering.plan.checkpoint
-    return {} if directive is None else checkpoint.recomputed(lowering, lowering.assignment(directive))
-
-
 def _is_selective(rule: PathRule[Any] | None) -> bool:
     return rule is not None and isinstance(rule.treatment, Selective)
-
-
-def _refuse_hidden_operators(lowering: Lowering, compiled: Rules, recomputed: Rules) -> None:
-    """Refuse a choice between operators that compilation hides, or that the compiler cannot follow."""
-    for path, rule in recomputed.items():
-        if not isinstance(rule.treatment, Selective | Budget):
-            continue
-        inside = next((held for held in compiled if path in holders(held) and held), None)
-        around = next((above for above in (path, *holders(path)) if above in compiled), None)
-        met = inside if inside is not None else around
-        if met is None:
-            continue
-        chosen, name = rule.treatment.name, name_of(path)
-        others = [Label(rule_span(compiled[met]), f"`{name_of(met)}` is compiled")]
-        if inside is not None or isinstance(rule.treatment, Budget):
-            lowering.refuse(
-                rule_span(rule),
-                f"`{chosen}` chooses between the operators of `{name}`, which compilation hides",
-                label="sees no operators",
-                others=others,
-                help=["write `full`" if inside is not None else "write `full` or `selective([…])`"],
-            )
-        elif tensor_parallel(lowering) is not None and "attention" not in rule.treatment.keep:
-            lowering.refuse(
-                rule_span(rule),
-                f"`{name}` is compiled under tensor parallelism, where torch can recompute attention only with the "
-                "whole module",
-                label="recomputes attention",
-                others=others,
-                help=["add `attention` to what is kept", "or write `full`"],
-            )
 
 
 def _calls(lowering: Lowering, compiled: Rules) -> list[Statement]:

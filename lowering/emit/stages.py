@@ -1,6 +1,6 @@
-"""What of the program's text depends on the model being split into stages?
+"""Conditions of statements about modules that a stage of the model may not hold.
 
-The functions that change the model are then called for each stage, so that what they name may be missing.
+The functions that change the model are called for each stage, so that what they name may be missing.
 """
 
 from __future__ import annotations
@@ -8,29 +8,24 @@ from __future__ import annotations
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
-from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.analysis import pipeline
+from legoai.dsl.analysis.pipeline import has_placeholders, split_points
 from legoai.lowering.emit import blocks as whole
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import Blocks, Group
 from legoai.lowering.emit.code import Loop, Statement
-from legoai.specs.directives.model import FOREIGN
 
 T = TypeVar("T")
 
 
 def is_staged(lowering: Lowering) -> bool:
     """Whether the program splits the model into stages."""
-    return lowering.plan.pipeline is not None and lowering.plan.mesh.pp > 1
-
-
-def has_stand_ins(lowering: Lowering) -> bool:
-    """Whether something stands for the modules of other stages; the built-in models pass over what is missing."""
-    return is_staged(lowering) and lowering.plan.model.family in FOREIGN
+    return pipeline.is_staged(lowering.analysis)
 
 
 def blocks_of(lowering: Lowering, group: Group[T], *, replace: bool = False) -> Blocks:
     """Say how the program goes over a group's blocks; with ``replace``, so that other modules can take their places."""
-    if not has_stand_ins(lowering):
+    if not has_placeholders(lowering.analysis):
         return whole.blocks_of(group, lowering.manifest, replace=replace, staged=is_staged(lowering))
     found = whole.blocks_of(group, lowering.manifest, replace=replace)
     if group.blocks is None:
@@ -46,10 +41,10 @@ def where_held(lowering: Lowering, group: Group[T], path: str, *statements: Stat
     """
     if group.blocks is not None or not is_staged(lowering):
         return list(statements)
-    start = SplitPoints(lowering.manifest).holder(path)
+    start = split_points(lowering.analysis).holder(path)
     if start is None:
         return list(statements)
-    if has_stand_ins(lowering):
+    if has_placeholders(lowering.analysis):
         condition = _is_held(lowering, whole.expression(lowering.manifest, start))
     else:
         condition = whole.presence(lowering.manifest, start)

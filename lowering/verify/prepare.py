@@ -70,7 +70,7 @@ def prepare(
 
         assert linted.plan.model.target is not None
         config = read_config(directory / linted.plan.model.target)
-    small = shrink(linted.plan, analysis.manifest, ranks=ranks, double=double, config=config)
+    small = shrink(analysis, ranks=ranks, double=double, config=config)
     manifest = analysis.manifest
     if small.plan.model is not linted.plan.model:
         from legoai.specs.models.inspect import inspect_model

@@ -9,11 +9,10 @@ from legoai.lowering.program import LoweringError
 from support.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, refusals, resolved
 
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
+ILP = "checkpoint { layers.* = budget(50%, by = ilp) }"
 UNITS = "{ layers.* = unit, root = unit }"
 
 CASES = {
-    "ranks without stages": ("mesh (pp = 2)", {1: "no statement says how the model is split"}),
-    "stages without ranks": ("pipeline on pp", {1: "there are no ranks"}),
     "pieces of sequences for nothing": ("mesh (cp = 4)\nfsdp on cp", {1: "what the 4 ranks of `cp` do"}),
     "experts that are none": (
         "mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard\nshard on ep { layers.* = experts }",
@@ -21,7 +20,6 @@ CASES = {
     ),
     "no experts": ("mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard", {1: "which experts the 2 ranks of `ep` hold"}),
     "flex": ("attention flex", {1: "has no such kernel"}),
-    "checkpointed model": ("checkpoint { root = full }", {1: "`root` cannot be checkpointed"}),
     "comm of nothing": (
         "comm (prefetch = units(forward = 2),\n  reduce = last_micro_batch) {\n  layers.* = bucket(module)\n}",
         {1: "nothing is gathered", 2: "no statement reduces gradients", 3: "nothing is gathered in buckets"},
@@ -95,7 +93,7 @@ def test_what_is_not_lowered_is_refused_at_its_line(name: str):
 
 
 def test_all_refusals_come_at_once_in_the_order_of_the_text():
-    found = refusals(f"{HEAD}{BATCH}checkpoint {{ root = full }}\nattention flex")
+    found = refusals(f"{HEAD}{BATCH}{ILP}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
     assert [item.label.span.line for item in found] == [6, 7]
 
 
@@ -120,7 +118,7 @@ def test_a_style_on_an_axis_of_one_rank_changes_nothing():
 
 def test_the_error_is_readable_on_its_own():
     with pytest.raises(LoweringError, match=r"^tiny\.plan:6:.*: LP010 .*\(and 1 more\)$"):
-        lowered(f"{HEAD}{BATCH}checkpoint {{ root = full }}\nattention flex")
+        lowered(f"{HEAD}{BATCH}{ILP}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
 
 
 @pytest.mark.parametrize("code", ["LP010", "LP011"])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.frontend.paths import Paths, assign
 from legoai.dsl.frontend.sources import read_base, read_source
@@ -32,7 +33,7 @@ def worked() -> Iterator[tuple[str, str | None]]:
 
 def shrunken(text: str, **options: object) -> Shrunken:
     plan = resolved(text)
-    return shrink(plan, manifest_of(plan.model.source()), **options)  # type: ignore[arg-type]
+    return shrink(Analysis(plan, manifest_of(plan.model.source())), **options)  # type: ignore[arg-type]
 
 
 def big(body: str, *, model: str = 'llama3("8b")', batch: str = BATCH, **options: object) -> Shrunken:
@@ -50,7 +51,8 @@ def test_a_worked_plan_becomes_a_small_plan_without_errors(name: str, variant: s
     except LoweringError as error:
         # What the plan itself cannot be lowered to, its copy need not be lowered to.
         assert {item.code for item in error.diagnostics} == {"LP010"}
-        small = shrink(linted.plan, linted.analysis.manifest).plan  # type: ignore[union-attr, arg-type]
+        assert linted.analysis is not None
+        small = shrink(linted.analysis).plan
     config = small.model.source().config()
     assert small.mesh.world_size <= MAX_RANKS
     assert small.mesh.used() == linted.plan.mesh.used()
@@ -274,9 +276,9 @@ def test_every_value_keeps_its_place_in_the_text():
 def test_a_factorys_model_stays_as_it_is_unless_it_is_large():
     plan = resolved(f'plan theirs\nmodel python("torch.nn:Identity")\ncluster cpu\n{BATCH}')
     tiny = manifest_of(resolved(f"{HEAD}{BATCH}").model.source())
-    small = shrink(plan, tiny)
+    small = shrink(Analysis(plan, tiny))
     assert small.plan.model is plan.model
     assert small.original("layers.3.attention") == "layers.3.attention"
     large = manifest_of(resolved(f'plan big\nmodel llama3("8b")\ncluster cpu\n{BATCH}').model.source())
     with pytest.raises(CannotShrinkError, match=r"has 8,030,261,248 parameters.*--set"):
-        shrink(plan, large)
+        shrink(Analysis(plan, large))

@@ -23,6 +23,14 @@ CASES = {
         {4: "gradients accumulate in the dtype of the stored parameters, which is fp32"},
     ),
     "mxfp8": ("precision { layers.*.feed_forward.* = mxfp8 }", {1: "`mxfp8` is not lowered yet"}),
+    "a style of every stage's root": (
+        "mesh (pp = 2, tp = 2)\npipeline on pp\nshard on tp {\n  root = inputs(from = replicate, to = replicate)\n}",
+        {4: "cannot hold for every stage"},
+    ),
+    "budgets of all modules together": (
+        "checkpoint {\n  layers.* = budget(50%,\n    by = ilp)\n}",
+        {3: "needs the search"},
+    ),
     "graph backend": ("mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)", {2: "backend = graph"}),
 }
 

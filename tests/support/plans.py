@@ -77,7 +77,7 @@ def manifest_of(source: ModelSource) -> Manifest:
 def lowered(plan: str | Plan, *, name: str = "tiny.plan") -> Program:
     """The program of a plan."""
     plan = resolved(plan, name=name) if isinstance(plan, str) else plan
-    return lower(Analysis(plan, manifest_of(plan.model.source()), file=name))
+    return lower(Analysis(plan, manifest_of(plan.model.source()), Path(name).parent, file=name))
 
 
 def refusals(plan: str | Plan) -> list[Diagnostic]:

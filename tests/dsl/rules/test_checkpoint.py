@@ -144,9 +144,17 @@ def test_recomputing_the_whole_model_at_once_saves_nothing_at_the_peak() -> None
     kept = peak(blocks=False, root=False)
     assert peak(blocks=False, root=True) > 0.9 * kept
     assert peak(blocks=True, root=False) < 0.7 * kept
-    assert "LP825" in codes("checkpoint { root = full }")
-    assert "LP825" not in codes("checkpoint { layers.* = full }")
-    assert "LP825" not in codes("checkpoint { root = selective([matmul]) }")
+    assert "LP657" in codes("checkpoint { root = full }")
+    assert "LP657" in codes("checkpoint { root = selective([matmul]) }")
+    assert "LP657" in codes("checkpoint { root = full, layers.* = full }")
+    assert "LP657" not in codes("checkpoint { root = none, layers.* = full }")
+    assert "LP657" not in codes("checkpoint { layers.* = full }")
+
+
+def test_selective_keeps_no_attention_that_is_computed_from_products() -> None:
+    checkpoint = "checkpoint { layers.* = selective([attention]) }"
+    assert "`attention` keeps nothing" in message(f"attention math\n{checkpoint}", "LP654")
+    assert "LP654" not in codes(f"attention flash\n{checkpoint}")
 
 
 @pytest.mark.parametrize(

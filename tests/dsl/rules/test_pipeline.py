@@ -309,6 +309,20 @@ def test_order_files_in_a_plan(tmp_path: Path) -> None:
     assert "cannot run" in message(plan.format(4, ""), "LP514", tmp_path)
 
 
+def test_an_order_with_communication_gathers_and_reduces_what_is_sharded(tmp_path: Path) -> None:
+    plan = """
+    batch (global = 16, micro = 1, seq_len = 256)
+    mesh (pp = 2, dp_shard = 4)
+    fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
+    pipeline on pp (schedule = csv("order.csv"))
+    """
+    text = order_text("Interleaved1F1B", 2, 2, 4, communication=True)
+    (tmp_path / "order.csv").write_text(text)
+    assert "LP514" not in codes(plan, tmp_path)
+    (tmp_path / "order.csv").write_text(text.replace("0REDUCE_GRAD,", ""))
+    assert "no `0REDUCE_GRAD`, which `fsdp` needs" in message(plan, "LP514", tmp_path)
+
+
 def test_an_order_file_that_splits_the_backward_is_treated_as_such_a_schedule(tmp_path: Path) -> None:
     plan = """
     batch (global = 16, micro = 1, seq_len = 256)

@@ -96,9 +96,3 @@ def test_a_choice_over_all_modules_waits_for_the_search():
     assert finding.code == "LP010"
     assert "`by = ilp`" in finding.message
     assert finding.label.span.line == f"{HEAD}{TRAINING}".count("\n") + 2
-
-
-def test_attention_that_is_no_operator_cannot_be_kept():
-    [finding] = refusals(f"{HEAD}{TRAINING}attention math\ncheckpoint {{ layers.* = selective([attention]) }}")
-    assert "`attention` keeps nothing under `attention math`" in finding.message
-    assert refusals(f"{HEAD}{TRAINING}attention flash\ncheckpoint {{ layers.* = selective([attention]) }}") == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.meshed import TRAINING, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -116,21 +116,3 @@ def overlap() -> None:
     from legoai.runtime import overlap_tensor_parallel
 
     overlap_tensor_parallel(init_device_mesh("cpu", (1,), mesh_dim_names=("tp",)))
-
-
-CASES = {
-    "budget of a compiled module": ("layers.* = inductor", "layers.* = budget(50%)", "compilation hides"),
-    "compiled inside": ("layers.*.feed_forward = inductor", "layers.* = selective([matmul])", "compilation hides"),
-    "budget inside": ("root = inductor", "layers.* = budget(50%)", "compilation hides"),
-    "attention recomputed": ("layers.* = inductor", "layers.* = selective([matmul])", "recompute attention only"),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_choices_that_compilation_would_drop_are_refused(name: str):
-    compiled, recomputed, message = CASES[name]
-    head = f"{HEAD}{TRAINING}{BOTH}"
-    found = refusals(f"{head}compile {{ {compiled} }}\ncheckpoint {{\n  {recomputed}\n}}")
-    assert {item.code for item in found} == {"LP010"}
-    assert {item.label.span.line for item in found} == {head.count("\n") + 3}
-    assert all(message in item.message for item in found)

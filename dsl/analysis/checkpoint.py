@@ -1,0 +1,54 @@
+"""Modules that recompute their activations in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.facts import decided
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.dsl.frontend.paths import pattern
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
+
+
+@fact
+def recomputed_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The modules that recompute, in the model's order, each with its rule.
+
+    `every(n)` counts the modules that its pattern matches, those included that another rule wins; the n-th, the 2n-th
+    and so on recompute, as TorchTitan counts.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    checkpoint = analysis.plan.checkpoint
+    if checkpoint is None or analysis.manifest is None:
+        return {}
+    decided(checkpoint)
+    chosen: dict[int, set[str]] = {}
+    found = {}
+    for path, rule in analysis.assigned(checkpoint).by_path.items():
+        treatment = rule.treatment
+        if isinstance(treatment, Every):
+            if id(rule) not in chosen:
+                matched = analysis.module_paths.matching(pattern(rule.path))
+                chosen[id(rule)] = set(matched[treatment.n - 1 :: treatment.n])
+            if path in chosen[id(rule)]:
+                found[path] = rule
+        elif isinstance(treatment, Full | Selective | Budget):
+            found[path] = rule
+    return found
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """Budgets of one module at a time."""
+    checkpoint = analysis.plan.checkpoint
+    for rule in checkpoint.rules if checkpoint is not None else ():
+        if isinstance(rule.treatment, Budget) and rule.treatment.by == "ilp":
+            yield Unsupported(
+                analysis.place(rule.treatment, "by"),
+                "`by = ilp` is not lowered yet: an integer program over all modules together needs the search",
+                help=("`knapsack` chooses the best operators of each module by itself",),
+            )

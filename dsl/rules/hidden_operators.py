@@ -1,0 +1,117 @@
+"""`checkpoint` beside `compile`: rules about choices between operators that a compiled module hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.facts import below, grouped, holders, name_of
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.rules.base import Check
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.checkpoint import Budget, Selective
+
+
+class HiddenOperators(Check):
+    """A choice between the operators of a module whose operators compilation hides.
+
+    `selective` and `budget` choose operator by operator what is kept. A compiled module inside of what they treat is
+    one operator to them. Where the module is compiled itself, the compiler keeps and recomputes what `selective`
+    lists; it cannot follow the choice that `budget` makes while it runs.
+
+    ## Example
+    ```
+    checkpoint { layers.* = selective([matmul]) }
+    compile { layers.*.feed_forward = inductor }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = selective([matmul]) }
+    compile { layers.* = inductor }
+    ```
+    """
+
+    code = "LP628"
+    slug = "hidden-operators"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        compiled = compiled_modules(analysis)
+        for rule, paths in grouped(recomputed_modules(analysis).items()):
+            if not isinstance(rule.treatment, Selective | Budget):
+                continue
+            met = next((found for path in paths for found in _met(compiled, path, rule)), None)
+            if met is None:
+                continue
+            path, other = met
+            assert rule.path_origin.span is not None
+            yield self.at(
+                rule.path_origin.span,
+                f"`{rule.treatment.name}` chooses between the operators of `{name_of(path)}`, which compilation hides",
+                label="sees no operators",
+                others=_compiles(compiled, other),
+                help=["write `full`" if below(other, path) else "write `full` or `selective([…])`"],
+            )
+
+
+def _met(compiled: Mapping[str, PathRule[Any]], path: str, rule: PathRule[Any]) -> Iterator[tuple[str, str]]:
+    """The module with the compiled one that hides its operators: inside of it, or for a budget also around it."""
+    inside = (held for held in compiled if below(held, path))
+    around = (above for above in (path, *holders(path)) if above in compiled)
+    yield from ((path, found) for found in inside)
+    if isinstance(rule.treatment, Budget):
+        yield from ((path, found) for found in around)
+
+
+class CompiledAttention(Check):
+    """Attention that is recomputed by itself in a module that is compiled under tensor parallelism.
+
+    torch can then recompute attention only with the whole module (PyTorch 2.13): `selective` has to keep it.
+
+    ## Example
+    ```
+    mesh (tp = 8, dp_replicate = 4)
+    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    compile { layers.* = inductor }
+    checkpoint { layers.* = selective([matmul]) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (tp = 8, dp_replicate = 4)
+    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    compile { layers.* = inductor }
+    checkpoint { layers.* = selective([attention, matmul]) }
+    ```
+    """
+
+    code = "LP629"
+    slug = "compiled-attention"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        if plan.mesh.tp == 1 or plan.shard_on("tp") is None:
+            return
+        compiled = compiled_modules(analysis)
+        for rule, paths in grouped(recomputed_modules(analysis).items()):
+            path = next((path for path in paths if path in compiled), None)
+            if path is None or not isinstance(rule.treatment, Selective) or "attention" in rule.treatment.keep:
+                continue
+            assert rule.path_origin.span is not None
+            yield self.at(
+                rule.path_origin.span,
+                f"`{name_of(path)}` is compiled under tensor parallelism, where torch can recompute attention only "
+                "with the whole module",
+                label="recomputes attention",
+                others=_compiles(compiled, path),
+                help=["add `attention` to what is kept", "or write `full`"],
+            )
+
+
+def _compiles(compiled: Mapping[str, PathRule[Any]], path: str) -> list[Label]:
+    span = compiled[path].path_origin.span
+    assert span is not None
+    return [Label(span, f"`{name_of(path)}` is compiled")]

@@ -1,0 +1,46 @@
+"""The rules about choices between operators that compilation hides."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.rule_plans import codes, message
+
+TENSOR_PARALLEL = """
+mesh (dp_replicate = 4, tp = 2)
+replicate on dp_replicate
+shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+"""
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "compiled", "found"),
+    [
+        ("layers.* = selective([matmul])", "layers.*.feed_forward = inductor", True),
+        ("layers.* = selective([matmul])", "layers.3.feed_forward = aot_eager", True),
+        ("layers.* = selective([matmul])", "layers.* = inductor", False),
+        ("layers.* = selective([matmul])", "root = inductor", False),
+        ("layers.* = budget(50%)", "layers.* = inductor", True),
+        ("layers.* = budget(50%)", "root = inductor", True),
+        ("layers.* = budget(50%)", "layers.*.feed_forward = inductor", True),
+        ("layers.*.attention = budget(50%)", "layers.*.feed_forward = inductor", False),
+        ("layers.* = full", "layers.*.feed_forward = inductor", False),
+    ],
+)
+def test_no_choice_between_operators_that_are_compiled(checkpoint: str, compiled: str, found: bool) -> None:
+    text = f"checkpoint {{ {checkpoint} }}\ncompile {{ {compiled} }}"
+    assert ("LP628" in codes(text)) is found
+
+
+def test_the_message_names_the_first_module_of_the_rule_that_meets_a_compiled_one() -> None:
+    text = "checkpoint { layers.* = selective([matmul]) }\ncompile { layers.3.feed_forward = inductor }"
+    assert "the operators of `layers.3`" in message(text, "LP628")
+
+
+@pytest.mark.parametrize(
+    ("keep", "found"), [("[matmul]", True), ("[attention, matmul]", False), ("[attention]", False)]
+)
+def test_compiled_tensor_parallel_attention_is_kept(keep: str, found: bool) -> None:
+    text = f"compile {{ layers.* = inductor }}\ncheckpoint {{ layers.* = selective({keep}) }}"
+    assert ("LP629" in codes(TENSOR_PARALLEL + text)) is found
+    assert "LP629" not in codes(text)
