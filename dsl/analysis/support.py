@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis import checkpoint, float8, fsdp, model, offload, pipeline, precision
+from legoai.dsl.analysis import checkpoint, comm, float8, fsdp, model, offload, pipeline, precision
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.diagnostics.codes.lowering import NotLowered
@@ -21,6 +21,7 @@ FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "pipeline": pipeline.supports,
     "checkpoint": checkpoint.supports,
     "fsdp": fsdp.supports,
+    "comm": comm.supports,
     "offload": offload.supports,
     "precision": precision.supports,
     "float8": float8.supports,

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.facts import below, following, grouped, replacement, written
+from legoai.dsl.analysis.comm import bucket_rules
+from legoai.dsl.analysis.facts import following, grouped, replacement, written
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -86,9 +87,9 @@ class BucketWithoutUnit(Check):
         plan = analysis.plan
         if plan.comm is None or plan.fsdp is None or plan.fsdp.backend != "eager":
             return
-        units = fsdp_units(analysis)
+        with_units = {id(rule) for rule, _ in bucket_rules(analysis)}
         for rule, paths in grouped(following(analysis, plan.comm, Bucket).items()):
-            if any(unit == path or below(unit, path) for path in paths for unit in units):
+            if id(rule) in with_units:
                 continue
             assert rule.path_origin.span is not None
             yield self.at(

@@ -1,169 +1,37 @@
-"""`comm`: in what pieces are units gathered, how far ahead, and when are gradients reduced?"""
+"""`comm`: the function that prefetches units, and when gradients are reduced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import takewhile
 
-from legoai.dsl.analysis.batch import passes
-from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
-from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.lowering.emit.base import Draft, Lowering, rule_span, written
+from legoai.dsl.analysis.comm import prefetching_units, reduces_last
+from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call, quoted
-from legoai.lowering.emit.stages import is_staged
-from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.comm import Bucket as BucketRule
-from legoai.specs.directives.comm import ByBytes, Comm, Units
+from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList
-
-_GRAPH_ONLY = "it moves collectives inside one traced graph, which the eager backend does not have"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Say when gradients are reduced; buckets and prefetching belong to `apply_fsdp`."""
-    plan, comm = lowering.plan, lowering.plan.comm
-    if comm is None:
-        return
-    if comm.reorder:
-        _refuse(lowering, comm, "reorder", _GRAPH_ONLY)
-    if comm.unshard != "by_unit":
-        _refuse(lowering, comm, "unshard", _GRAPH_ONLY)
-    if not isinstance(comm.prefetch, Units) and comm.prefetch != "implicit":
-        _refuse(lowering, comm, "prefetch", f"{_GRAPH_ONLY}; `units(…)` is lowered")
-    if plan.fsdp is None:
-        _refuse_without_units(lowering, comm)
-    if comm.reduce == "last_micro_batch":
-        if plan.fsdp is None and plan.replicate is None:
-            _refuse(lowering, comm, "reduce", "no statement reduces gradients")
-        if not is_staged(lowering):  # a pipeline reduces after the last micro batch of a pass by itself
-            draft.train_with("reduce_gradients", quoted(comm.reduce), lowering.note(comm, "reduce"))
-        elif passes(plan) != 1:
-            _refuse(lowering, comm, "reduce", f"a pipeline reduces after each of its {passes(plan)} passes in a step")
+    """Add when gradients are reduced; buckets and prefetching belong to `apply_fsdp`.
 
-
-def _refuse(lowering: Lowering, comm: Comm, field: str, why: str) -> None:
-    value = getattr(comm, field)
-    lowering.refuse(
-        lowering.place(comm, field),
-        f"`{field} = {written(value)}` of `comm` is not lowered: {why}",
-        label="not in this program",
-        help=[f"leave `{field}` out, or write `{written(comm.option(field).default)}`"],
-    )
-
-
-def _refuse_without_units(lowering: Lowering, comm: Comm) -> None:
-    if isinstance(comm.prefetch, Units):
-        _refuse(lowering, comm, "prefetch", "without `fsdp` nothing is gathered")
-    for rule in comm.rules:
-        lowering.refuse(
-            rule_span(rule),
-            "without `fsdp` nothing is gathered in buckets",
-            label="no effect in this plan",
-            help=["`replicate on dp_replicate (bucket = 25MiB)` sets the buckets of plain data parallelism"],
-        )
-
-
-def buckets(lowering: Lowering, reshards: Mapping[str, str]) -> list[ModuleBucket]:
-    """Units that share their collectives, by the rules of `comm`; without those that are alone in their bucket.
-
-    Args:
-        lowering: of the plan.
-        reshards: the units of `fsdp` in the model's order, each with how it reshards; equal in a bucket.
+    A pipeline reduces after the last micro batch of a pass by itself.
     """
     comm = lowering.plan.comm
-    if comm is None:
-        return []
-    matched: dict[int, tuple[PathRule[BucketRule], list[str]]] = {}
-    for path, rule in lowering.assignment(comm).items():
-        matched.setdefault(id(rule), (rule, []))[1].append(path)
-    found: list[ModuleBucket] = []
-    for rule, paths in matched.values():
-        if not _are_units(lowering, rule, paths, reshards):
-            continue
-        for together in _cut(lowering, rule, paths):
-            unlike = next((path for path in together if reshards[path] != reshards[together[0]]), None)
-            if unlike is not None:
-                lowering.refuse(
-                    rule_span(rule),
-                    f"`{together[0]}` and `{unlike}` reshard differently, and would be freed together",
-                    label="one bucket for both",
-                    help=["give their units in `fsdp` the same `reshard`"],
-                )
-            elif len(together) > 1 and is_staged(lowering):
-                lowering.refuse(
-                    rule_span(rule),
-                    "a bucket of several units is not lowered under a pipeline: they may lie on different stages",
-                    help=["write `bucket(module)`"],
-                )
-            elif len(together) > 1:
-                found.append(ModuleBucket(together, rule.origin.span))
-    return found
+    if comm is not None and reduces_last(lowering.analysis):
+        draft.train_with("reduce_gradients", quoted(comm.reduce), lowering.note(comm, "reduce"))
 
 
-def _are_units(lowering: Lowering, rule: PathRule[BucketRule], paths: list[str], reshards: Mapping[str, str]) -> bool:
-    """Whether a bucket can be made of the modules: of whole units, and of none together with one inside of it."""
-    for path in paths:
-        inside = next((unit for unit in reshards if unit.startswith(f"{path}.")), None) if path else None
-        if path == "":
-            what = "`root` is gathered before all other units, and shares no bucket"
-        elif path not in reshards:
-            what = f"`{path}` is no unit of `fsdp`, and FSDP2 gathers whole units"
-        elif inside is not None:
-            what = f"`{inside}` is a unit inside of `{path}`, and is gathered by itself"
-        else:
-            continue
-        lowering.refuse(
-            rule_span(rule), what, label="a bucket is of whole units", help=["make the modules units of `fsdp`"]
-        )
-        return False
-    return True
-
-
-def _cut(lowering: Lowering, rule: PathRule[BucketRule], paths: list[str]) -> list[tuple[str, ...]]:
-    by = rule.treatment.by
-    if by == "group":
-        return [tuple(paths)]
-    if isinstance(by, ByBytes):
-        size = DTYPE_BYTES[lowering.plan.precision.param]
-        return fill([(path, local_numel(lowering.analysis, path) * size) for path in paths], by.n)
-    if by == "balanced":
-        lowering.refuse(
-            rule_span(rule),
-            "`bucket(balanced)` is not lowered: it needs the times of computation and communication",
-            label="not in this program",
-            help=["write `bucket(module)`, `bucket(group)` or `bucket(bytes(…))`"],
-        )
-    return [(path,) for path in paths]
-
-
-def prefetch(lowering: Lowering, draft: Draft, units: list[str], joined: list[ModuleBucket]) -> None:
-    """Add `apply_prefetch` where the plan says how many units ahead are gathered.
-
-    Args:
-        lowering: of the plan.
-        draft: of the program.
-        units: the paths of all units in the model's order, `root` included.
-        joined: buckets of several of these units.
-    """
+def prefetch(lowering: Lowering, draft: Draft) -> None:
+    """Add `apply_prefetch` where the plan decides how many units ahead are gathered."""
     comm = lowering.plan.comm
     if comm is None or not isinstance(comm.prefetch, Units):
         return
-    ahead, note = comm.prefetch, lowering.note(comm, "prefetch")
-    if is_staged(lowering):
-        _refuse(lowering, comm, "prefetch", "a stage of a pipeline gathers its units once for all micro batches")
-        return
-    if ahead.backward == 0:
-        _refuse(lowering, comm, "prefetch", "FSDP2 gathers at least one unit ahead in the backward pass")
-        return
-    later = {path for bucket in joined for path in bucket.paths[1:]}
-    chain = [path for path in units if path and path not in later]
-    nested = next((path for path in chain if any(path.startswith(f"{unit}.") for unit in chain)), None)
-    if nested is not None:
-        _refuse(lowering, comm, "prefetch", f"the unit `{nested}` lies inside of another")
-        return
+    note = lowering.note(comm, "prefetch")
+    chain = list(prefetching_units(lowering.analysis))
     if chain:
-        draft.apply("apply_prefetch", mesh=None, body=_chain(lowering, chain, ahead, note), note=note)
+        draft.apply("apply_prefetch", mesh=None, body=_chain(lowering, chain, comm.prefetch, note), note=note)
 
 
 def _chain(lowering: Lowering, chain: list[str], ahead: Units, note: Note) -> list[Statement]:

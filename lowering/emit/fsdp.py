@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
 from legoai.dsl.analysis.buckets import ModuleBucket
+from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
 from legoai.lowering.emit import comm
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
@@ -53,11 +55,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if offload is not None:
         body.append(offload)
         found = {path: replace(unit, offloads=True) for path, unit in found.items()}
-    alike = {path: f"{unit.reshard} {unit.kept} {unit.mesh} {unit.dim}" for path, unit in found.items()}
-    joined = comm.buckets(lowering, alike)
-    body += _in_order(lowering, found, joined)
+    body += _in_order(lowering, found, unit_buckets(lowering.analysis))
     draft.apply("apply_fsdp", mesh=sharding_mesh(lowering, draft), body=body, note=lowering.note(fsdp))
-    comm.prefetch(lowering, draft, [path for path in lowering.manifest.modules if path in found], joined)
+    comm.prefetch(lowering, draft)
 
 
 def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
@@ -115,7 +115,7 @@ def _unit_of(path: str, found: dict[str, Sharded]) -> str:
     return path
 
 
-def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: list[ModuleBucket]) -> list[Statement]:
+def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: Sequence[ModuleBucket]) -> list[Statement]:
     """The calls for all units, inner ones first: those that are alone in loops over blocks, the joined ones by name."""
     together = {path for bucket in joined for path in bucket.paths}
     alone = {path: unit for path, unit in found.items() if path not in together}
@@ -129,7 +129,7 @@ def _in_order(lowering: Lowering, found: dict[str, Sharded], joined: list[Module
     return [*body, *_calls("model", root)]
 
 
-def _join(lowering: Lowering, found: dict[str, Sharded], joined: list[ModuleBucket]) -> list[Statement]:
+def _join(lowering: Lowering, found: dict[str, Sharded], joined: Sequence[ModuleBucket]) -> list[Statement]:
     body: list[Statement] = []
     for unit, alike in groupby(joined, key=lambda bucket: found[bucket.paths[0]]):
         several = list(alike)

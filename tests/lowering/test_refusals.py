@@ -20,39 +20,6 @@ CASES = {
     ),
     "no experts": ("mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard", {1: "which experts the 2 ranks of `ep` hold"}),
     "flex": ("attention flex", {1: "has no such kernel"}),
-    "comm of nothing": (
-        "comm (prefetch = units(forward = 2),\n  reduce = last_micro_batch) {\n  layers.* = bucket(module)\n}",
-        {1: "nothing is gathered", 2: "no statement reduces gradients", 3: "nothing is gathered in buckets"},
-    ),
-    "comm of a graph": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard\ncomm (reorder = true,\n  prefetch = proactive(limit = 1GiB),\n"
-        "  unshard = selective)",
-        {3: "one traced graph", 4: "`units(…)` is lowered", 5: "one traced graph"},
-    ),
-    "buckets of no units": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
-        "comm {\n  root = bucket(group)\n  layers.0.attention = bucket(module)\n  layers.1 = bucket(module)\n}",
-        {7: "shares no bucket", 8: "is no unit of `fsdp`", 9: "is a unit inside of `layers.1`"},
-    ),
-    "buckets of unlike units": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.3 = unit(reshard = never)\n}\n"
-        "comm {\n  layers.{1..3} = bucket(group)\n  layers.0 = bucket(balanced)\n}",
-        {7: "reshard differently", 8: "needs the times"},
-    ),
-    "prefetching of units in units": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
-        "comm (prefetch = units(forward = 1))",
-        {6: "`layers.1.attention` lies inside of another"},
-    ),
-    "one reduction of several passes": (
-        "mesh (pp = 2, dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
-        "pipeline on pp (schedule = GPipe, microbatches = 1)\ncomm (reduce = last_micro_batch)",
-        {4: "a pipeline reduces after each of its 2 passes in a step"},
-    ),
-    "prefetching none": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm (prefetch = units(backward = 0))",
-        {3: "at least one unit ahead"},
-    ),
     "long warm-up": ("schedule cosine(steps = 10, warmup = 11)", {1: "longer than the whole schedule"}),
     "placement of a module": ("mesh (tp = 4)\nshard on tp {\n  layers.0 = replicate\n}", {3: "is a module"}),
     "style of a parameter": ("mesh (tp = 4)\nshard on tp {\n  norm.weight = sequence\n}", {3: "is a parameter"}),

@@ -12,6 +12,35 @@ from support.plans import HEAD, refusals
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 
 CASES = {
+    "comm of a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard\ncomm (reorder = true,\n  prefetch = proactive(limit = 1GiB),\n"
+        "  unshard = selective)",
+        {3: "one traced graph", 4: "`units(…)` is lowered", 5: "one traced graph"},
+    ),
+    "buckets of no units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
+        "comm {\n  root = bucket(group)\n  layers.{0, 1} = bucket(module)\n}",
+        {7: "shares no bucket", 8: "is a unit inside of `layers.1`"},
+    ),
+    "buckets of unlike units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.3 = unit(reshard = never)\n}\n"
+        "comm {\n  layers.{1..3} = bucket(group)\n  layers.0 = bucket(balanced)\n}",
+        {7: "reshard differently", 8: "needs the times"},
+    ),
+    "prefetching of units in units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
+        "comm (prefetch = units(forward = 1))",
+        {6: "`layers.1.attention` lies inside of another"},
+    ),
+    "one reduction of several passes": (
+        "mesh (pp = 2, dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
+        "pipeline on pp (schedule = GPipe, microbatches = 1)\ncomm (reduce = last_micro_batch)",
+        {4: "a pipeline reduces after each of its 2 passes in a step"},
+    ),
+    "prefetching none": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm (prefetch = units(backward = 0))",
+        {3: "at least one unit ahead"},
+    ),
     "offload of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
         "  activations = bytes(1GiB))",

@@ -1,0 +1,211 @@
+"""Collectives of `fsdp` as `comm` schedules them: units that share one, units gathered ahead, when gradients reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.batch import passes
+from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
+from legoai.dsl.analysis.facts import below, following, grouped
+from legoai.dsl.analysis.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.comm import Bucket, ByBytes, Units
+from legoai.specs.record import Record
+
+_GRAPH_ONLY = "it moves collectives inside one traced graph, which the eager backend does not have"
+
+
+class UnitKind(Record):
+    """What units must have in common to share their collectives."""
+
+    reshard: Any
+    """As :attr:`legoai.dsl.analysis.fsdp.FsdpUnit.reshard`."""
+    experts: bool
+    """Whether it is of experts on `ep`, which are sharded over the ranks that hold the same ones."""
+
+
+@fact
+def unit_kinds(analysis: Analysis) -> dict[str, UnitKind]:
+    """Every unit by path in the model's order; experts on `ep` are units of their own.
+
+    Where no rule makes a unit of experts, they reshard as the unit would that they lie in.
+    """
+    assert analysis.manifest is not None
+    units = fsdp_units(analysis)
+    kinds = {path: UnitKind(unit.reshard, experts=False) for path, unit in units.items()}
+    for path in _experts(analysis) if units else ():
+        around = units[path] if path in units else units[owner(analysis, path)]
+        kinds[path] = UnitKind(around.reshard, experts=True)
+    return {path: kinds[path] for path in analysis.manifest.modules if path in kinds}
+
+
+def _experts(analysis: Analysis) -> list[str]:
+    shard = analysis.plan.shard_on("ep") if analysis.plan.mesh.ep > 1 else None
+    assert analysis.manifest is not None
+    return (
+        []
+        if shard is None
+        else [path for path in analysis.assigned(shard).by_path if path in analysis.manifest.modules]
+    )
+
+
+def reduces_last(analysis: Analysis) -> bool:
+    """Whether gradients are reduced after the last micro batch only, by the plan and not by a pipeline."""
+    comm = analysis.plan.comm
+    return comm is not None and comm.reduce == "last_micro_batch" and has_policy(analysis) and not is_staged(analysis)
+
+
+@fact
+def bucket_rules(analysis: Analysis) -> tuple[tuple[PathRule[Any], list[str]], ...]:
+    """The rules of `comm` that say something of a unit, with the modules that they match."""
+    if analysis.plan.fsdp is None or analysis.manifest is None:
+        return ()
+    units = fsdp_units(analysis)
+    matched = grouped(following(analysis, analysis.plan.comm, Bucket).items())
+    return tuple((rule, paths) for rule, paths in matched if _holds_a_unit(paths, units))
+
+
+def _holds_a_unit(paths: list[str], units: dict[str, Any]) -> bool:
+    return any(unit == path or below(unit, path) for path in paths for unit in units)
+
+
+@fact
+def unit_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
+    """Units that share their collectives, by the rules of `comm`; without those that are alone in their bucket."""
+    return tuple(
+        ModuleBucket(together, rule.origin.span)
+        for rule, paths in bucket_rules(analysis)
+        for together in _cut(analysis, rule, paths)
+        if len(together) > 1
+    )
+
+
+def _cut(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> list[tuple[str, ...]]:
+    by = rule.treatment.by
+    if by == "group":
+        return [tuple(paths)]
+    if isinstance(by, ByBytes):
+        size = DTYPE_BYTES[analysis.plan.precision.param]
+        return fill([(path, local_numel(analysis, path) * size) for path in paths], by.n)
+    return [(path,) for path in paths]
+
+
+def prefetching_units(analysis: Analysis) -> tuple[str, ...]:
+    """The units that are told which to gather ahead, in the order of the model; of a bucket the first."""
+    later = {path for bucket in unit_buckets(analysis) for path in bucket.paths[1:]}
+    return tuple(path for path in unit_kinds(analysis) if path and path not in later)
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """What FSDP2's hooks can do: prefetching by count and buckets of whole units.
+
+    Without `fsdp` nothing is gathered, and `comm` has no effect, which is a warning of its own.
+    """
+    comm, plan = analysis.plan.comm, analysis.plan
+    if comm is None:
+        return
+    if comm.reduce == "last_micro_batch" and has_policy(analysis) and is_staged(analysis) and passes(plan) != 1:
+        why = f"a pipeline reduces after each of its {passes(plan)} passes in a step"
+        yield _option(analysis, "reduce", why)
+    if plan.fsdp is None:
+        return
+    if comm.reorder:
+        yield _option(analysis, "reorder", _GRAPH_ONLY)
+    if comm.unshard != "by_unit":
+        yield _option(analysis, "unshard", _GRAPH_ONLY)
+    if not isinstance(comm.prefetch, Units) and comm.prefetch != "implicit":
+        yield _option(analysis, "prefetch", f"{_GRAPH_ONLY}; `units(…)` is lowered")
+    if analysis.manifest is not None:
+        uneven = list(_buckets(analysis))
+        yield from uneven
+        if isinstance(comm.prefetch, Units) and not uneven:
+            yield from _prefetch(analysis, comm.prefetch)
+
+
+def _option(analysis: Analysis, field: str, why: str) -> Unsupported:
+    comm = analysis.plan.comm
+    assert comm is not None
+    return Unsupported(
+        analysis.place(comm, field),
+        f"`{field} = {_written(getattr(comm, field))}` of `comm` is not lowered: {why}",
+        "not in this program",
+        (f"leave `{field}` out, or write `{_written(comm.option(field).default)}`",),
+    )
+
+
+def _written(value: object) -> str:
+    """A value as a plan writes it, without the arguments of a treatment."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(getattr(value, "name", value))
+
+
+def _buckets(analysis: Analysis) -> Iterator[Unsupported]:
+    for rule, paths in bucket_rules(analysis):
+        why = _not_whole(analysis, paths)
+        if why is not None:
+            yield Unsupported(
+                analysis.rule_span(rule), why, "a bucket is of whole units", ("make the modules units of `fsdp`",)
+            )
+        elif rule.treatment.by == "balanced":
+            yield Unsupported(
+                analysis.rule_span(rule),
+                "`bucket(balanced)` is not lowered: it needs the times of computation and communication",
+                "not in this program",
+                ("write `bucket(module)`, `bucket(group)` or `bucket(bytes(…))`",),
+            )
+        else:
+            yield from _joined(analysis, rule, paths)
+
+
+def _not_whole(analysis: Analysis, paths: list[str]) -> str | None:
+    """Why a bucket cannot be made of the modules; None where each is a unit with no other inside of it."""
+    kinds = unit_kinds(analysis)
+    for path in paths:
+        if path == "":
+            return "`root` is gathered before all other units, and shares no bucket"
+        if path not in kinds:
+            return f"`{path}` is no unit of `fsdp`, and FSDP2 gathers whole units"
+        inside = next((unit for unit in kinds if below(unit, path)), None)
+        if inside is not None:
+            return f"`{inside}` is a unit inside of `{path}`, and is gathered by itself"
+    return None
+
+
+def _joined(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> Iterator[Unsupported]:
+    kinds = unit_kinds(analysis)
+    for together in _cut(analysis, rule, paths):
+        unlike = next((path for path in together if kinds[path] != kinds[together[0]]), None)
+        if unlike is not None:
+            yield Unsupported(
+                analysis.rule_span(rule),
+                f"`{together[0]}` and `{unlike}` reshard differently, and would be freed together",
+                "one bucket for both",
+                ("give their units in `fsdp` the same `reshard`",),
+            )
+            return
+        if len(together) > 1 and is_staged(analysis):
+            yield Unsupported(
+                analysis.rule_span(rule),
+                "a bucket of several units is not lowered under a pipeline: they may lie on different stages",
+                help=("write `bucket(module)`",),
+            )
+            return
+
+
+def _prefetch(analysis: Analysis, ahead: Units) -> Iterator[Unsupported]:
+    if is_staged(analysis):
+        yield _option(analysis, "prefetch", "a stage of a pipeline gathers its units once for all micro batches")
+        return
+    if ahead.backward == 0:
+        yield _option(analysis, "prefetch", "FSDP2 gathers at least one unit ahead in the backward pass")
+        return
+    chain = prefetching_units(analysis)
+    nested = next((path for path in chain if any(path.startswith(f"{unit}.") for unit in chain)), None)
+    if nested is not None:
+        yield _option(analysis, "prefetch", f"the unit `{nested}` lies inside of another")
