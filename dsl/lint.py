@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,14 +97,18 @@ def _examine(
         found.append(manifest)
         manifest = None
     analysis = Analysis(plan, manifest, directory, resolution=resolution)
-    for check in checks():
+    found.extend(check(analysis))
+    return analysis, found
+
+
+def check(analysis: Analysis) -> Iterator[Diagnostic]:
+    """What every rule that looks at a resolved plan reports; suppressions in the plan's text are not applied."""
+    for rule in checks():
         try:
             # A generator that meets a hole has already given what it found before.
-            for item in check.check(analysis):
-                found.append(item)
+            yield from rule.check(analysis)
         except Undecided:
             continue
-    return analysis, found
 
 
 def _manifest(

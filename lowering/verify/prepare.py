@@ -8,8 +8,7 @@ from pathlib import Path
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
-from legoai.dsl.lint import Linted
-from legoai.dsl.rules import checks
+from legoai.dsl.lint import Linted, check
 from legoai.lowering.program import Program, lower, refuse_holes
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.specs.models.reads import Reads
@@ -78,7 +77,7 @@ def prepare(
         # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
         manifest = inspect_model(small.plan.model.source(), directory)
     smaller = Analysis(small.plan, manifest, directory, resolution=linted.resolution)
-    found = [item for check in checks() for item in check.check(smaller) if item.severity == "error"]
+    found = [item for item in check(smaller) if item.severity == "error"]
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.rules import checks
+from legoai.dsl.lint import check
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.program import LoweringError
 from legoai.specs.directives import FAMILIES, family
@@ -126,7 +126,7 @@ def text_or_refusal(plan: Plan) -> str | None:
     if plan.cluster == BASE.cluster:
         plan = replace(plan, cluster=changed(plan.cluster, devices=plan.mesh.world_size))
     analysis = Analysis(plan, manifest_of(plan.model.source()), file="tiny.plan")
-    found = [item for check in checks() for item in check.check(analysis)]
+    found = list(check(analysis))
     if any(item.severity == "error" for item in found):
         return None
     idle = sorted({item.message for item in found if item.severity == "warning"})
