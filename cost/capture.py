@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import torch
@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.pipelines.actions import UnequalError
 from legoai.cost.replaced import replaced
-from legoai.cost.replay.blocks import Run, shorten, treats_alike
+from legoai.cost.replay.blocks import RepeatedBlocks, shorten
 from legoai.cost.replay.depth import lengthen
 from legoai.cost.replay.micro_batches import repeat_micro_batches
 from legoai.cost.simulated.autocast import autocast_rules
@@ -43,6 +43,7 @@ from legoai.cost.trace.records import (
 )
 from legoai.cost.trace.segments import Composed, records_of
 from legoai.cost.trace.tape import Tape, uncollected
+from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
 from legoai.runtime.data import SampleBatch
@@ -62,7 +63,12 @@ which two are compared, where the last does what the others do not."""
 
 
 def capture(
-    program: str | types.ModuleType | Trainer, *, world: int, rank: int = 0, kind: Kind = "cuda", replay: bool = True
+    program: Program | str | types.ModuleType | Trainer,
+    *,
+    world: int,
+    rank: int = 0,
+    kind: Kind = "cuda",
+    replay: bool = True,
 ) -> Trace:
     """Take the first two steps of a lowered program on the simulated device.
 
@@ -73,12 +79,12 @@ def capture(
     The first step has only one micro batch: it is there to make the optimizer's state, and the buffers that are kept.
 
     Args:
-        program: its text, or its module, or what its `trainer()` returns.
+        program: as lowered, or its text, or its module, or what its `trainer()` returns.
         world: number of ranks for which it was lowered.
         rank: the one that is simulated.
         kind: whose kernels the device has.
-        replay: whether micro batches that are equal, and in a program's text also blocks of the model that are equal,
-            are taken only once and then repeated. The trace is the same.
+        replay: whether equal micro batches, and the repeated blocks of a lowered program, are captured only once and
+            then replayed. The trace is the same.
 
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
@@ -86,9 +92,10 @@ def capture(
     if not 0 <= rank < world:
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
     if replay:
-        for blocks_left_out in (True, False) if isinstance(program, str) and treats_alike(program) else (False,):
+        repeated = program.repeated_blocks if isinstance(program, Program) else ()
+        for containers in (repeated, ()) if repeated else ((),):
             try:
-                found = _shortened(program, world=world, rank=rank, kind=kind, blocks_left_out=blocks_left_out)
+                found = _shortened(program, world=world, rank=rank, kind=kind, containers=containers)
             except UnequalError:  # of a pipeline, of which no blocks are left out
                 break
             if found is not None:
@@ -98,12 +105,12 @@ def capture(
 
 
 def capture_alike(
-    program: str, *, world: int, places: int, place: int, others: Sequence[int], kind: Kind = "cuda"
+    program: Program, *, world: int, places: int, place: int, others: Sequence[int], kind: Kind = "cuda"
 ) -> list[Trace]:
     """Take the first two steps of a rank of a pipeline, and tell what ranks do that are like it.
 
     Args:
-        program: its text.
+        program: as lowered.
         world: number of ranks for which it was lowered.
         places: of the `pp` axis, which is the outermost.
         place: of the rank that is simulated, the first at its place.
@@ -129,13 +136,18 @@ def capture_alike(
 
 
 def _shortened(
-    program: str | types.ModuleType | Trainer, *, world: int, rank: int, kind: Kind, blocks_left_out: bool
+    program: Program | str | types.ModuleType | Trainer,
+    *,
+    world: int,
+    rank: int,
+    kind: Kind,
+    containers: Collection[str],
 ) -> Trace | None:
-    """Take few micro batches, and perhaps few blocks, and repeat them; None where they are not equal."""
+    """Take few micro batches, and few blocks of some containers, and repeat them; None where they are not equal."""
     try:
-        taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, blocks_left_out=blocks_left_out)
+        taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, containers=containers)
     except SimulationError:
-        if blocks_left_out:
+        if containers:
             return None  # the program may need all of its blocks
         raise
     if taken.staged:
@@ -164,7 +176,7 @@ class _Taken:
     recorder: Capture
     staged: bool
     wanted: int
-    runs: list[Run]
+    runs: list[RepeatedBlocks]
     others: Sequence[Composed]
 
     def tape(self) -> Tape:
@@ -178,22 +190,22 @@ class _Taken:
 
 
 def _taken(
-    program: str | types.ModuleType | Trainer,
+    program: Program | str | types.ModuleType | Trainer,
     *,
     world: int,
     rank: int,
     kind: Kind,
     few: bool = False,
-    blocks_left_out: bool = False,
+    containers: Collection[str] = (),
     others: Sequence[int] = (),
 ) -> tuple[_Taken, Trace]:
     """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records."""
     recorder = Capture()
-    runs: list[Run] = []
+    runs: list[RepeatedBlocks] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
         trainer = _outside_of_fake(trainer_of(program))
-        if blocks_left_out and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
-            trainer = _without_blocks(trainer, runs)
+        if containers and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
+            trainer = _without_blocks(trainer, runs, containers)
             recorder.touches = {}
         device = Device(type=SIM, holds_values=False)
         recorder.staged = trainer.pipeline is not None
@@ -235,11 +247,11 @@ def _taken(
     )
 
 
-def _without_blocks(trainer: Trainer, runs: list[Run]) -> Trainer:
+def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: Collection[str]) -> Trainer:
     """Let a program parallelize its model without the blocks that others stand for, and note which."""
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        runs.extend(shorten(model))
+        runs.extend(shorten(model, containers))
         return trainer.parallelize(model, mesh)
 
     return dataclasses.replace(trainer, parallelize=parallelize)

@@ -288,7 +288,7 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
     if plan.pipeline is not None:
         return _simulate_pipeline(program, plan, machine, say=say)
     say("running two steps on a simulated device")
-    trace = capture(program.text, world=plan.mesh.world_size, rank=rank, kind=_kind(machine))
+    trace = capture(program, world=plan.mesh.world_size, rank=rank, kind=_kind(machine))
     with uncollected():
         say("timing its operations")
         timeline = simulate(trace, OpCosts(machine=machine), machine.host())
@@ -301,7 +301,7 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
     """One rank of each place on the `pp` axis; each one's memory is followed where it was captured."""
     say("running two steps of every pipeline rank on simulated devices")
     step = simulate_pipeline(
-        program.text,
+        program,
         world=plan.mesh.world_size,
         places=plan.mesh.pp,
         kind=_kind(machine),

@@ -33,6 +33,7 @@ from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective, Trace
 from legoai.cost.trace.segments import items_between, once_each, records_of, renaming_of
+from legoai.lowering.program import Program
 from legoai.runtime.signals import held_signals, release_signals
 
 
@@ -77,7 +78,7 @@ class PipelineStep:
 
 
 def simulate_pipeline(
-    program: str,
+    program: Program,
     *,
     world: int,
     places: int,
@@ -90,7 +91,7 @@ def simulate_pipeline(
     """Capture one rank of each place on the `pp` axis, and time a step of all of them.
 
     Args:
-        program: its text.
+        program: as lowered.
         world: number of ranks for which it was lowered; `pp` is the outermost axis.
         places: ranks of the `pp` axis.
         kind: whose kernels the device has.
@@ -149,7 +150,7 @@ def _bubble(times: RankTimeline, seconds: float) -> float:
 
 
 def _captured(
-    program: str, numbers: Sequence[int], world: int, kind: Kind, measure: Callable[[Trace], Any]
+    program: Program, numbers: Sequence[int], world: int, kind: Kind, measure: Callable[[Trace], Any]
 ) -> list[tuple[Trace, Any]]:
     places = len(numbers)
     groups = sorted(alike_places(program, places), key=len, reverse=True)
@@ -164,7 +165,7 @@ def _captured(
 class _Job:
     """A pipeline that is captured: its program, its ranks, the places of its `pp` axis, and the kind of its devices."""
 
-    program: str
+    program: Program
     world: int
     places: int
     kind: Kind

@@ -26,12 +26,15 @@ class Program:
         plan_name: the plan's name.
         digest: the plan's hash, as :attr:`legoai.specs.plan.Plan.digest` gives it.
         lines: line of the program, counted from 1, to the place in the plan that it comes from.
+        repeated_blocks: paths of the model's lists of blocks (`layers`) of which the program treats every block
+            equally, so that a few of them stand for all.
     """
 
     text: str
     plan_name: str
     digest: str
     lines: Mapping[int, Span]
+    repeated_blocks: tuple[str, ...] = ()
 
 
 class LoweringError(ValueError):
@@ -118,7 +121,13 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
     writer.write('if __name__ == "__main__":')
     writer.write("    trainer().main()")
     text = "\n".join(writer.text) + "\n"
-    return Program(text=text, plan_name=plan.name, digest=plan.digest, lines=writer.spans)
+    return Program(
+        text=text,
+        plan_name=plan.name,
+        digest=plan.digest,
+        lines=writer.spans,
+        repeated_blocks=lowering.repeated_blocks(),
+    )
 
 
 def _docstring(lowering: Lowering) -> list[str]:

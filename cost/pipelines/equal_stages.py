@@ -6,33 +6,34 @@ same. The first stage, which reads the samples, and the last, which has the loss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from legoai.cost.replay.blocks import are_equal, treats_alike
+from legoai.cost.replay.blocks import are_equal
 from legoai.cost.simulated.eager_torch import without_compiler
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.unfilled import Unfilled
+from legoai.lowering.program import Program
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline
 
 
-def alike_places(program: str, places: int) -> list[list[int]]:
+def alike_places(program: Program, places: int) -> list[list[int]]:
     """Sort the places of the `pp` axis into groups of which all do the same.
 
     Args:
-        program: its text.
+        program: as lowered.
         places: of the axis.
 
     Returns:
-        The groups, each ascending. A program of which that cannot be said has as many as places.
+        The groups, each ascending; as many as places where the program treats blocks of the model differently.
     """
     apart = [[place] for place in range(places)]
-    if not treats_alike(program):
+    if not program.repeated_blocks:
         return apart
     try:
         with without_compiler():
@@ -44,10 +45,10 @@ def alike_places(program: str, places: int) -> list[list[int]]:
                 model = trainer.build_model()
     except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and tells of it
         return apart
-    return _groups(pipeline, model)
+    return _groups(pipeline, model, program.repeated_blocks)
 
 
-def _groups(pipeline: Pipeline, model: nn.Module) -> list[list[int]]:
+def _groups(pipeline: Pipeline, model: nn.Module, containers: Collection[str]) -> list[list[int]]:
     last = len(pipeline.stages) - 1
     representatives: list[Sequence[str]] = []
     kinds: list[int] = []
@@ -55,7 +56,7 @@ def _groups(pipeline: Pipeline, model: nn.Module) -> list[list[int]]:
         same = (
             kind
             for kind, others in enumerate(representatives)
-            if 0 < stage < last and kind != kinds[0] and _are_alike(model, modules, others)
+            if 0 < stage < last and kind != kinds[0] and _are_alike(model, modules, others, containers)
         )
         kind = next(same, len(representatives))
         kinds.append(kind)
@@ -67,10 +68,11 @@ def _groups(pipeline: Pipeline, model: nn.Module) -> list[list[int]]:
     return list(groups.values())
 
 
-def _are_alike(model: nn.Module, modules: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether two stages have equal modules in the same order."""
+def _are_alike(model: nn.Module, modules: Sequence[str], others: Sequence[str], containers: Collection[str]) -> bool:
+    """Whether two stages have equal modules in the same order, all of them blocks that are treated equally."""
     return len(modules) == len(others) and all(
-        are_equal(model.get_submodule(mine), model.get_submodule(theirs), _place(mine), _place(theirs))
+        (mine == theirs or mine.rpartition(".")[0] == theirs.rpartition(".")[0] in containers)
+        and are_equal(model.get_submodule(mine), model.get_submodule(theirs), _place(mine), _place(theirs))
         for mine, theirs in zip(modules, others, strict=True)
     )
 

@@ -1,45 +1,34 @@
-"""Which blocks of a model are equal, so that a few of them stand for all?
+"""Repeated blocks of a model, a few of which stand for all.
 
-A deep model repeats: its blocks have the same class, the same shapes and the same treatment. Blocks in the middle of
-such a run are left out before the program parallelizes the model, and their part of the trace is written afterwards,
-from that of a block which was taken (:mod:`legoai.cost.replay.depth`).
+A deep model repeats: its blocks have the same class, the same shapes and, as lowering states
+(:attr:`legoai.lowering.program.Program.repeated_blocks`), the same treatment. Blocks in the middle are left out before
+the program parallelizes the model, and their part of the trace is replayed from that of a block that was captured
+(:mod:`legoai.cost.replay.depth`).
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 TAKEN: Final = 5
-"""Blocks of a run that are taken: the first and the last, whose neighbours are none, and three that are compared."""
+"""Blocks that are captured: the first and the last, each with one neighbour, and three that are compared."""
 _MIDDLE: Final = 2
-
-_AHEAD: Final = 3
-"""The largest number in a slice, which names the units that one gathers ahead: two behind it, up to the third."""
-
-_TELLING: Final = frozenset(
-    {
-        "endswith", "get_submodule", "index", "int", "islice", "len", "named_modules", "range", "sorted", "startswith",
-        "zip",
-    }
-)  # fmt: skip
-"""Calls by which a program may tell blocks apart by their place."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Run:
+class RepeatedBlocks:
     """Equal blocks of one container, some of which were left out.
 
     Attributes:
         prefix: of the paths of the blocks, such as `layers.`.
-        kept: what the blocks that were taken are called in the container.
-        names: what all blocks are called in the whole model.
-        middle: the place among those kept of the block that is repeated; those before and behind it are equal to it.
+        kept: names in the container of the blocks that are captured.
+        names: names of all blocks in the whole model.
+        middle: the index in `kept` of the block that is replayed; those before and behind it are equal to it.
     """
 
     prefix: str
@@ -53,75 +42,20 @@ class Run:
         return len(self.names) - len(self.kept)
 
 
-def treats_alike(program: str) -> bool:
-    """Whether a lowered program does to every block what it does to the others, whichever place it has.
-
-    That is so if it goes over whole containers and names no block: it has no numbered element, no range, no
-    comparison, and its slices keep within three elements of an end. What a program does before it has a model, such as
-    the configuration, does not count.
-    """
-    try:
-        tree = ast.parse(program)
-    except SyntaxError:
-        return False
-    functions = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in _BEFORE_BLOCKS
-    ]
-    return all(_is_blind(node) for function in functions for node in ast.walk(function))
-
-
-_BEFORE_BLOCKS: Final = frozenset(
-    {"build_lr_scheduler", "build_mesh", "build_model", "build_optimizer", "build_stage", "trainer"}
-)
-
-
-def _is_blind(node: ast.AST) -> bool:
-    """Whether a piece of a program cannot tell one block from another."""
-    match node:
-        case ast.Compare(ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return True
-        case ast.If(test=test) | ast.IfExp(test=test):
-            return isinstance(test, ast.Compare)
-        case ast.Compare() | ast.While() | ast.BoolOp():
-            return False
-        case ast.Call(func=ast.Name(id=name)):
-            return name not in _TELLING
-        case ast.Call(func=ast.Attribute(attr=name)):
-            return name not in _TELLING
-        case ast.Constant(value=str(value)):
-            return not any(part.isdigit() for part in value.split("."))
-        case ast.For(iter=ast.Tuple(elts=items) | ast.List(elts=items)):
-            return not any(isinstance(item, ast.Constant) for item in items)
-        case ast.Subscript(slice=ast.Constant(value=value)):
-            return isinstance(value, str)
-        case ast.Subscript(slice=ast.Slice(lower=lower, upper=upper)):
-            return all(_is_near(bound) for bound in (lower, upper))
-    return True
-
-
-def _is_near(bound: ast.expr | None) -> bool:
-    """Whether the bound of a slice is within three elements of an end, or of the element at hand."""
-    if bound is None:
-        return True
-    return all(
-        not isinstance(node, ast.Constant) or (isinstance(node.value, int) and abs(node.value) <= _AHEAD)
-        for node in ast.walk(bound)
-    )
-
-
-def shorten(model: nn.Module) -> list[Run]:
-    """Leave out blocks in the middle of every long run of equal ones, in place.
+def shorten(model: nn.Module, containers: Collection[str]) -> list[RepeatedBlocks]:
+    """Leave out blocks in the middle of every long container of equal ones, in place.
 
     Args:
         model: on the meta device, not parallelized.
+        containers: paths of those containers whose blocks the program treats equally.
 
     Returns:
-        What was left out.
+        The containers of which blocks were left out.
     """
-    runs = []
+    shortened = []
     for path, container in _outermost(model):
+        if path not in containers:
+            continue
         names = tuple(name for name, _ in container.named_children())
         blocks = list(container.children())
         if len(blocks) <= TAKEN or len({id(block) for block in blocks}) != len(blocks):
@@ -134,8 +68,10 @@ def shorten(model: nn.Module) -> list[Run]:
         kept = {_name(container, names[place], order): blocks[place] for order, place in enumerate(places)}
         container._modules.clear()
         container._modules.update(kept)
-        runs.append(Run(prefix=f"{path}." if path else "", kept=tuple(kept), names=names, middle=_MIDDLE))
-    return runs
+        shortened.append(
+            RepeatedBlocks(prefix=f"{path}." if path else "", kept=tuple(kept), names=names, middle=_MIDDLE)
+        )
+    return shortened
 
 
 def _name(container: nn.Module, name: str, order: int) -> str:

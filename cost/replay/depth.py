@@ -13,7 +13,7 @@ import functools
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from legoai.cost.replay.blocks import Run
+from legoai.cost.replay.blocks import RepeatedBlocks
 from legoai.cost.replay.lists import Lists
 from legoai.cost.replay.walk import Unequal
 from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, Record, Resize
@@ -31,25 +31,25 @@ class _Made(NamedTuple):
     order: int
 
 
-def lengthen(tape: Tape, run: Run, *, last: bool = True) -> Tape | None:
-    """Return the tape of the model with all blocks of a run; None where they are not equal.
+def lengthen(tape: Tape, repeated: RepeatedBlocks, *, last: bool = True) -> Tape | None:
+    """Return the tape of the model with all of its repeated blocks; None where they are not equal.
 
     Args:
         tape: with the touches of all kernels.
-        run: blocks that were left out.
+        repeated: blocks some of which were left out.
         last: whether no other run follows, so that the touches are not needed any more.
     """
-    if not run.missing:
+    if not repeated.missing:
         return tape
     try:
-        return _Lengthening(tape, run, keep_touches=not last).result()
+        return _Lengthening(tape, repeated, keep_touches=not last).result()
     except Unequal:
         return None
 
 
 class _Lengthening(Lists):
-    def __init__(self, tape: Tape, run: Run, *, keep_touches: bool = False) -> None:
-        super().__init__(tape, run)
+    def __init__(self, tape: Tape, repeated: RepeatedBlocks, *, keep_touches: bool = False) -> None:
+        super().__init__(tape, repeated)
         self.keep_touches = keep_touches
         self.renamed_path = functools.cache(self._renamed_path)
         self.made: dict[int, _Made] = {}
@@ -65,8 +65,8 @@ class _Lengthening(Lists):
 
     def _renamed_path(self, path: str, block: int) -> str:
         """Return the path of a module of a block as that of another block of the whole model."""
-        rest = path[len(self.run.prefix) :].partition(".")[2]
-        return f"{self.run.prefix}{self.run.names[block]}{'.' if rest else ''}{rest}"
+        rest = path[len(self.repeated.prefix) :].partition(".")[2]
+        return f"{self.repeated.prefix}{self.repeated.names[block]}{'.' if rest else ''}{rest}"
 
     def _place_numbers(self) -> None:
         for index, sweep in enumerate(self.sweeps):
@@ -156,7 +156,7 @@ class _Lengthening(Lists):
         block = self.block_of(path)
         if block == NONE:
             return record
-        rest = path[len(self.run.prefix) :].partition(".")[2]
+        rest = path[len(self.repeated.prefix) :].partition(".")[2]
         return _with_path(record, f"{block - own}:{rest}")
 
     def _target(self, own: int, block: int) -> int:

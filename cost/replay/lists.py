@@ -92,7 +92,7 @@ class Lists(Walk, ABC):
 
     def _spans(self, kernel: Kernel, touch: Touch) -> bool:
         """Whether a kernel outside of the blocks takes tensors of all of them."""
-        if self.block_of(kernel.module) != NONE or len(touch.inputs) < len(self.run.kept):
+        if self.block_of(kernel.module) != NONE or len(touch.inputs) < len(self.repeated.kept):
             return False
         blocks = {self.owners.get(number, NONE) for number in touch.inputs}
         return {self.middle - 1, self.middle, self.middle + 1} <= blocks

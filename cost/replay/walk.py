@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legoai.cost.replay.blocks import Run
+from legoai.cost.replay.blocks import RepeatedBlocks
 from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Resize
 from legoai.cost.trace.tape import NONE, Tape, Touch, is_micro_batch
 
@@ -26,11 +26,11 @@ class Sweep(NamedTuple):
 
 
 class Walk:
-    """The way of a tape through the blocks of a run.
+    """The way of a tape through repeated blocks.
 
     Attributes:
         tape: of few blocks.
-        run: these blocks.
+        repeated: its blocks.
         owners: the block of each storage that has one.
         sweeps: every time that the tape goes through the blocks.
 
@@ -38,10 +38,10 @@ class Walk:
         Unequal: it does not go from block to block.
     """
 
-    def __init__(self, tape: Tape, run: Run) -> None:
+    def __init__(self, tape: Tape, repeated: RepeatedBlocks) -> None:
         self.tape = tape
-        self.run = run
-        self.place = {name: index for index, name in enumerate(run.kept)}
+        self.repeated = repeated
+        self.place = {name: index for index, name in enumerate(repeated.kept)}
         self.blocks: dict[str, int] = {}
         self.owners = self._owners()
         self.sweeps = self._sweeps()
@@ -49,19 +49,19 @@ class Walk:
     @property
     def middle(self) -> int:
         """The place of the block that is repeated."""
-        return self.run.middle
+        return self.repeated.middle
 
     @property
     def missing(self) -> int:
         """How many blocks were left out."""
-        return self.run.missing
+        return self.repeated.missing
 
     def block_of(self, path: str) -> int:
         """Return which kept block a module is of; `NONE` for none."""
         block = self.blocks.get(path)
         if block is None:
-            inside = path.startswith(self.run.prefix)
-            name = path[len(self.run.prefix) :].partition(".")[0]
+            inside = path.startswith(self.repeated.prefix)
+            name = path[len(self.repeated.prefix) :].partition(".")[0]
             block = self.blocks[path] = self.place.get(name, NONE) if inside else NONE
         return block
 
@@ -93,7 +93,7 @@ class Walk:
                     labels[index] = self._touched(tape.touches[index])
             elif isinstance(record, Mark):
                 head, _, path = record.name.partition(" ")
-                if head == "forward" and path.removeprefix(self.run.prefix) in self.place:
+                if head == "forward" and path.removeprefix(self.repeated.prefix) in self.place:
                     labels[index] = self.block_of(path)
             elif between[index]:
                 if isinstance(record, Allocate | Categorise):

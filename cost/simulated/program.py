@@ -1,4 +1,4 @@
-"""What is the trainer of a program, given as text, as a module, or as the trainer itself?"""
+"""Trainer of a program that is given as lowered, as text, as a module, or as the trainer itself."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import sys
 import types
 
 from legoai.cost.simulated.device import SimulationError
+from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 
 
-def trainer_of(program: str | types.ModuleType | Trainer) -> Trainer:
+def trainer_of(program: Program | str | types.ModuleType | Trainer) -> Trainer:
     """Return what a program's `trainer()` returns.
 
     Raises:
         SimulationError: it has none.
     """
+    if isinstance(program, Program):
+        program = program.text
     if isinstance(program, str):
         module = types.ModuleType("lowered_program")
         sys.modules[module.__name__] = module

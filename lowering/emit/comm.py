@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Final
 
 from legoai.dsl.analysis.comm import prefetching_units, reduces_last
 from legoai.lowering.emit.base import Draft, Lowering
@@ -11,6 +12,9 @@ from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call, quoted
 from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList
+
+FAR: Final = 2
+"""Units that are farther apart than this do not name each other in a program that treats all blocks equally."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -30,6 +34,8 @@ def prefetch(lowering: Lowering, draft: Draft) -> None:
         return
     note = lowering.note(comm, "prefetch")
     chain = list(prefetching_units(lowering.analysis))
+    if max(comm.prefetch.forward, comm.prefetch.backward) > FAR:
+        lowering.distinguish(chain)
     if chain:
         draft.apply("apply_prefetch", mesh=None, body=_chain(lowering, chain, comm.prefetch, note), note=note)
 
@@ -55,6 +61,8 @@ def _elements(lowering: Lowering, chain: list[str]) -> list[str]:
     left = list(chain)
     while left:
         blocks, places = _leading_blocks(lowering, left)
+        if blocks is None or len(places) < len(blocks):
+            lowering.distinguish(left[: len(places) or 1])
         if blocks is None:
             found.append(expression(lowering.manifest, left.pop(0)))
             continue

@@ -15,6 +15,7 @@ from legoai.cost.timing.rank_timeline import Piece
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
 from legoai.cost.trace.segments import renaming_of
+from legoai.lowering.program import Program
 from support.pipelines import four_ranks, two_ranks
 from support.simulated import in_a_fork
 
@@ -31,15 +32,15 @@ def price(record) -> Cost:
     return Cost(seconds=2e-6 + (record.flops + moved) / 1e12, resource="compute", model="test")
 
 
-def _both(text: str, world: int) -> list[list[tuple[float, list[float], list[int]]]]:
+def _both(program: Program, world: int) -> list[list[tuple[float, list[float], list[int]]]]:
     """For each host the seconds, the bubbles and the numbers of operations, of every operation and of pieces."""
     found, captured = [], pipeline._captured
-    taken = captured(text, [0, world // 2], world, "cuda", lambda _: None)
+    taken = captured(program, [0, world // 2], world, "cuda", lambda _: None)
     pipeline._captured = lambda *_: taken
     try:
         for host in HOSTS:
             steps = [
-                simulate_pipeline(text, world=world, places=2, kind="cuda", cost=price, host=host, whole=whole)
+                simulate_pipeline(program, world=world, places=2, kind="cuda", cost=price, host=host, whole=whole)
                 for whole in (True, False)
             ]
             found.append(
@@ -67,16 +68,16 @@ def _both(text: str, world: int) -> list[list[tuple[float, list[float], list[int
     ],
 )
 def test_actions_as_pieces_agree_with_every_operation_of_every_rank(schedule: str, sharded: bool, tmp_path: Path):
-    text = two_ranks(tmp_path, schedule, sharded=sharded)
-    for whole, pieces in in_a_fork(_both, text, 4 if sharded else 2):
+    program = two_ranks(tmp_path, schedule, sharded=sharded)
+    for whole, pieces in in_a_fork(_both, program, 4 if sharded else 2):
         assert pieces[0] == pytest.approx(whole[0], rel=0.01)
         assert pieces[1] == pytest.approx(whole[1], abs=0.01)
         assert pieces[2] == whole[2]
 
 
-def _names(text: str) -> list[tuple[set[str], set[tuple[int, ...]], float]]:
+def _names(program: Program) -> list[tuple[set[str], set[tuple[int, ...]], float]]:
     """Of each rank, stages and blocks that its operations are of, the ends of what it sends, and its end."""
-    step = simulate_pipeline(text, world=4, places=4, kind="cuda", cost=price, host=Host())
+    step = simulate_pipeline(program, world=4, places=4, kind="cuda", cost=price, host=Host())
     found = []
     for item in step.ranks:
         held = since(item.times.timeline.intervals, 0.0, renaming_of(item.trace.records))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from legoai.api import lower
+from legoai.lowering.program import Program
 
 TWO = """\
 plan tiny
@@ -31,21 +32,21 @@ mesh      (pp = 4{more})
 """
 
 
-def two_ranks(folder: Path, schedule: str, *, sharded: bool = False, micro_batches: int = MICRO_BATCHES) -> str:
+def two_ranks(folder: Path, schedule: str, *, sharded: bool = False, micro_batches: int = MICRO_BATCHES) -> Program:
     """A program of a pipeline of the tiny model, on two ranks, or on two times two that also shard it."""
     replicas = 2 if sharded else 1
     head = TWO.format(batch=2 * micro_batches * replicas, ranks=2 * replicas)
     mesh = f"mesh (pp = 2{', dp_shard = 2' if sharded else ''})\n"
     file = folder / "tiny.plan"
     file.write_text(f"{head}{mesh}{KEPT if sharded else ''}pipeline on pp (schedule = {schedule})\n")
-    return lower(file).text
+    return lower(file)
 
 
-def four_ranks(folder: Path, schedule: str, *, sharded: bool = False, layers: int = 14, body: str = "") -> str:
+def four_ranks(folder: Path, schedule: str, *, sharded: bool = False, layers: int = 14, body: str = "") -> Program:
     """A program of four pipeline ranks, of which the middle two are alike."""
     shards = 2 if sharded else 1
     file = folder / "tiny.plan"
     more, body = (", dp_shard = 2", KEPT + body) if sharded else ("", body)
     batch = {"ranks": 4 * shards, "batch": 16 * shards}
     file.write_text(FOUR.format(layers=layers, more=more, body=body, schedule=schedule, **batch))
-    return lower(file).text
+    return lower(file)

@@ -19,6 +19,7 @@ from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Composed, Use, items_between
+from legoai.lowering.program import Program
 from support.pipelines import four_ranks
 from support.simulated import in_a_fork
 
@@ -28,10 +29,10 @@ CAPTURED_EACH = {("InterleavedZeroBubble", True), ("ZBVZeroBubble", True), ("Dua
 the first action of a kind goes on with what one of another micro batch left, it is not the same in another order."""
 
 
-def _compared(text: str, world: int) -> tuple[int, bool]:
+def _compared(program: Program, world: int) -> tuple[int, bool]:
     """How many ranks were told, and whether the last of them is what is captured in its place, nothing left out."""
-    told = capture_alike(text, world=world, places=4, place=1, others=[2])
-    whole = capture(text, world=world, rank=2 * world // 4, replay=False)
+    told = capture_alike(program, world=world, places=4, place=1, others=[2])
+    whole = capture(program, world=world, rank=2 * world // 4, replay=False)
     return len(told), dataclasses.replace(told[-1], records=()) == dataclasses.replace(whole, records=()) and (
         told[-1].records == whole.records
     )
@@ -64,10 +65,10 @@ def test_ranks_between_the_first_and_the_last_are_alike_where_their_stages_are(t
     assert alike_places(told_apart, 4) == [[0], [1], [2], [3]]
 
 
-def _sums(text: str, world: int) -> list[bool]:
+def _sums(program: Program, world: int) -> list[bool]:
     """For each of two ranks, whether memory and the allocator say of its parts what they say of its records."""
     said = []
-    for trace in capture_alike(text, world=world, places=4, place=1, others=[2]):
+    for trace in capture_alike(program, world=world, places=4, place=1, others=[2]):
         flat = dataclasses.replace(trace, records=tuple(trace.records))
         assert isinstance(trace.records, Composed)
         assert len(trace.records) == len(flat.records) > 3 * len(trace.records.items)
@@ -150,9 +151,9 @@ def test_stretches_sum_up_to_the_operations_that_they_stand_for():
     assert [(i.pattern, i.count) for i in ours.collectives] == [(i.pattern, i.count) for i in theirs.collectives]
 
 
-def _timed(text: str) -> list[tuple[float, int]]:
+def _timed(program: Program) -> list[tuple[float, int]]:
     """The seconds of a rank's first stage alone, and its operations, of records and of parts."""
-    trace = capture_alike(text, world=4, places=4, place=1, others=[])[0]
+    trace = capture_alike(program, world=4, places=4, place=1, others=[])[0]
     items = [item for item in items_between(trace.records, steps(trace)[-1]) if isinstance(item, Use | Kernel)]
     pieces = Pieces(
         cost=lambda _: Cost(seconds=1e-6, resource="compute", model="test"), host=Host(), together=frozenset()

@@ -15,6 +15,7 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory, steps
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, Kernel, Mark, Trace, WaitWork
+from legoai.lowering.program import Program
 from support.orders import stages_of
 from support.pipelines import MICRO_BATCHES, two_ranks
 from support.simulated import in_a_fork
@@ -24,12 +25,12 @@ NOT_SLOW = ("1F1B",)
 SCHEDULES = [pytest.param(name, marks=() if name in NOT_SLOW else pytest.mark.slow) for name in EVERY]
 
 
-def _taken(text: str, world: int, replay: bool) -> list[Trace]:
-    return [capture(text, world=world, rank=place * world // 2, replay=replay) for place in range(2)]
+def _taken(program: Program, world: int, replay: bool) -> list[Trace]:
+    return [capture(program, world=world, rank=place * world // 2, replay=replay) for place in range(2)]
 
 
-def taken(text: str, *, world: int = 2, replay: bool = True) -> list[Trace]:
-    return in_a_fork(_taken, text, world, replay)
+def taken(program: Program, *, world: int = 2, replay: bool = True) -> list[Trace]:
+    return in_a_fork(_taken, program, world, replay)
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +158,9 @@ def test_every_wait_is_for_what_was_begun_and_batches_are_closed(traces):
         assert open_action is None
 
 
-def _shortened(text: str, world: int) -> list[Trace | None]:
+def _shortened(program: Program, world: int) -> list[Trace | None]:
     return [
-        capturing._shortened(text, world=world, rank=place * world // 2, kind="cuda", blocks_left_out=False)
+        capturing._shortened(program, world=world, rank=place * world // 2, kind="cuda", containers=())
         for place in range(2)
     ]
 
@@ -175,8 +176,8 @@ def test_actions_that_are_not_run_are_recorded_as_if_they_were(schedule: str, tr
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", EVERY)
 def test_sharded_stages_are_recorded_as_if_every_action_were_run(schedule: str, tmp_path: Path):
-    text = two_ranks(tmp_path, schedule, sharded=True)
-    for whole, short in zip(taken(text, world=4, replay=False), taken(text, world=4), strict=True):
+    program = two_ranks(tmp_path, schedule, sharded=True)
+    for whole, short in zip(taken(program, world=4, replay=False), taken(program, world=4), strict=True):
         assert short.records == whole.records
         reduced = [item for item in second_step(short) if isinstance(item, Collective)]
         assert Counter(item.kind for item in reduced if item.axis == "dp_shard")["reduce_scatter"] > 0
@@ -184,7 +185,7 @@ def test_sharded_stages_are_recorded_as_if_every_action_were_run(schedule: str, 
 
 def test_stages_of_a_file_of_actions_are_captured(tmp_path: Path):
     (tmp_path / "order.csv").write_text("0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n")
-    text = two_ranks(tmp_path, 'csv("order.csv")', micro_batches=3)
-    first, second = taken(text)
+    program = two_ranks(tmp_path, 'csv("order.csv")', micro_batches=3)
+    first, second = taken(program)
     assert [name for name in actions(first) if len(name) == 3] == ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"]
     assert [name for name in actions(second) if len(name) == 3] == ["1F0", "1B0", "1F1", "1B1", "1F2", "1B2"]

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from legoai.cost import capture as capturing
-from legoai.cost.replay.blocks import TAKEN, shorten, treats_alike
+from legoai.cost.replay.blocks import TAKEN, shorten
 from legoai.cost.replay.depth import lengthen
 from legoai.cost.trace.records import Kernel, Mark, TensorType
 from legoai.cost.trace.tape import Tape
+from legoai.lowering.program import Program
 from support import combinations, simulated
 from support.plans import lowered
 
@@ -27,6 +28,7 @@ REPEATED = {
     "fsdp in bf16, clipped",
     "fsdp, checkpointed",
     "fsdp, selectively checkpointed",
+    "host memory for parameters and activations",
     "hybrid shards",
     "hybrid shards, reduced last, clipped",
     "tensor parallel",
@@ -40,15 +42,15 @@ REPEATED = {
 """Those whose blocks are known to be equal, and must not be taken one by one."""
 
 
-def deep(name: str) -> tuple[str, int]:
+def deep(name: str) -> tuple[Program, int]:
     """Return the program of a combination with more blocks and more micro batches, and its ranks."""
     one = combinations.COMBINATIONS[name]
     text = re.sub(r"n_layers = \d+", f"n_layers = {LAYERS}", one.text)
     text = re.sub(r"batch \(global = \d+", f"batch (global = {4 * one.data}", text)
-    return lowered(text).text, one.world
+    return lowered(text), one.world
 
 
-def both(program: str, world: int) -> tuple[bool, int]:
+def both(program: Program, world: int) -> tuple[bool, int]:
     """Return whether the traces with and without repetition are equal, and how often blocks were repeated."""
     counted = []
 
@@ -78,39 +80,6 @@ def test_repeated_blocks_are_as_if_they_had_been_taken_in_every_combination(name
     check(name)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "for layer in model.layers.values(): wrap(layer)",
-        "for name, layer in model.layers.items(): model.layers[name] = wrap(layer)",
-        "wrap([model.first, *model.layers.values()], mesh=mesh['tp'])",
-        "units[:2]; units[:-2:-1]; units[index + 1 : index + 3]",
-        "for layer in model.layers.values(): wrap(layer) if model.norm is not None else None",
-    ],
-)
-def test_a_program_that_goes_over_all_blocks_treats_them_alike(body):
-    assert treats_alike(f"def parallelize(model, mesh):\n    {body}\n")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "wrap(model.layers['3'])",
-        "wrap(model.layers[3])",
-        "for index in range(2, 4): wrap(model.layers[str(index)])",
-        "for name, layer in model.layers.items(): wrap(layer) if name == first else None",
-        "for name, layer in model.layers.items(): wrap(layer, int(name))",
-        "for name in ('a', 'b'): wrap(model.layers[name])",
-        "wrap(*list(model.layers.values())[20:60])",
-        "wrap(model.get_submodule(path))",
-        "wrap(model, 'layers.3.norm')",
-        "while model.layers: wrap(model)",
-    ],
-)
-def test_a_program_that_can_tell_one_block_from_another_does_not(body):
-    assert not treats_alike(f"def parallelize(model, mesh):\n    {body}\n")
-
-
 class Block(nn.Module):
     def __init__(self, index: int, width: int = 4, rate: float = 0.1) -> None:
         super().__init__()
@@ -128,10 +97,15 @@ def stack(blocks: Iterator[nn.Module]) -> nn.Module:
 
 def test_blocks_that_differ_in_their_place_alone_are_left_out():
     model = stack(Block(index) for index in range(12))
-    (run,) = shorten(model)
-    assert len(model.blocks) == len(run.kept) == TAKEN
-    assert run.names == tuple(map(str, range(12))) and run.missing == 12 - TAKEN
+    (repeated,) = shorten(model, ["blocks"])
+    assert len(model.blocks) == len(repeated.kept) == TAKEN
+    assert repeated.names == tuple(map(str, range(12))) and repeated.missing == 12 - TAKEN
     assert [block.index for block in model.blocks] == [0, 1, 2, 10, 11]
+
+
+def test_blocks_that_the_program_treats_differently_are_kept():
+    model = stack(Block(index) for index in range(12))
+    assert shorten(model, []) == [] and len(model.blocks) == 12
 
 
 @pytest.mark.parametrize(
@@ -139,12 +113,12 @@ def test_blocks_that_differ_in_their_place_alone_are_left_out():
 )
 def test_one_block_that_differs_keeps_all(odd):
     model = stack(odd if index == 6 else Block(index) for index in range(12))
-    assert shorten(model) == [] and len(model.blocks) == 12
+    assert shorten(model, ["blocks"]) == [] and len(model.blocks) == 12
 
 
 def test_few_blocks_are_kept():
     model = stack(Block(index) for index in range(TAKEN))
-    assert shorten(model) == [] and len(model.blocks) == TAKEN
+    assert shorten(model, ["blocks"]) == [] and len(model.blocks) == TAKEN
 
 
 def of_blocks(sizes: list[int]) -> Tape:
@@ -161,7 +135,7 @@ def of_blocks(sizes: list[int]) -> Tape:
 
 def test_edges_may_differ_and_the_middle_may_not():
     model = stack(Block(index) for index in range(7))
-    (run,) = shorten(model)
-    found = lengthen(of_blocks([1, 2, 2, 2, 3]), run)
+    (repeated,) = shorten(model, ["blocks"])
+    found = lengthen(of_blocks([1, 2, 2, 2, 3]), repeated)
     assert found is not None and found.finished() == of_blocks([1, 2, 2, 2, 2, 2, 3]).finished()
-    assert lengthen(of_blocks([1, 1, 2, 2, 2]), run) is None
+    assert lengthen(of_blocks([1, 1, 2, 2, 2]), repeated) is None
