@@ -14,8 +14,9 @@ from legoai.specs.span import Span
 
 def span_of(rule: PathRule[Any]) -> Span:
     """Where the rule's path stands."""
-    assert rule.path_origin.span is not None, "a rule is always written by a person"
-    return rule.path_origin.span
+    span = rule.path_origin.span or rule.origin.span
+    assert span is not None, "a rule is always written by a person"
+    return span
 
 
 def general(manifest: Manifest, path: str) -> str:

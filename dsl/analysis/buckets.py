@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Rowwise
 from legoai.specs.record import Record
@@ -24,7 +25,7 @@ class ModuleBucket(Record):
 def local_numel(analysis: Analysis, path: str) -> int:
     """Parameters below a module that one rank of `tp` holds."""
     assert analysis.manifest is not None
-    shard = analysis.plan.shard_on("tp") if analysis.plan.mesh.tp > 1 else None
+    shard = shard_on_tp(analysis)
     assigned = {} if shard is None else analysis.assigned(shard).by_path
     prefix = f"{path}." if path else ""
     count = 0

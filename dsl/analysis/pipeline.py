@@ -14,6 +14,7 @@ from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders, name_of
+from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
@@ -246,7 +247,7 @@ def _treatments_of_several_stages(analysis: Analysis) -> Iterator[Unsupported]:
 
     A placeholder gives another tensor in every call, so that what holds one can be neither recomputed nor compiled.
     """
-    shard = analysis.plan.shard_on("tp") if analysis.plan.mesh.tp > 1 else None
+    shard = shard_on_tp(analysis)
     rule = None if shard is None else analysis.assigned(shard).by_path.get("")
     if rule is not None:
         yield Unsupported(

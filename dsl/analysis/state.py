@@ -8,6 +8,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
@@ -81,7 +82,7 @@ def _largest_share(analysis: Analysis, manifest: Manifest) -> float:
     """The mean number of elements of parameters on the devices of one replica."""
     plan = analysis.plan
     mesh = plan.mesh
-    tensor_parallel = plan.shard_on("tp") if mesh.tp > 1 else None
+    tensor_parallel = shard_on_tp(analysis)
     if tensor_parallel is not None:
         decided(tensor_parallel)
     winners = analysis.assigned(tensor_parallel).by_path if tensor_parallel is not None else {}

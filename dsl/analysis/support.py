@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis import checkpoint, comm, float8, fsdp, model, offload, pipeline, precision
+from legoai.dsl.analysis import (
+    attention,
+    checkpoint,
+    comm,
+    context,
+    experts,
+    float8,
+    fsdp,
+    model,
+    offload,
+    pipeline,
+    precision,
+    shard,
+)
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.diagnostics.codes.lowering import NotLowered
@@ -19,14 +32,18 @@ from legoai.specs.directives.hole import Undecided
 FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "model": model.supports,
     "pipeline": pipeline.supports,
+    "shard": shard.supports,
+    "experts": experts.supports,
+    "context": context.supports,
     "checkpoint": checkpoint.supports,
     "fsdp": fsdp.supports,
     "comm": comm.supports,
     "offload": offload.supports,
     "precision": precision.supports,
     "float8": float8.supports,
+    "attention": attention.supports,
 }
-"""Keyword of a family to its predicate."""
+"""Keyword of a family to its predicate; `experts` is `shard` on `ep`."""
 
 
 def unsupported(analysis: Analysis) -> Iterator[Diagnostic]:

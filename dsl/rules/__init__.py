@@ -38,6 +38,7 @@ MODULES: Final = (
     "rules.require",
     "diagnostics.codes.budgets",
     "rules.shard",
+    "rules.experts",
     "rules.divisibility",
     "rules.layouts",
     "rules.pieces",

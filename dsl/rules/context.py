@@ -60,7 +60,7 @@ class SequenceOverContext(Check):
 
 
 class NothingToCut(Check):
-    """Analysis parallelism for a model without attention over a sequence of tokens.
+    """Context parallelism for a model without attention over a sequence of tokens.
 
     It cuts the sequences of token ids that the batch gives, and lets attention see the other ranks' keys and
     values. A model that makes its own sequence, such as a vision transformer of its patches, or one without

@@ -9,11 +9,11 @@ from legoai.dsl.analysis.blocks import span_of
 from legoai.dsl.analysis.facts import listed, written
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, resharding
 from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.shard import last_module
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.paths import ROOT
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.mesh import legal_divisors
-from legoai.dsl.rules.shard import last_module
 from legoai.specs.directives.fsdp import NoUnit, Unit
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD

@@ -1,4 +1,4 @@
-"""Rules about the places of tokens: does a rank that holds a piece of a sequence know which piece?"""
+"""Rules about the positions of tokens on ranks that hold a piece of a sequence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
 
 
 class PositionsNotTaken(Check):
-    """Analysis parallelism for a model that cannot be told which tokens of a sequence it is given.
+    """Context parallelism for a model that cannot be told which tokens of a sequence it is given.
 
     A rank of `cp` holds tokens from the middle of a sequence, so that their places are not 0, 1, 2, …: a model that
     counts them itself turns keys and queries by wrong angles, without a word. The built-in models take the places as

@@ -51,7 +51,7 @@ class ReplicateWithFsdp(Check):
 
 
 class UnreducedGradients(Check):
-    """Analysis parallelism without a statement that reduces gradients.
+    """Context parallelism without a statement that reduces gradients.
 
     The ranks of `cp` hold the same parameters and see other tokens, so their gradients must be summed, which
     `fsdp` and `replicate` do.

@@ -1,4 +1,4 @@
-"""Rules about parameters without dims: which of them cannot be cut?"""
+"""Rules about parameters without dims, which cannot be cut."""
 
 from __future__ import annotations
 

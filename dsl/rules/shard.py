@@ -8,12 +8,31 @@ from typing import TYPE_CHECKING, Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
 from legoai.dsl.analysis.facts import listed
+from legoai.dsl.analysis.shard import (
+    DISTRIBUTING,
+    Placement,
+    inputs_of,
+    is_never_called,
+    last_module,
+    outputs_of,
+    placement,
+    shard_on_tp,
+)
 from legoai.dsl.analysis.tensors import as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle, conversions
+from legoai.specs.directives.shard import (
+    Colwise,
+    Experts,
+    Inputs,
+    Outputs,
+    Rowwise,
+    SequenceStyle,
+    Shard,
+    conversions,
+)
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo
@@ -78,7 +97,7 @@ class StyleMisplaced(Check):
         info = manifest.modules[path]
         what = f"{{path}} is {_article(info)}"
         if isinstance(style, Experts):
-            if info.kind not in ("moe", "experts"):
+            if info.kind != "experts":
                 return f"is for the experts of a mixture-of-experts layer, and {what}", _experts_help(manifest)
         elif isinstance(style, Colwise | Rowwise):
             if info.kind not in ("linear", "embedding"):
@@ -89,7 +108,7 @@ class StyleMisplaced(Check):
         elif isinstance(style, SequenceStyle):
             if info.kind in ("linear", "embedding", "convolution", "experts", *_WHOLE_MODULES):
                 return f"is for norms and dropout, and {what}", "name its norms, or use `inputs` for what it receives"
-        elif manifest.flow_error is None and not info.flow and not info.inputs and not info.keyword_inputs:
+        elif is_never_called(manifest, path):
             return f"converts the {style.name} of a call, and {{path}} is never called", "name the modules inside of it"
         return None
 
@@ -145,17 +164,26 @@ class PlacementMisplaced(Check):
                         help=["give the module a style, or name its parameter: " + self._example(analysis, modules[0])],
                     )
                     continue
-                styled = analysis.assigned(shard).by_path.get(paths[0].rpartition(".")[0])
-                if styled is not None and isinstance(styled.treatment, Colwise | Rowwise | SequenceStyle):
-                    yield self.at(
-                        span_of(rule),
-                        f"`{styled.treatment.name}` places `{general(analysis.manifest, paths[0])}` already",
-                        label="a second placement",
-                        others=[Label(span_of(styled), "places all parameters of its module")],
-                        help=["keep one of the two"],
-                    )
+                yield from self._twice(analysis, shard, rule, paths)
                 if isinstance(rule.treatment, Sharded):
                     yield from self._dims(analysis, rule, rule.treatment.dim, paths)
+
+    def _twice(
+        self, analysis: Analysis, shard: Shard, rule: PathRule[Any], paths: Sequence[str]
+    ) -> Iterator[Diagnostic]:
+        assert analysis.manifest is not None
+        winners = analysis.assigned(shard).by_path
+        for path in paths:
+            styled = winners.get(path.rpartition(".")[0])
+            if styled is not None and isinstance(styled.treatment, DISTRIBUTING):
+                yield self.at(
+                    span_of(rule),
+                    f"`{styled.treatment.name}` places `{general(analysis.manifest, path)}` already",
+                    label="a second placement",
+                    others=[Label(span_of(styled), "places all parameters of its module")],
+                    help=["keep one of the two"],
+                )
+                return
 
     @staticmethod
     def _example(analysis: Analysis, path: str) -> str:
@@ -255,7 +283,7 @@ class LayoutCount(Check):
             info = manifest.modules.get(path)
             count = _arity(info, style) if info is not None else 0
             if info is not None and count and given > count:
-                names = f": {listed((*info.inputs, *info.keyword_inputs))}" if style.name == "inputs" else ""
+                names = f": {listed(inputs_of(info))}" if style.name == "inputs" else ""
                 yield self.at(
                     analysis.place(style, "source"),
                     f"`{general(manifest, path)}` has {_count(count, style.name[:-1])}{names}",
@@ -266,8 +294,8 @@ class LayoutCount(Check):
 
 
 def _arity(info: ModuleInfo, style: Inputs | Outputs) -> int:
-    """How many tensors the module takes or gives; 0 where its manifest does not tell."""
-    return len(info.outputs) if isinstance(style, Outputs) else len(info.inputs) + len(info.keyword_inputs)
+    """How many tensors the module takes or gives; 0 where its manifest does not tell what it takes."""
+    return outputs_of(info) if isinstance(style, Outputs) else len(inputs_of(info))
 
 
 def _count(number: int, noun: str) -> str:
@@ -306,12 +334,12 @@ class LossParallelMisplaced(Check):
             if not isinstance(style, Colwise) or not style.loss_parallel:
                 continue
             wrong = [path for path in paths if path != last]
-            if last is not None and wrong:
+            if wrong and (last is not None or analysis.manifest.modules[""].flow):
                 yield self.at(
                     analysis.place(style, "loss_parallel"),
                     f"`{general(analysis.manifest, wrong[0])}` does not compute the logits",
                     label="not the last layer",
-                    help=[f"the model's last layer is `{last}`"],
+                    help=[f"the model's last layer is `{last}`"] if last is not None else [],
                 )
             elif style.output is not None and not (isinstance(style.output, Sharded) and style.output.dim in (-1, 2)):
                 yield self.at(
@@ -321,17 +349,6 @@ class LossParallelMisplaced(Check):
                     others=[Label(analysis.place(style, "loss_parallel"), "computes the loss on the shards")],
                     help=["leave `output` out, or `loss_parallel`"],
                 )
-
-
-def last_module(manifest: Manifest) -> str | None:
-    """The module whose result is the model's own, as far as the flow tells."""
-    info = manifest.modules[""]
-    while info.outputs:
-        step = info.flow[info.outputs[0]]
-        if step.op != "call":
-            return info.path or None
-        info = manifest.modules[info.child_path(step.name)]
-    return info.path or None
 
 
 class TiedPlacements(Check):
@@ -362,40 +379,29 @@ class TiedPlacements(Check):
     slug = "tied-placements"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        shard = analysis.plan.shard_on("tp")
-        if analysis.manifest is None or shard is None or analysis.plan.mesh.tp == 1:
+        if analysis.manifest is None or shard_on_tp(analysis) is None:
             return
-        rules = analysis.assigned(shard).by_path
         for group in analysis.manifest.tied_parameters:
-            placed = [(path, *_placement(analysis.manifest, path, rules)) for path in group]
-            first, where, rule = placed[0]
-            for path, other, other_rule in placed[1:]:
-                anchor = other_rule or rule
-                if other == where or anchor is None:
-                    continue
-                others = [Label(span_of(rule), where)] if rule is not None and other_rule is not None else []
-                yield self.at(
-                    span_of(anchor),
-                    f"`{first}` and `{path}` are one parameter, but the one is {where} and the other {other}",
-                    label="places the shared parameter here",
-                    others=others,
-                    help=[
-                        "`rowwise` for an embedding and `colwise` for the output layer both cut the vocabulary",
-                        "or give the model an output layer of its own (`tie_embeddings = false`)",
-                    ],
-                )
+            first, *others = ((path, placement(analysis, path)) for path in group)
+            for path, other in others:
+                yield from self._different(analysis, first, (path, other))
 
-
-def _placement(manifest: Manifest, path: str, rules: dict[str, PathRule[Any]]) -> tuple[str, PathRule[Any] | None]:
-    """How a parameter lies on `tp`, in words, and the rule that says so."""
-    own = rules.get(path)
-    module, _, name = path.rpartition(".")
-    if own is not None:
-        treatment = own.treatment
-        return (f"cut along dim {treatment.dim}" if isinstance(treatment, Sharded) else "whole"), own
-    rule = rules.get(module)
-    style = rule.treatment if rule is not None else None
-    if not isinstance(style, Colwise | Rowwise) or (isinstance(style, Rowwise) and name == "bias"):
-        return "whole", rule
-    embeds = manifest.modules[module].kind == "embedding"
-    return f"cut along dim {int(isinstance(style, Rowwise) != embeds)}", rule
+    def _different(
+        self, analysis: Analysis, first: tuple[str, Placement], second: tuple[str, Placement]
+    ) -> Iterator[Diagnostic]:
+        (path, one), (second_path, other) = first, second
+        anchor = other.rule or one.rule
+        if one.is_like(other) or anchor is None:
+            return
+        here, there = one.describe(other), other.describe(one)
+        both = one.rule is not None and other.rule is not None
+        yield self.at(
+            analysis.rule_span(anchor),
+            f"`{path}` and `{second_path}` are one parameter, but the one is {here} and the other {there}",
+            label="places the shared parameter here",
+            others=[Label(analysis.rule_span(one.rule), here)] if both and one.rule is not None else [],
+            help=[
+                "`rowwise` for an embedding and `colwise` for the output layer both cut the vocabulary",
+                "or give the model an output layer of its own (`tie_embeddings = false`)",
+            ],
+        )

@@ -1,4 +1,4 @@
-"""`attention`: by which kernel is attention computed?"""
+"""`attention`: the kernel of attention."""
 
 from __future__ import annotations
 
@@ -20,14 +20,5 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     attention = lowering.plan.attention
     if attention.kernel == "default":
         return
-    backend = KERNELS.get(attention.kernel)
-    if backend is None:
-        lowering.refuse(
-            lowering.place(attention, "kernel"),
-            f"`attention {attention.kernel}` is not lowered yet: the models call `scaled_dot_product_attention`, which "
-            "has no such kernel",
-            help=[f"lowered are {', '.join(f'`{name}`' for name in ('default', *KERNELS))}"],
-        )
-        return
     draft.imports.name("torch.nn.attention", "SDPBackend")
-    draft.train_with("attention_kernel", f"SDPBackend.{backend}", lowering.note(attention, "kernel"))
+    draft.train_with("attention_kernel", f"SDPBackend.{KERNELS[attention.kernel]}", lowering.note(attention, "kernel"))

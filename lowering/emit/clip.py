@@ -1,4 +1,4 @@
-"""`clip`: are gradients bounded?"""
+"""`clip`: the bound on gradients."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
-from legoai.lowering.emit.shard import tensor_parallel
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Selective
@@ -134,7 +134,7 @@ class Wait:
 
 def _eager_collectives(lowering: Lowering, compiled: Rules) -> Iterator[tuple[str, Wait]]:
     """The eager modules that hand collectives on: to modules after them, or to compiled ones inside of them."""
-    shard = tensor_parallel(lowering)
+    shard = shard_on_tp(lowering.analysis)
     if shard is None or not compiled:
         return
     for path, rule in lowering.assignment(shard).items():

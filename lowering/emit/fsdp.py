@@ -9,13 +9,13 @@ from itertools import groupby
 
 from legoai.dsl.analysis.buckets import ModuleBucket
 from legoai.dsl.analysis.comm import unit_buckets
+from legoai.dsl.analysis.experts import axes_of_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
 from legoai.lowering.emit import comm
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
-from legoai.lowering.emit.experts import axes_of_experts, distributed_experts, ranks_of_one_expert, sharded_dim
 from legoai.lowering.emit.mesh import sharding_mesh
 from legoai.lowering.emit.offload import policy_of_units
 from legoai.lowering.emit.precision import policy
@@ -79,26 +79,18 @@ def _units_of_experts(
 
     Where no rule makes a unit of them, they reshard as the unit would that they lie in.
     """
-    experts = distributed_experts(lowering)
+    experts = distributed_experts(lowering.analysis)
     made = {}
-    for path, note in experts.items():
-        around, dim = found[_unit_of(path, found)], sharded_dim(lowering, path)
-        if around.reshard.isdecimal() and ranks_of_one_expert(lowering) % int(around.reshard):
-            lowering.refuse(
-                around.note.span or lowering.place(lowering.plan.fsdp or lowering.plan.mesh),
-                f"`reshard = {around.reshard}` does not divide the {ranks_of_one_expert(lowering)} ranks that hold the "
-                f"same experts of `{path}`",
-                label="no such groups of ranks",
-                help=[f"add `{path} = unit`, which reshards after forward to all of these ranks"],
-            )
-        elif dim is not None:  # else the plan is refused
-            made[path] = replace(around, note=note, mesh="expert_mesh", dim=dim)
-            if dim:
-                draft.imports.name("torch.distributed.tensor", "Shard")
+    for path, rule in experts.items():
+        dim = sharded_dim(lowering.analysis, path)
+        assert dim is not None, f"the experts of {path} cannot be cut"
+        made[path] = replace(found[_unit_of(path, found)], note=rule_note(rule), mesh="expert_mesh", dim=dim)
+        if dim:
+            draft.imports.name("torch.distributed.tensor", "Shard")
     if made:
         draft.imports.name("legoai.runtime.mesh", "split_off_experts")
         split = call("split_off_experts", "mesh", ep=str(lowering.plan.mesh.ep)).inline()
-        names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering))
+        names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering.analysis))
         body.append(Line(f"{split}[{names}]", "expert_mesh = ", lowering.note(lowering.plan.mesh, "ep")))
     return made
 

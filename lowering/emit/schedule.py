@@ -1,4 +1,4 @@
-"""`schedule`: how does the learning rate change over the steps?"""
+"""`schedule`: the learning rate over the steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     else:
         steps, floor = form.steps, literal(form.floor)
         draft.train_with("steps", literal(steps), note)
-        if form.warmup > steps:
-            lowering.refuse(
-                lowering.place(schedule, "form"),
-                f"the warm-up of {form.warmup} steps is longer than the whole schedule of {steps}",
-                label="longer than the schedule",
-            )
     draft.imports.module("torch")
     draft.imports.name("legoai.runtime", "warmup_schedule")
     draft.imports.name("torch.optim.lr_scheduler", "LambdaLR")

@@ -1,20 +1,15 @@
-"""How is a style or layout of `shard` written with the classes of `torch.distributed.tensor`?"""
+"""Styles and layouts of `shard`, written with the classes of `torch.distributed.tensor`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from legoai.lowering.emit.base import Draft, Lowering, rule_span
+from legoai.dsl.analysis.shard import inputs_of, outputs_of
+from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, Node, call, dictionary, sequence
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
-
-STYLES = (Colwise, Rowwise, SequenceStyle, Inputs, Outputs)
-"""Treatments of modules on `tp`."""
-LAYOUT_TREATMENTS = (Replicated, Sharded)
-"""Treatments of parameters on `tp`."""
 
 Layouts = list[Replicated | Sharded | Partial | None]
 
@@ -76,8 +71,8 @@ def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool) -> Group:
 def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     """Layouts for every argument that the module's forward gets: those by position, then those by keyword."""
     info = lowering.manifest.modules[path]
-    names = (*info.inputs, *info.keyword_inputs)
-    before, after = _pairs(lowering, rule, rule.treatment, names, path)
+    names = inputs_of(info)
+    before, after = _pairs(rule.treatment, len(names))
     split = len(info.inputs)
     options: dict[str, Node | None] = {}
     if any(item is not None for item in before[:split]):
@@ -91,45 +86,28 @@ def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) ->
     style = rule.treatment
     if style.then is None:
         return _made("PrepareModuleInput", draft, **options, use_local_output="True" if style.local else None)
-    leaving = _leaving(lowering, path, rule, style.then, draft)
+    leaving = _leaving(lowering, path, style.then, draft)
     return _made(
         "PrepareModuleInputOutput", draft, **options, use_local_input="True" if style.local else None, **leaving
     )
 
 
 def _outputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
-    return _made("PrepareModuleOutput", draft, **_leaving(lowering, path, rule, rule.treatment, draft))
+    return _made("PrepareModuleOutput", draft, **_leaving(lowering, path, rule.treatment, draft))
 
 
-def _leaving(lowering: Lowering, path: str, rule: PathRule[Any], style: Outputs, draft: Draft) -> dict[str, Node]:
+def _leaving(lowering: Lowering, path: str, style: Outputs, draft: Draft) -> dict[str, Node]:
     """Layouts for every tensor that the module's forward returns."""
-    count = max(1, len(lowering.manifest.modules[path].outputs))
-    names = tuple(str(index) for index in range(count))
-    before, after = _pairs(lowering, rule, style, names, path)
+    before, after = _pairs(style, outputs_of(lowering.manifest.modules[path]))
     return {"output_layouts": _tuple(before, draft), "desired_output_layouts": _tuple(after, draft)}
 
 
-def _pairs(
-    lowering: Lowering, rule: PathRule[Any], style: Inputs | Outputs, names: tuple[str, ...], path: str
-) -> tuple[Layouts, Layouts]:
+def _pairs(style: Inputs | Outputs, count: int) -> tuple[Layouts, Layouts]:
     """The layouts before and after for each of the module's inputs or outputs; None leaves one as it is."""
-    before, after, what = _listed(style.source), _listed(style.target), style.name
-    if not names:
-        lowering.refuse(
-            rule_span(rule),
-            f"`{path or 'root'}` was not seen to be called, so that its {what} are not known",
-            label=f"no {what}",
-        )
-    elif len(before) != len(after) or len(before) > len(names):
-        lowering.refuse(
-            rule_span(rule),
-            f"`{path or 'root'}` has {len(names)} {what} ({', '.join(names)}); the rule gives {len(before)} layouts "
-            f"`from` and {len(after)} `to`",
-            label="numbers that do not fit",
-        )
-    size = max(len(names), len(before), len(after))
-    padding: Layouts = [None] * size
-    return (before + padding)[:size], (after + padding)[:size]
+    before, after = _listed(style.source), _listed(style.target)
+    assert len(before) == len(after) <= count, f"{style!r} for {count} tensors"
+    padding: Layouts = [None] * (count - len(before))
+    return before + padding, after + padding
 
 
 def _listed(value: Any) -> Layouts:
@@ -143,25 +121,3 @@ def _tuple(layouts: Layouts, draft: Draft) -> Group:
 
 def _or_none(item: Replicated | Sharded | Partial | None, draft: Draft) -> str:
     return "None" if item is None else layout(item, draft)
-
-
-def placement_of_parameter(
-    lowering: Lowering, path: str, styles: Mapping[str, PathRule[Any]], placements: Mapping[str, PathRule[Any]]
-) -> str | None:
-    """How tensor parallelism lays a parameter, as the plan writes placements; None where it leaves it alone."""
-    if path in placements:
-        treatment = placements[path].treatment
-        return f"shard({treatment.dim})" if isinstance(treatment, Sharded) else "replicate"
-    module, _, name = path.rpartition(".")
-    rule = styles.get(module)
-    if rule is None or isinstance(rule.treatment, Inputs | Outputs):
-        return None
-    if isinstance(rule.treatment, SequenceStyle):
-        return "replicate"
-    # ColwiseParallel and RowwiseParallel: torch/distributed/tensor/parallel/style.py, `_partition_*_fn`.
-    colwise = isinstance(rule.treatment, Colwise)
-    if lowering.manifest.modules[module].kind == "embedding":
-        return "shard(1)" if colwise else "shard(0)"
-    if name == "bias":
-        return "shard(0)" if colwise else "replicate"
-    return "shard(0)" if colwise else "shard(1)"

@@ -12,6 +12,7 @@ from support.plans import HEAD, refusals
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 
 CASES = {
+    "flex": ("attention flex", {1: "has no such kernel"}),
     "comm of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard\ncomm (reorder = true,\n  prefetch = proactive(limit = 1GiB),\n"
         "  unshard = selective)",

@@ -8,6 +8,7 @@ from pathlib import Path
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.lint import lint
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.load import load_manifest
@@ -87,6 +88,12 @@ def refusals(plan: str | Plan) -> list[Diagnostic]:
     except LoweringError as error:
         return list(error.diagnostics)
     return []
+
+
+def errors(text: str) -> dict[str, str]:
+    """The errors that lint finds in a plan, by code: the first message of each."""
+    found = lint(text, "tiny.plan", directory=Path()).diagnostics
+    return {item.code: item.message for item in reversed(found) if item.severity == "error"}
 
 
 def without_hash(program: Program) -> str:

@@ -57,7 +57,7 @@ def test_all_wrong_modules_of_one_rule_are_one_finding() -> None:
     ("axis", "path", "style", "fits"),
     [
         ("ep", "layers.*.feed_forward.experts", "experts", True),
-        ("ep", "layers.*.feed_forward", "experts", True),
+        ("ep", "layers.*.feed_forward", "experts", False),
         ("ep", "layers.*.attention", "experts", False),
         ("ep", "layers.*.attention.wq", "colwise", False),
         ("tp", "layers.*.feed_forward.experts", "experts", False),
@@ -91,6 +91,8 @@ def test_a_parameter_is_placed_once() -> None:
         "`colwise` places `output.weight` already"
     )
     assert "LP408" not in codes(on_tp("norm.weight = replicate", "layers.*.attention_norm = sequence"))
+    some = on_tp("layers.*.attention.wk = colwise", "layers.*.attention.*.weight = replicate")
+    assert message(some, "LP408") == "`colwise` places `layers.*.attention.wk.weight` already"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +108,11 @@ def test_a_parameter_is_placed_once() -> None:
 )
 def test_layouts_are_given_for_the_tensors_that_there_are(layouts: str, fits: bool) -> None:
     assert ("LP410" not in codes(on_tp(f"layers.*.attention = inputs({layouts})"))) == fits
+
+
+def test_a_layer_whose_flow_is_not_followed_gives_one_tensor() -> None:
+    rule = "layers.*.attention.wq = outputs(from = [shard(-1), shard(1)], to = [replicate, replicate])"
+    assert message(on_tp(rule), "LP410") == "`layers.*.attention.wq` has 1 output"
 
 
 def test_the_inputs_of_the_module_are_named() -> None:
@@ -136,6 +143,8 @@ def test_loss_parallel_is_for_the_logits(rules: list[str], fits: bool) -> None:
         (["output = colwise(loss_parallel = true)"], False),
         (["tok_embeddings = rowwise"], False),
         (["tok_embeddings.weight = shard(0)", "output = colwise(loss_parallel = true)"], True),
+        (["tok_embeddings.weight = shard(-2)", "output.weight = shard(0)"], True),
+        (["tok_embeddings.weight = replicate"], False),
         (["layers.*.mlp.up = colwise", "layers.*.mlp.down = rowwise"], True),
     ],
 )

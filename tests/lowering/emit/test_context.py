@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.meshed import TRAINING, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.plans import HEAD, SEQUENCE_PARALLEL, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 PLANS = {
@@ -105,19 +105,15 @@ def test_the_program_names_module_rotation_and_balance():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "message"),
     [
-        ("mesh (cp = 4)\nfsdp on cp", "no statement says what the 4 ranks of `cp` do"),
-        ("mesh (cp = 4)\ncontext on cp", "no statement reduces gradients over `cp` = 4"),
+        ("mesh (cp = 4)\nfsdp on cp", "LP306", "no statement uses the 4 ranks of `cp`"),
         (
             "mesh (cp = 4)\ncontext on cp\nfsdp on cp\nattention efficient",
+            "LP010",
             "`attention efficient` is not lowered together",
         ),
     ],
 )
-def test_what_would_be_wrong_is_refused(text: str, message: str):
-    assert any(finding.message.startswith(message) for finding in refusals(body_of(text)))
-
-
-def test_one_rank_has_whole_sequences():
-    assert "context" not in lowered(body_of("context on cp")).text
+def test_lint_reports_what_would_be_wrong(text: str, code: str, message: str):
+    assert errors(body_of(text))[code].startswith(message)

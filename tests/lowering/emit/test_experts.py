@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.meshed import TRAINING, UNITS
-from support.plans import lowered, refusals
+from support.plans import errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 HEAD = """\
@@ -180,49 +180,42 @@ fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "message"),
     [
-        (f"mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard {UNITS}", "no statement says which experts the 2 ranks"),
-        (f"mesh (dp_replicate = 4, ep = 2)\n{EXPERTS}replicate on dp_replicate", "`ep` groups ranks of `dp_shard`"),
-        (f"mesh (dp_shard = 4, ep = 3)\n{EXPERTS}fsdp on dp_shard {UNITS}", "the 3 ranks of `ep` cannot share"),
+        (f"mesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard {UNITS}", "LP306", "no statement uses the 2 ranks of `ep`"),
+        (
+            f"mesh (dp_replicate = 2, cp = 2, ep = 2)\n{EXPERTS}replicate on dp_replicate\ncontext on cp",
+            "LP010",
+            "`ep` groups ranks of `dp_shard`",
+        ),
+        (f"mesh (dp_shard = 4, ep = 3)\n{EXPERTS}fsdp on dp_shard {UNITS}", "LP309", "`ep` = 3 does not divide"),
+        (
+            f"mesh (dp_shard = 2, cp = 2, ep = 4)\n{EXPERTS}context on cp\nfsdp on dp_shard {UNITS}",
+            "LP010",
+            "`ep` = 4 does not divide the 2 ranks",
+        ),
         (
             "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.* = experts }\nfsdp on dp_shard",
-            "`layers.0` is no module",
+            "LP407",
+            "`experts` is for the experts",
         ),
         (
             f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {{ layers.* = unit(reshard = 4) }}",
+            "LP010",
             "`reshard = 4` does not divide the 2 ranks that hold the same experts",
         ),
         (
             f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS}fsdp on dp_shard {UNITS}compile {{ layers.* = inductor }}",
+            "LP630",
             "`layers.0` cannot be one graph",
         ),
         (
             f"mesh (dp_shard = 2, tp = 2, ep = 2)\nshard on tp {{ layers.*.feed_forward.experts.w1 = shard(1) }}\n"
             f"{EXPERTS}fsdp on dp_shard {UNITS}",
+            "LP010",
             "`layers.0.feed_forward.experts.w1` lies on `ep` already",
         ),
     ],
 )
-def test_what_would_be_wrong_is_refused(text: str, message: str):
-    assert any(finding.message.startswith(message) for finding in refusals(f"{HEAD}{TRAINING}{text}"))
-
-
-def test_one_rank_has_all_experts_and_may_still_drop():
-    assert "feed_forward.experts" not in text_of(EXPERTS)
-    program = text_of(DROPPING)
-    assert "limit_capacity(layer.feed_forward.experts, capacity_factor=0.75)" in program
-
-
-@pytest.mark.parametrize("compiled", ["", pytest.param("compile { layers.* = aot_eager }\n", marks=pytest.mark.slow)])
-def test_autocast_reaches_the_products_of_experts(compiled: str, gloo, data):
-    [exact] = gloo(1)(train, text_of("precision (param = fp32)"), data)
-    [rounded] = gloo(1)(train, text_of(f"{compiled}precision (param = bf16)"), data)
-    assert rounded["loss"] == pytest.approx(exact["loss"], rel=5e-3)
-    assert rounded["loss"] != exact["loss"]
-
-
-@pytest.mark.slow
-def test_compiled_blocks_of_experts_are_one_graph_on_one_rank(gloo, data, alone):
-    [result] = gloo(1)(train, text_of(f"compile {{ layers.* = aot_eager }}\n{PLAIN_DOUBLE}"), data)
-    assert_close(result, alone, TOLERANCE)
+def test_lint_reports_what_would_be_wrong(text: str, code: str, message: str):
+    assert errors(f"{HEAD}{TRAINING}{text}")[code].startswith(message)

@@ -1,0 +1,35 @@
+"""Attention: the modules that compute it, and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.unsupported import Unsupported
+
+KERNELS: Final = ("default", "flash", "efficient", "cudnn", "math")
+"""Kernels of ``scaled_dot_product_attention``, which the models call."""
+
+
+@fact
+def attention_modules(analysis: Analysis) -> dict[str, frozenset[str]]:
+    """The modules that attend in their own forward, in model order, with the functions by which they do."""
+    assert analysis.manifest is not None
+    return {
+        path: frozenset(step.name for step in info.flow if step.op == "attention")
+        for path, info in analysis.manifest.modules.items()
+        if any(step.op == "attention" for step in info.flow)
+    }
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """The kernels of ``scaled_dot_product_attention``."""
+    attention = analysis.plan.attention
+    if attention.kernel not in KERNELS:
+        yield Unsupported(
+            analysis.place(attention, "kernel"),
+            f"`attention {attention.kernel}` is not lowered yet: the models call `scaled_dot_product_attention`, which "
+            "has no such kernel",
+            help=(f"lowered are {', '.join(f'`{name}`' for name in KERNELS)}",),
+        )

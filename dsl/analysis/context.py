@@ -1,0 +1,43 @@
+"""Context parallelism: which attention it makes see the other ranks' tokens, and by which kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.attention import KERNELS as ATTENTION_KERNELS
+from legoai.dsl.analysis.attention import attention_modules
+from legoai.dsl.analysis.facts import name_of
+from legoai.dsl.analysis.unsupported import Unsupported
+
+KERNELS: Final = ("default", "flash", "math")
+"""Those of which ``legoai.runtime.attention_kernels`` has the logarithm of the softmax sums."""
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """Attention by ``scaled_dot_product_attention``, by kernels that give the logarithm of the softmax sums."""
+    context, attention, manifest = analysis.plan.context, analysis.plan.attention, analysis.manifest
+    if context is None or analysis.plan.mesh.cp == 1:
+        return
+    if attention.kernel in ATTENTION_KERNELS and attention.kernel not in KERNELS:
+        yield Unsupported(
+            analysis.place(attention, "kernel"),
+            f"`attention {attention.kernel}` is not lowered together with `context`, which merges what the kernels of "
+            f"{', '.join(f'`{name}`' for name in KERNELS)} give",
+        )
+    if manifest is None:
+        return
+    if manifest.flow_error is not None:
+        yield Unsupported(
+            analysis.place(context),
+            f"the model could not be followed, so its attention is not known: {manifest.flow_error}",
+        )
+    for path, names in attention_modules(analysis).items():
+        if names != {"scaled_dot_product_attention"}:
+            yield Unsupported(
+                analysis.place(context),
+                f"`{name_of(path)}` attends by `{'`, `'.join(sorted(names))}`; context parallelism is for "
+                "`scaled_dot_product_attention`",
+            )
+            return

@@ -1,0 +1,164 @@
+"""Experts on `ep`: the modules that hold them, and the ranks that hold the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.facts import decided, name_of
+from legoai.dsl.analysis.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
+from legoai.dsl.analysis.shard import tensor_parallel
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.shard import Experts
+
+if TYPE_CHECKING:
+    from legoai.specs.models.manifest import ModuleInfo
+
+
+@fact
+def experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The modules that `shard on ep` speaks of, with their rules: those that hold the experts of a layer.
+
+    Raises:
+        Undecided: a treatment is a hole.
+    """
+    shard, manifest = analysis.plan.shard_on("ep"), analysis.manifest
+    if shard is None or manifest is None:
+        return {}
+    decided(shard)
+    return {
+        path: rule
+        for path, rule in analysis.assigned(shard).by_path.items()
+        if isinstance(rule.treatment, Experts) and path in manifest.modules and manifest.modules[path].kind == "experts"
+    }
+
+
+@fact
+def distributed_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The modules whose experts lie on different ranks, with their rules."""
+    return experts(analysis) if analysis.plan.mesh.ep > 1 else {}
+
+
+@fact
+def limited_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The modules whose experts take no more than so many tokens of a micro batch, with their rules."""
+    return {path: rule for path, rule in experts(analysis).items() if rule.treatment.capacity_factor is not None}
+
+
+@fact
+def changed_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The modules of which a program changes the forward: those on several ranks, and those with a capacity."""
+    return {**distributed_experts(analysis), **limited_experts(analysis)}
+
+
+def axes_of_experts(analysis: Analysis) -> tuple[str, ...]:
+    """The axes over which `fsdp` replicates and shards experts, by their names in the mesh of `split_off_experts`."""
+    names = ["_".join(axes) for axes in (replicating_axes(analysis), sharded_axes(analysis)) if axes]
+    return (*names[:-1], f"{names[-1]}_mod_ep")
+
+
+def ranks_of_one_expert(analysis: Analysis) -> int:
+    """The ranks over which `fsdp` shards the same experts: those that it shards over, in groups of `ep`."""
+    return shard_ranks(analysis) // analysis.plan.mesh.ep
+
+
+def sharded_dim(analysis: Analysis, path: str) -> int | None:
+    """The dim on which `fsdp` cuts the experts of a rank: 0, or 1 where they are too few; None where neither fits."""
+    assert analysis.manifest is not None
+    ranks, groups = ranks_of_one_expert(analysis), analysis.plan.mesh.ep
+    shapes = [parameter.shape for parameter in analysis.manifest.modules[path].parameters]
+    if all(shape[0] % (groups * ranks) == 0 for shape in shapes):
+        return 0
+    return 1 if all(len(shape) > 1 and shape[1] % ranks == 0 for shape in shapes) else None
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """Experts that have a slice each of every parameter, on groups of the ranks over which `fsdp` shards."""
+    found = distributed_experts(analysis)
+    if not found:
+        return
+    yield from _unknown(analysis, found)
+    mesh, plan = analysis.plan.mesh, analysis.plan
+    shard = plan.shard_on("ep")
+    assert shard is not None
+    if plan.fsdp is None:
+        yield Unsupported(
+            analysis.place(shard),
+            "`ep` groups ranks of `dp_shard` and `cp`, over which no statement shards",
+            help=("add `fsdp on dp_shard`",),
+        )
+    elif (mesh.dp_shard * mesh.cp) % mesh.ep:
+        return  # a rule reports it
+    elif shard_ranks(analysis) % mesh.ep:
+        yield Unsupported(
+            analysis.place(mesh, "ep"),
+            f"`ep` = {mesh.ep} does not divide the {shard_ranks(analysis)} ranks over which `fsdp` shards",
+        )
+    else:
+        yield from _uneven(analysis, found)
+        yield from _groups(analysis, found)
+    yield from _on_tp(analysis, found)
+
+
+def has_slices(info: ModuleInfo) -> bool:
+    """Whether each expert has a slice of every parameter, along dim 0."""
+    count = info.attributes.get("n_experts")
+    return isinstance(count, int) and all(item.shape[:1] == (count,) for item in info.parameters)
+
+
+def _unknown(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:
+    assert analysis.manifest is not None
+    for path, rule in found.items():
+        if not has_slices(analysis.manifest.modules[path]):
+            yield Unsupported(
+                analysis.rule_span(rule),
+                f"the {analysis.plan.mesh.ep} ranks of `ep` cannot share the experts of `{path}`: its parameters need "
+                "a slice on dim 0 for each expert",
+            )
+            return
+
+
+def _uneven(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:
+    for path, rule in found.items():
+        if sharded_dim(analysis, path) is None:
+            yield Unsupported(
+                analysis.rule_span(rule),
+                f"`fsdp` cannot cut the experts of `{path}` evenly over the {ranks_of_one_expert(analysis)} ranks "
+                "that hold the same ones, neither by experts nor on dim 1",
+                help=("choose a larger `ep`",),
+            )
+            return
+
+
+def _groups(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:
+    """Units that reshard to groups of ranks which the fewer ranks of their experts do not have."""
+    holders, fsdp = ranks_of_one_expert(analysis), analysis.plan.fsdp
+    units = fsdp_units(analysis)
+    for path in found:
+        unit = units[owner(analysis, f"{path}.weight")]
+        if isinstance(unit.reshard, int) and holders % unit.reshard and fsdp is not None:
+            yield Unsupported(
+                analysis.place(fsdp) if unit.rule is None else analysis.rule_span(unit.rule),
+                f"`reshard = {unit.reshard}` does not divide the {holders} ranks that hold the same experts of "
+                f"`{path}`",
+                "no such groups of ranks",
+                (f"add `{path} = unit`, which reshards after forward to all of these ranks",),
+            )
+            return
+
+
+def _on_tp(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:
+    """What `tp` places or converts of experts that `ep` moves."""
+    laid = tensor_parallel(analysis)
+    seen: set[int] = set()
+    for path, rule in (laid.styles | laid.placements).items():
+        if (path in found or path.rpartition(".")[0] in found) and id(rule) not in seen:
+            seen.add(id(rule))
+            yield Unsupported(
+                analysis.rule_span(rule),
+                f"`{name_of(path)}` lies on `ep` already, and experts on both `ep` and `tp` are not lowered",
+                help=("leave the experts whole on the ranks of `tp`",),
+            )
