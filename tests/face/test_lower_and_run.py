@@ -32,6 +32,16 @@ def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[
     assert called(capsys, "lower", "warned.plan")[0] == 0
 
 
+def test_lint_and_lower_print_the_same_diagnostic_of_what_is_not_supported(capsys: pytest.CaptureFixture[str]):
+    Path("good.plan").write_text(GOOD.replace("on dp_shard", "on dp_shard (backend = graph)"), encoding="utf-8")
+    status, linted, _ = called(capsys, "lint", "good.plan")
+    assert status == 1
+    assert linted.startswith("error[LP010] not-lowered: `backend = graph` of `fsdp` is not lowered yet")
+    status, nothing, lowered = called(capsys, "lower", "good.plan")
+    assert (status, nothing) == (1, "")
+    assert lowered == f"{linted}legoai: good.plan is not lowered: 1 error\n"
+
+
 def test_what_is_not_lowered_is_a_finding(capsys: pytest.CaptureFixture[str]):
     Path("good.plan").write_text(GOOD.replace("(dp_shard = 4)", "(dp_shard = auto in [2, 4])"), encoding="utf-8")
     status, _, err = called(capsys, "lower", "good.plan")
