@@ -27,10 +27,11 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
+from legoai.runtime.batches import Batches
 from legoai.runtime.data import SequenceBatch
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.step import take_step
 from legoai.runtime.torchrun import threads_per_process
 
 WARM_UP = 2
@@ -137,14 +138,13 @@ def run_rank(rank: int, /, *, world: int, store: str, text: str, steps: int, pro
     device.activate()
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(device, seed=0)
-        step = OptimizerStep(trainer, training, device)
-        batches = RandomBatches((trainer.micro_batch, trainer.seq_len), 4096, rank)
+        source = RandomBatches((trainer.micro_batch, trainer.seq_len), 4096, rank)
         taken = 0
 
         def take() -> float:
             nonlocal taken
             begin = time.perf_counter()
-            step.update(step.gradient(taken, batches, stop=False), step=taken)
+            take_step(trainer, training, Batches(training, source), step=taken)
             taken += 1
             return time.perf_counter() - begin
 

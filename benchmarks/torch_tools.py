@@ -195,9 +195,10 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
 
     from legoai.cost.simulated.process import _patched_meshes
     from legoai.runtime import step as runtime_step
+    from legoai.runtime.batches import Batches
     from legoai.runtime.device import Device
     from legoai.runtime.initialize import cast_parameters
-    from legoai.runtime.step import OptimizerStep
+    from legoai.runtime.step import take_step
 
     _sharding_prop.detect_fake_mode = lambda *_: None
     # Fake tensors have no values: the loss that ranks agree on, and the count of steps that Adam reads.
@@ -226,10 +227,10 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     with _patched_meshes() if world > 1 else contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True):
         where = Device(type=device, holds_values=False)
         training = trainer.prepare(where, seed=0)
-        step, batches = OptimizerStep(trainer, training, where), _Batches(trainer)
+        batches = Batches(training, _Batches(trainer))
 
         def take(index: int) -> None:
-            step.update(step.gradient(index, batches, stop=False), step=index)
+            take_step(trainer, training, batches, step=index)
 
         if tool == "RuntimeEstimator":
             take(0)

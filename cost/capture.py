@@ -1,4 +1,4 @@
-"""What does one rank of a lowered program do in a step?
+"""Capture of two optimizer steps of one rank of a lowered program.
 
 The program's own `trainer()` is built on the simulated device, and the trainer's own step is taken there. Nothing is
 known here of models or plans: what is recorded is what the program dispatches.
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -46,20 +46,23 @@ from legoai.cost.trace.tape import Tape, uncollected
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
+from legoai.runtime.batches import Batch, Batches, Source
 from legoai.runtime.data import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
 from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import OptimizerStep, Training
+from legoai.runtime.step import take_step
+from legoai.runtime.training import Training
 from legoai.specs.models.reads import InputShape
 
 STEPS: Final = 2
 """Optimizer steps that are taken: the first makes the optimizer's state, the second is like all that follow."""
 
 
-_DISTINCT: Final = {"every_micro_batch": 3, "last_micro_batch": 5}
-"""Micro batches of a step that are taken: the first, the last, and between them one that is like the last, or three of
-which two are compared, where the last does what the others do not."""
+_DISTINCT: Final = 3
+"""Micro batches of a step that are taken: the first, the last, and between them one that is like the last."""
+_DISTINCT_LAST: Final = 5
+"""Micro batches of a step whose last does what the others do not: two of the three between the ends are compared."""
 
 
 def capture(
@@ -235,11 +238,7 @@ def _taken(
             fake,
         ):
             training = trainer.prepare(device, seed=trainer.seed)
-            wanted = 0 if recorder.staged else training.accumulation
-            if few and wanted:
-                most = _DISTINCT[trainer.reduce_gradients]
-                training = dataclasses.replace(training, accumulation=min(most, wanted))
-            _take_steps(recorder, trainer, training, device, then=then)
+            wanted = _take_steps(recorder, trainer, training, device, few=few, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
     return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(
@@ -293,24 +292,28 @@ def _take_steps(
     training: Training,
     device: Device,
     *,
+    few: bool,
     then: Callable[[], object] | None = None,
-) -> None:
-    """Record what is there, and then the steps; ``then`` is called behind them."""
+) -> int:
+    """Record what is there, and then the steps; ``then`` is called behind them.
+
+    Returns:
+        The micro batches that the program takes in a step; 0 of a pipeline.
+    """
     recorder.mesh = training.mesh
     for part in training.parts:
         recorder.paths.update({id(module): plain_path(path) for path, module in part.named_modules()})
     recorder.adopt_state(training)
-    step = OptimizerStep(trainer, training, device)
-    alone = training if recorder.staged else dataclasses.replace(training, accumulation=1)
-    first = OptimizerStep(trainer, alone, device)
-    batches = _Batches(trainer, recorder.next_batch)
+    training.control.on_gradients.append(lambda _: recorder.categorise_gradients(training))
+    source = _Source(trainer, recorder.next_batch)
+    batches = Batches(training, source)
     try:
         with recorder.hooks(), Dispatch(recorder):
             for index in range(STEPS):
                 recorder.begin_step(index + 1)
-                gradient = (step if index else first).gradient(index, batches, stop=False)
-                recorder.categorise_gradients(training)
-                step.update(gradient, step=index)
+                if not recorder.staged:
+                    batches = _FewBatches(training, source, most=1 if index == 0 else _DISTINCT if few else None)
+                take_step(trainer, training, batches, step=index)
                 recorder.categorise_optimizer(training)
                 device.synchronize()
                 recorder.record(Mark(f"end step {index + 1}"))
@@ -319,9 +322,57 @@ def _take_steps(
                 then()
     finally:
         recorder.closed = True
+    return 0 if recorder.staged else batches.taken
 
 
-class _Batches:
+class _FewBatches(Batches):
+    """The first micro batches of a step, the last of which is the step's last.
+
+    Args:
+        training: whose rank reads them.
+        source: of micro batches.
+        most: how many are yielded; None for all. Where the program asks which is the last, more are.
+    """
+
+    def __init__(self, training: Training, source: Source, *, most: int | None) -> None:
+        super().__init__(training, source)
+        self.most = most
+
+    def take(self, count: int, *, together: int = 1) -> Iterator[Batch]:
+        """Yield few of the next micro batches."""
+        self.taken += count
+        index = 0
+        while index < self.few:
+            inputs, targets = self._next(together)
+            yield _Asked(inputs, targets, self, index)
+            index += 1
+
+    @property
+    def few(self) -> int:
+        """How many are yielded."""
+        return self.taken if self.most is None else min(self.most, self.taken)
+
+
+class _Asked(Batch):
+    """A micro batch that notes whether the program asks if it is the last."""
+
+    __slots__ = ("_batches", "_index")
+
+    def __init__(
+        self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None, batches: _FewBatches, index: int
+    ) -> None:
+        super().__init__(inputs, targets, positions=batches.training.positions, is_last=False)
+        self._batches, self._index = batches, index
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last of those that are yielded."""
+        if self._batches.most == _DISTINCT:
+            self._batches.most = _DISTINCT_LAST
+        return self._index == self._batches.few - 1
+
+
+class _Source:
     """Micro batches without values."""
 
     def __init__(self, trainer: Trainer, on_next: Callable[[], None]) -> None:

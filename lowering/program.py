@@ -98,6 +98,9 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
         "parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module",
         (*draft.parallelize, Line("model", "return ")),
     )
+    assert draft.step.micro_batches is not None, "every plan has a batch"
+    step = draft.step.functions(draft.imports)
+    draft.train_with("train_step", "train_step")
     for name, value in (("plan", "PLAN"), ("plan_hash", "PLAN_HASH"), ("parallelize", "parallelize")):
         draft.train_with(name, value)
     arguments = [draft.trainer[name] for name in TRAINER_ARGUMENTS if name in draft.trainer]
@@ -111,8 +114,8 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
     writer.write()
     writer.write(f"PLAN = {quoted(plan.name)}")
     writer.write(f"PLAN_HASH = {quoted(plan.digest)}")
-    writer.body(draft.constants, 0)
-    for function in (*draft.functions, parallelize, *draft.later_functions, trainer):
+    writer.body([draft.step.micro_batches, *draft.constants], 0)
+    for function in (*draft.functions, parallelize, *draft.later_functions, *step, trainer):
         writer.write()
         writer.write()
         writer.function(function)

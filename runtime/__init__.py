@@ -1,4 +1,4 @@
-"""What a lowered program calls while it runs."""
+"""Functions and classes that a lowered program calls while it runs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legoai.runtime.activation import keep_outputs
+    from legoai.runtime.batches import Batches
     from legoai.runtime.compiled import overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.float8 import convert_to_float8
     from legoai.runtime.loop import History
-    from legoai.runtime.loss import LossFunction
-    from legoai.runtime.optim import warmup_schedule
+    from legoai.runtime.loss import (
+        LossFunction,
+        add_losses,
+        chunked_cross_entropy,
+        divided,
+        local_value,
+        matching_cross_entropy,
+        token_cross_entropy,
+    )
+    from legoai.runtime.optim import clip_gradients, reduce_partial_gradients, warmup_schedule
     from legoai.runtime.options import RunOptions
     from legoai.runtime.pipeline import Pipeline, PipelineSchedule, ordered_schedule
     from legoai.runtime.recompute_budget import RecomputeWithin
     from legoai.runtime.sharded_optimizer import ShardedOptimizer
     from legoai.runtime.stand_ins import is_held
-    from legoai.runtime.step import Training
+    from legoai.runtime.step import reduce_loss_and_norm
     from legoai.runtime.torchrun import launch
     from legoai.runtime.trainer import Trainer
+    from legoai.runtime.training import StepResult, Training
+    from legoai.runtime.units import reshard_units
 
 __all__ = [
+    "Batches",
     "History",
     "LossFunction",
     "Pipeline",
@@ -31,20 +43,32 @@ __all__ = [
     "RunErrorCode",
     "RunOptions",
     "ShardedOptimizer",
+    "StepResult",
     "Trainer",
     "Training",
+    "add_losses",
+    "chunked_cross_entropy",
+    "clip_gradients",
     "convert_to_float8",
+    "divided",
     "is_held",
     "keep_outputs",
     "launch",
+    "local_value",
+    "matching_cross_entropy",
     "ordered_schedule",
     "overlap_tensor_parallel",
+    "reduce_loss_and_norm",
+    "reduce_partial_gradients",
+    "reshard_units",
+    "token_cross_entropy",
     "wait_for_inputs",
     "wait_for_output",
     "warmup_schedule",
 ]
 
 _HOMES = {
+    "Batches": "batches",
     "History": "loop",
     "LossFunction": "loss",
     "Pipeline": "pipeline",
@@ -54,14 +78,25 @@ _HOMES = {
     "RunErrorCode": "errors",
     "RunOptions": "options",
     "ShardedOptimizer": "sharded_optimizer",
+    "StepResult": "training",
     "Trainer": "trainer",
-    "Training": "step",
+    "Training": "training",
+    "add_losses": "loss",
+    "chunked_cross_entropy": "loss",
+    "clip_gradients": "optim",
     "convert_to_float8": "float8",
+    "divided": "loss",
     "is_held": "stand_ins",
     "keep_outputs": "activation",
     "launch": "torchrun",
+    "local_value": "loss",
+    "matching_cross_entropy": "loss",
     "ordered_schedule": "pipeline",
     "overlap_tensor_parallel": "compiled",
+    "reduce_loss_and_norm": "step",
+    "reduce_partial_gradients": "optim",
+    "reshard_units": "units",
+    "token_cross_entropy": "loss",
     "wait_for_inputs": "compiled",
     "wait_for_output": "compiled",
     "warmup_schedule": "optim",

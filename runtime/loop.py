@@ -1,31 +1,31 @@
-"""What happens in a training, step by step?"""
+"""The training loop: steps, validations and checkpoints, from the newest checkpoint to the last step."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from legoai.runtime.batches import Batch, Batches
 from legoai.runtime.checkpoint import CheckpointMeta, Checkpoints, training_state
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.loss import local_value, loss_context
+from legoai.runtime.loss import add_losses, local_value, loss_context
+from legoai.runtime.mesh import coordinate_along
 from legoai.runtime.metrics import MetricsLog, StepRecord
 from legoai.runtime.optim import set_schedule_step
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import on_first_rank, sum_over_world
+from legoai.runtime.recipe import Recipe
 from legoai.runtime.resume import differences, find_checkpoint, restore
 from legoai.runtime.samples import Data, Stream, open_data
 from legoai.runtime.signals import StopRequest
-from legoai.runtime.step import OptimizerStep, Training, rank_along
+from legoai.runtime.step import take_step
+from legoai.runtime.training import StepResult, Training
 from legoai.runtime.units import reshard_units
-
-if TYPE_CHECKING:
-    from legoai.runtime.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +51,19 @@ class TrainingLoop:
     """Trains from the newest checkpoint to the last step; every rank has one."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        options: RunOptions,
-        training: Training,
-        device: Device,
-        stop: StopRequest,
-        *,
-        observe: Callable[[Training], None] | None = None,
+        self, recipe: Recipe, options: RunOptions, training: Training, device: Device, stop: StopRequest
     ) -> None:
-        self.trainer = trainer
+        self.recipe = recipe
         self.options = options
         self.training = training
         self.device = device
         self.stop = stop
         self.step = 0
-        self.optimizer_step = OptimizerStep(trainer, training, device, observe=observe)
-        self.data_rank = rank_along(training.mesh, trainer.data_axes)
-        self.data = _open_data(trainer, options)
+        training.control.asked_to_stop = lambda: stop.signal is not None
+        if options.on_nan == "stop":
+            training.control.on_gradients.insert(0, self._check_finite)
+        self.data_rank = coordinate_along(training.mesh, recipe.data_axes)
+        self.data = _open_data(recipe, options)
         self.stream = self._stream(validation=False)
         self.records: list[StepRecord] = []
         self.validations: list[tuple[int, float]] = []
@@ -107,27 +102,27 @@ class TrainingLoop:
 
     def _train_step(self, log: MetricsLog) -> None:
         started = time.perf_counter()
-        gradient = self.optimizer_step.gradient(self.step, self.stream, stop=self.stop.signal is not None)
-        self._stopping = gradient.stops
-        if not gradient.finite and self.options.on_nan == "stop":
-            raise self._not_finite(gradient.loss, gradient.norm)
         rate = float(self.training.optimizer.param_groups[0]["lr"])
-        self.optimizer_step.update(gradient, step=self.step)
+        batches = Batches(self.training, self.stream)
+        result = take_step(self.recipe, self.training, batches, step=self.step)
+        if batches.taken != self.training.accumulation:
+            raise self._wrong_count(batches.taken)
+        self._stopping = result.stops
         self.step += 1
         self.device.synchronize()
         seconds = time.perf_counter() - started
         record = StepRecord(
             step=self.step,
-            loss=gradient.loss,
-            grad_norm=gradient.norm,
+            loss=result.loss,
+            grad_norm=result.norm,
             lr=rate,
-            samples_per_second_per_device=self.trainer.global_batch / (seconds * dist.get_world_size()),
-            tokens_per_sample=self.trainer.seq_len,
+            samples_per_second_per_device=self.recipe.global_batch / (seconds * dist.get_world_size()),
+            tokens_per_sample=self.recipe.seq_len,
             seconds=seconds,
-            data_seconds=gradient.data_seconds,
+            data_seconds=batches.seconds,
             peak_memory=self.device.peak_memory(),
             epoch=self.stream.epoch,
-            skipped=not gradient.finite,
+            skipped=not result.finite,
         )
         self.records.append(record)
         log.step(record)
@@ -140,9 +135,9 @@ class TrainingLoop:
         total, count = self._validation_loss(stream)
         for part in self.training.parts:
             part.train()
-        reshard_units(self.optimizer_step.units)  # no backward does it for units that stay gathered after forward
+            reshard_units(part)  # no backward does it for units that stay unsharded after forward
         values = torch.stack([total / count, torch.ones_like(total)])
-        summed, ranks = sum_over_world(values if self.optimizer_step.counts_loss else torch.zeros_like(values))
+        summed, ranks = sum_over_world(values if self.training.counts_loss else torch.zeros_like(values))
         self.validations.append((self.step, summed / ranks))
         log.event("validation", step=self.step, loss=summed / ranks)
         log.say(f"step {self.step}: validation loss {summed / ranks:.4f}")
@@ -150,20 +145,27 @@ class TrainingLoop:
     def _validation_loss(self, stream: Stream) -> tuple[torch.Tensor, int]:
         """Return the sum of the micro batches' losses, and their number: whole passes where there is a pipeline."""
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
-        staged, wanted, step = self.training.staged, self.options.validate_batches, self.optimizer_step
-        if staged is not None:
-            passes = -(-wanted // staged.microbatches)
-            for _ in range(passes):
-                batch = step.next_pass(staged, stream)
-                with loss_context(parallel=self.trainer.loss_parallel):
-                    for loss in staged.evaluate_pass(*batch):
-                        total += local_value(loss)
-            return total, passes * staged.microbatches
-        for _ in range(wanted):
-            inputs, targets = step.next_batch(stream)
-            with loss_context(parallel=self.trainer.loss_parallel), step.autocast:
-                total += local_value(step.loss(step.outputs(inputs), targets))
-        return total, wanted
+        training, count = self.training, self.options.validate_batches
+        together = 1 if training.staged is None else training.staged.microbatches
+        count = -(-count // together) * together
+        for batch in Batches(training, stream).take(count, together=together):
+            with loss_context(parallel=self.recipe.loss_parallel):
+                if training.staged is None:
+                    total += local_value(self._loss(batch))
+                else:
+                    losses = training.staged.evaluate_pass(batch.inputs, batch.targets)
+                    add_losses(total, losses, scale=training.accumulation)
+        return total, count
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        """The loss of one micro batch on the whole model."""
+        recipe, training = self.recipe, self.training
+        arguments = {} if training.positions is None else {"positions": batch.positions}
+        casts: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+        if recipe.autocast_dtype is not None:
+            casts = torch.autocast(self.device.type, dtype=recipe.autocast_dtype)
+        with casts:
+            return training.loss(training.model(*batch.inputs, **arguments), batch.targets)
 
     def _resume(self, log: MetricsLog) -> int:
         """Continue from a checkpoint where the options say so; return its step, or 0."""
@@ -180,7 +182,7 @@ class TrainingLoop:
         log.say(f"resumed from {path}")
         for notice in differences(
             meta,
-            plan_hash=self.trainer.plan_hash,
+            plan_hash=self.recipe.plan_hash,
             seed=training.seed,
             data=self.data,
             left_out=left_out,
@@ -197,8 +199,8 @@ class TrainingLoop:
         training = self.training
         meta = CheckpointMeta(
             step=self.step,
-            plan=self.trainer.plan,
-            plan_hash=self.trainer.plan_hash,
+            plan=self.recipe.plan,
+            plan_hash=self.recipe.plan_hash,
             model=training.digest,
             seed=training.seed,
             samples=self.stream.consumed,
@@ -215,7 +217,7 @@ class TrainingLoop:
         if not self._stopping or self.step >= self.options.steps:
             log.event("end", step=self.step)
             if self.records and dist.get_rank() == 0:
-                guess, loss = self.data.ignorant_loss(self.trainer.micro_batch)
+                guess, loss = self.data.ignorant_loss(self.recipe.micro_batch)
                 log.say(
                     f"finished step {self.step}: loss {self.records[-1].loss:.4f} nats; {guess} would cost {loss:.4f}"
                 )
@@ -231,12 +233,12 @@ class TrainingLoop:
 
     def _metrics(self) -> MetricsLog:
         first = dist.get_rank() == 0
-        guess, ignorant = self.data.ignorant_loss(self.trainer.micro_batch) if first else ("", 0.0)
+        guess, ignorant = self.data.ignorant_loss(self.recipe.micro_batch) if first else ("", 0.0)
         log = MetricsLog(
             self.options.out / "metrics.jsonl" if first and self.options.out is not None else None,
             header={
-                "plan": self.trainer.plan,
-                "plan_hash": self.trainer.plan_hash,
+                "plan": self.recipe.plan,
+                "plan_hash": self.recipe.plan_hash,
                 "torch": torch.__version__,
                 "world": dist.get_world_size(),
                 "data": self.data.name,
@@ -247,17 +249,28 @@ class TrainingLoop:
             silent=not first,
         )
         log.say(
-            f"plan {self.trainer.plan} {self.trainer.plan_hash[:19]}: {dist.get_world_size()} x {self.device.type}, "
+            f"plan {self.recipe.plan} {self.recipe.plan_hash[:19]}: {dist.get_world_size()} x {self.device.type}, "
             f"data {self.data.name}, {self.data.size()}; {guess} costs {ignorant:.4f} nats"
         )
         return log
 
-    def _not_finite(self, loss: float, norm: float) -> RunError:
+    def _check_finite(self, result: StepResult) -> None:
+        """Raise where loss or gradient of a step is not finite."""
+        if result.finite:
+            return
         where = f"checkpoints are in {self.checkpoints.root}" if self.checkpoints is not None else "nothing was saved"
-        return RunError(
+        raise RunError(
             RunErrorCode.NOT_FINITE,
-            f"step {self.step + 1}: loss {loss}, gradient norm {norm}; the update was not made, {where}",
+            f"step {self.step + 1}: loss {result.loss}, gradient norm {result.norm}; the update was not made, {where}",
             help="lower the learning rate, clip the gradient, or pass --on-nan skip",
+        )
+
+    def _wrong_count(self, taken: int) -> RunError:
+        return RunError(
+            RunErrorCode.BATCH,
+            f"the program's step takes {taken} micro batches of a rank, and a global batch of "
+            f"{self.recipe.global_batch} samples has {self.training.accumulation}",
+            help="change MICRO_BATCHES, or the global_batch of Trainer",
         )
 
     def _due(self, every: int) -> bool:
@@ -266,22 +279,22 @@ class TrainingLoop:
     def _stream(self, *, validation: bool) -> Stream:
         return self.data.stream(
             validation=validation,
-            micro_batch=self.trainer.micro_batch,
+            micro_batch=self.recipe.micro_batch,
             rank=self.data_rank,
             degree=self.training.degree,
             seed=None if validation else self.training.seed,
         )
 
 
-def _open_data(trainer: Trainer, options: RunOptions) -> Data:
+def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks of other hosts then find it, or build their own."""
 
     def opened() -> Data:
         return open_data(
             options.data,
-            trainer.reads,
-            seq_len=trainer.seq_len,
-            dtype=trainer.master_dtype,
+            recipe.reads,
+            seq_len=recipe.seq_len,
+            dtype=recipe.master_dtype,
             field=options.data_field,
         )
 

@@ -1,10 +1,9 @@
-"""What does a step minimise?"""
+"""Losses of a micro batch, and their sums."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -61,7 +60,7 @@ def _summed(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum")
 
 
 def matching_cross_entropy(similarities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return how badly texts and images are matched, in nats: each has to find its own among those of a micro batch.
+    """Return the contrastive loss of texts and images in nats: each has to find its own among those of a micro batch.
 
     The mean of two cross entropies, of a text's image and of an image's text (Radford et al. 2021, figure 3), computed
     in float32, or in float64 where the similarities are.
@@ -76,25 +75,6 @@ def matching_cross_entropy(similarities: torch.Tensor, targets: torch.Tensor) ->
     return (_summed(similarities, targets, "mean") + _summed(similarities.t(), targets.argsort(), "mean")) / 2
 
 
-LOSSES = ("eager", "fused", "chunked")
-"""The losses that a program can name."""
-
-
-def loss_function(name: str, *, pieces: int = 1, matches: bool = False) -> LossFunction:
-    """Return a loss of `LOSSES`: as it is, compiled to one kernel, or in ``pieces`` of the sequence.
-
-    Args:
-        name: of the loss.
-        pieces: of a `chunked` loss.
-        matches: whether the model gives similarities of texts and images, instead of logits.
-    """
-    if name == "chunked":
-        assert not matches, "similarities have no sequence"
-        return partial(chunked_cross_entropy, pieces=pieces)
-    loss = matching_cross_entropy if matches else token_cross_entropy
-    return torch.compile(loss, fullgraph=True) if name == "fused" else loss
-
-
 def loss_context(*, parallel: bool) -> contextlib.AbstractContextManager[None]:
     """Return the context of forward loss and backward: vocabulary-parallel cross entropy, or nothing."""
     return loss_parallel() if parallel else contextlib.nullcontext()
@@ -104,3 +84,24 @@ def local_value(loss: torch.Tensor) -> torch.Tensor:
     """Return the loss of this rank's samples as a plain, detached scalar."""
     loss = loss.detach()
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+def divided(loss: LossFunction, *, by: float) -> LossFunction:
+    """Return the loss of one micro batch as its share of the mean over several."""
+
+    def share(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return loss(output, targets) / by
+
+    return share
+
+
+def add_losses(total: torch.Tensor, losses: Sequence[torch.Tensor], *, scale: float) -> None:
+    """Add to a total, in place, the losses of the micro batches of a pipeline's pass.
+
+    Args:
+        total: a scalar.
+        losses: as the schedule gives them; empty on a rank that does not hold the last stage.
+        scale: by how much the schedule's loss function divides the loss of a micro batch.
+    """
+    for loss in [loss.detach() * scale for loss in losses]:
+        total += local_value(loss)

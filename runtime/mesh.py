@@ -1,4 +1,4 @@
-"""Which meshes do the axes of a plan's mesh give, beside those that are cut out of it?"""
+"""Meshes made from the axes of a plan's mesh, and coordinates of this rank on them."""
 
 from __future__ import annotations
 
@@ -37,3 +37,16 @@ def split_off_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
     ranks = mesh.size(mesh.ndim - 1)
     assert ranks % ep == 0, f"{ep} does not divide the {ranks} ranks of {axis}"
     return mesh._unflatten(axis, (ranks // ep, ep), (f"{axis}_mod_ep", "ep"))
+
+
+def coordinate_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:
+    """Return this rank's coordinate among the ranks of these axes together, the first axis outermost."""
+    coordinate = 0
+    for axis in axes:
+        coordinate = coordinate * mesh[axis].size() + mesh.get_local_rank(axis)
+    return coordinate
+
+
+def is_first_elsewhere(mesh: DeviceMesh, axes: tuple[str, ...]) -> bool:
+    """Return whether this rank is the first on every axis of the mesh but these."""
+    return all(mesh.get_local_rank(axis) == 0 for axis in mesh.mesh_dim_names or () if axis not in axes)

@@ -1,4 +1,4 @@
-"""How does a model whose stages lie on different ranks run its micro batches?
+"""Pipeline stages of one rank, and the schedule that runs them.
 
 A stage is the whole model without the modules of the other stages, so that every module and parameter keeps its name.
 The order in which micro batches pass the stages is one of the schedules of `torch.distributed.pipelining`.
@@ -24,16 +24,20 @@ from legoai.runtime.stand_ins import held_children
 class PipelineSchedule(Protocol):
     """What the schedules of `torch.distributed.pipelining` have in common."""
 
-    def step(self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor] | None) -> Any:
+    def step(
+        self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor], return_outputs: bool
+    ) -> Any:
         """Forward and backward of all micro batches."""
 
-    def eval(self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor] | None) -> Any:
+    def eval(
+        self, *args: torch.Tensor, target: torch.Tensor | None, losses: list[torch.Tensor], return_outputs: bool
+    ) -> Any:
         """Forward of all micro batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """What a lowered program says about its pipeline.
+    """The description of a pipeline that a lowered program gives.
 
     Attributes:
         stages: the modules that each stage holds, in the model's order.
@@ -102,7 +106,6 @@ class StagedModel:
         pipeline: what the program says.
         stages: of this rank, ascending.
         loss: the mean loss of one micro batch, of the last stage's output and the targets.
-        divisor: by how much the gradient of one micro batch is divided, so that those of a step add up to the mean.
         autocast: entered for the forward of a stage and for the loss, but not for their backward; None for none.
     """
 
@@ -112,19 +115,17 @@ class StagedModel:
         stages: list[PipelineStage],
         *,
         loss: LossFunction,
-        divisor: int,
         autocast: torch.autocast | None = None,
     ) -> None:
         self.microbatches = pipeline.microbatches
         self.modules = [stage.submod for stage in stages]
         self.holds_first = any(stage.is_first for stage in stages)
         self.holds_last = any(stage.is_last for stage in stages)
-        self.divisor = divisor
         if autocast is not None:
             loss = autocast(loss)
             for module in self.modules:
                 module.forward = autocast(module.forward)
-        self._schedule = pipeline.build_schedule(stages, lambda output, targets: loss(output, targets) / divisor)
+        self.schedule = pipeline.build_schedule(stages, loss)
 
     def give_all(self, **arguments: torch.Tensor) -> None:
         """Give the forward of every stage these arguments for every micro batch, such as positions."""
@@ -142,35 +143,20 @@ class StagedModel:
         """Everything that this rank holds, under the names of the whole model."""
         return self.modules[0] if len(self.modules) == 1 else StagesOfRank(self.modules)
 
-    def train_pass(self, tokens: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
-        """Run forward and backward of one pass, adding to the gradients.
+    def evaluate_pass(self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run the forward of one pass.
 
         Args:
-            tokens: [micro batches * micro batch, sequence] where the first stage is, else None.
+            inputs: [micro batches * micro batch, sequence] where the first stage is, else none.
             targets: the same shape where the last stage is, else None.
 
         Returns:
-            The loss of each micro batch where the last stage is, else nothing.
+            The loss of each micro batch as the schedule computes it where the last stage is, else nothing.
         """
-        return self._run(self._schedule.step, tokens, targets)
-
-    def evaluate_pass(self, tokens: torch.Tensor | None, targets: torch.Tensor | None) -> list[torch.Tensor]:
-        """Run the forward of one pass. Arguments and result are those of `train_pass`."""
-        with _forward_only(self._schedule):
-            return self._run(self._schedule.eval, tokens, targets)
-
-    def _run(
-        self, run: Callable[..., Any], tokens: torch.Tensor | None, targets: torch.Tensor | None
-    ) -> list[torch.Tensor]:
         losses: list[torch.Tensor] = []
-        inputs = (tokens,) if self.holds_first else ()
-        run(
-            *inputs,
-            target=targets if self.holds_last else None,
-            losses=losses if self.holds_last else None,
-            return_outputs=False,
-        )
-        return [loss.detach() * self.divisor for loss in losses]
+        with _forward_only(self.schedule):
+            self.schedule.eval(*inputs, target=targets, losses=losses, return_outputs=False)
+        return losses
 
 
 @contextlib.contextmanager

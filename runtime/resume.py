@@ -1,10 +1,9 @@
-"""From which checkpoint does a run continue, and what is different since?"""
+"""Continuation of a run from a checkpoint, and what differs since it was saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from legoai.runtime.checkpoint import (
     META,
@@ -18,9 +17,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.samples import Data
-
-if TYPE_CHECKING:
-    from legoai.runtime.step import Training
+from legoai.runtime.training import Training
 
 
 def find_checkpoint(

@@ -1,4 +1,4 @@
-"""How does a lowered program become a training?"""
+"""Trainer of a lowered program: from its description to a training."""
 
 from __future__ import annotations
 
@@ -7,109 +7,37 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.attention import SDPBackend
 
 from legoai.runtime.checkpoint import model_digest
-from legoai.runtime.context import Balance, check_takes_positions
+from legoai.runtime.context import check_takes_positions, local_positions
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.loop import History, TrainingLoop
-from legoai.runtime.loss import LOSSES, LossFunction, loss_function
+from legoai.runtime.loss import LossFunction
+from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.optim import parameter_groups
 from legoai.runtime.options import RunOptions, parse_options
 from legoai.runtime.process_group import process_group
+from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
 from legoai.runtime.signals import StopRequest
-from legoai.runtime.step import Training
-from legoai.specs.models.reads import ImagesWithTexts, Reads, Tokens
+from legoai.runtime.training import Training
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline, StagedModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    """Everything that a lowered program says; `main` trains it.
+class Trainer(Recipe):
+    """Everything that a lowered program says; `main` trains it."""
 
-    Attributes:
-        plan: the plan's name.
-        plan_hash: the plan's hash; in metrics and checkpoints.
-        build_model: makes the model; called under `torch.device("meta")`.
-        build_mesh: makes the device mesh from a device type.
-        parallelize: applies tensor parallel, checkpointing, compile and data sharding to the model, and
-            returns it.
-        pipeline: how the model is split into stages, and their schedule; None keeps it whole. `parallelize` then
-            gets each stage of a rank by itself.
-        build_optimizer: makes the optimizer from parameter groups.
-        build_lr_scheduler: makes the schedule from the optimizer; None keeps the optimizer's learning rate.
-        data_axes: mesh axes whose ranks read different samples, outermost first.
-        context_axis: mesh axis whose ranks read different tokens of the same samples, or None. The model's forward then
-            has a parameter `positions`, the places of its tokens in their sequence, int64 [tokens].
-        context_balance: which tokens each rank of `context_axis` reads, as `local_positions` says.
-        global_batch: samples in one optimizer step.
-        micro_batch: samples in one forward of one rank.
-        seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
-        reads: what the model takes and gives.
-        master_dtype: in which parameters are stored.
-        autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
-            none.
-        attention_kernel: the only kernel of scaled dot-product attention; None leaves the choice to PyTorch.
-        loss: name of the loss, one of `LOSSES`.
-        loss_pieces: into which a `chunked` loss cuts the sequence.
-        loss_parallel: whether logits arrive as a DTensor sharded on the vocabulary.
-        reduce_gradients: after which micro batches of a step the data-parallel ranks add up their gradients.
-        offload_parameters: whether parameters, gradients and optimizer state are in host memory, from which
-            `fully_shard` brings them; the optimizer then runs on the host.
-        clip_norm: the largest gradient norm; None clips nothing.
-        weight_decay_on: `matrices` spares parameters of fewer than two dims the optimizer's weight decay.
-        seed: of weights, data order and dropout.
-        steps: of the whole training where the command line does not say.
-    """
-
-    plan: str
-    plan_hash: str
-    build_model: Callable[[], nn.Module]
-    build_mesh: Callable[[str], DeviceMesh]
-    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module]
-    build_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-    build_lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None = None
-    pipeline: Pipeline | None = None
-    data_axes: tuple[str, ...] = ()
-    context_axis: str | None = None
-    context_balance: Balance = "head_tail"
-    global_batch: int
-    micro_batch: int
-    seq_len: int = 0
-    reads: Reads = field(default_factory=Tokens)
-    master_dtype: torch.dtype = torch.float32
-    autocast_dtype: torch.dtype | None = None
-    attention_kernel: SDPBackend | None = None
-    loss: str = "eager"
-    loss_pieces: int = 1
-    loss_parallel: bool = False
-    reduce_gradients: Literal["every_micro_batch", "last_micro_batch"] = "every_micro_batch"
-    offload_parameters: bool = False
-    clip_norm: float | None = None
-    weight_decay_on: Literal["all", "matrices"] = "all"
-    seed: int = 0
-    steps: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {self.loss!r}")
-
-    def loss_function(self) -> LossFunction:
-        """Return the loss of the model's result and the targets."""
-        matches = isinstance(self.reads, ImagesWithTexts)
-        return loss_function(self.loss, pieces=self.loss_pieces, matches=matches)
+    __slots__ = ()
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """Read the command line and train.
@@ -144,8 +72,10 @@ class Trainer:
             process_group(device, timeout_seconds=options.timeout),
         ):
             training = self.prepare(device, seed=self.seed if options.seed is None else options.seed)
+            if observe is not None:
+                training.control.on_gradients.append(lambda _: observe(training))
             with StopRequest() as stop:  # a signal before the first step ends the process as usual
-                return TrainingLoop(self, options, training, device, stop, observe=observe).run()
+                return TrainingLoop(self, options, training, device, stop).run()
 
     def prepare(self, device: Device, *, seed: int) -> Training:
         """Build mesh, model, optimizer and schedule, before the first step; the process group stands.
@@ -166,25 +96,50 @@ class Trainer:
         accumulation = self.global_batch // (self.micro_batch * degree)
         model = self._meta_model()
         digest = model_digest(model)
+        loss, positions = self.build_loss(), self._positions(mesh)
+        token_axes = (*self.data_axes, *(() if self.context_axis is None else (self.context_axis,)))
+        random_stream = f"data rank {coordinate_along(mesh, token_axes)}"
+        counts_loss, holders = is_first_elsewhere(mesh, (*token_axes, "pp")), mesh.size()
         staged = None
         if self.pipeline is None:
             model = self._parallel(model, mesh, device, seed)
         else:
-            staged = self._staged(self.pipeline, model, mesh, device, seed=seed, accumulation=accumulation)
+            staged = self._staged(
+                self.pipeline, model, mesh, device, seed=seed, accumulation=accumulation, loss=loss, positions=positions
+            )
             model = staged.whole
+            counts_loss, holders = counts_loss and staged.holds_last, holders // mesh["pp"].size()
+            random_stream += f" stage rank {mesh.get_local_rank('pp')}"
         groups = parameter_groups(model.named_parameters(), weight_decay_on=self.weight_decay_on)
         optimizer = self.build_optimizer(groups)
         scheduler = self.build_lr_scheduler(optimizer) if self.build_lr_scheduler is not None else None
         return Training(
             model=model,
             mesh=mesh,
+            device=device.torch_device,
             optimizer=optimizer,
             scheduler=scheduler,
+            loss=loss,
+            positions=positions,
             degree=degree,
             accumulation=accumulation,
+            holders=holders,
+            counts_loss=counts_loss,
             seed=seed,
+            random_stream=random_stream,
             digest=digest,
             staged=staged,
+        )
+
+    def _positions(self, mesh: DeviceMesh) -> torch.Tensor | None:
+        """Return the positions in their sequence of the tokens that this rank reads; None where it reads them all."""
+        if self.context_axis is None:
+            return None
+        return local_positions(
+            rank=mesh.get_local_rank(self.context_axis),
+            size=mesh[self.context_axis].size(),
+            length=self.seq_len,
+            balance=self.context_balance,
         )
 
     def _meta_model(self) -> nn.Module:
@@ -201,7 +156,16 @@ class Trainer:
         return model
 
     def _staged(
-        self, pipeline: Pipeline, whole: nn.Module, mesh: DeviceMesh, device: Device, *, seed: int, accumulation: int
+        self,
+        pipeline: Pipeline,
+        whole: nn.Module,
+        mesh: DeviceMesh,
+        device: Device,
+        *,
+        seed: int,
+        accumulation: int,
+        loss: LossFunction,
+        positions: torch.Tensor | None,
     ) -> StagedModel:
         """Build the stages of this rank, each from a whole model; ``whole`` becomes the first of them."""
         from legoai.runtime.pipeline import StagedModel, keep_modules
@@ -224,13 +188,15 @@ class Trainer:
                 keep_modules(stage, pipeline.stages[index])
             stage = self._parallel(stage, mesh, device, seed)
             stages.append(pipeline.build_stage(stage, index, mesh, device.torch_device))
-        return StagedModel(
+        staged = StagedModel(
             pipeline,
             stages,
-            loss=self.loss_function(),
-            divisor=accumulation,
+            loss=loss,
             autocast=None if self.autocast_dtype is None else torch.autocast(device.type, dtype=self.autocast_dtype),
         )
+        if positions is not None:
+            staged.give_all(positions=positions.to(device.torch_device))
+        return staged
 
     def _mesh(self, device: Device) -> DeviceMesh:
         world = torch.distributed.get_world_size()

@@ -45,7 +45,7 @@ from legoai.cost.trace.segments import Item
 from legoai.cost.trace.tape import MICRO_BATCH, Touch
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
-from legoai.runtime.step import Training
+from legoai.runtime.training import Training
 
 _ACCUMULATION: Final = 2**64 - 1
 """The number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""

@@ -11,6 +11,7 @@ from legoai.dsl.diagnostics.codes.lowering import NotLowered
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.lowering.emit.blocks import Group, group
 from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call
+from legoai.lowering.emit.step import Step
 from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.span import Span
 
@@ -124,6 +125,8 @@ TRAINER_ARGUMENTS: Final = (
     "pipeline",
     "build_optimizer",
     "build_lr_scheduler",
+    "build_loss",
+    "train_step",
     "data_axes",
     "context_axis",
     "context_balance",
@@ -134,12 +137,8 @@ TRAINER_ARGUMENTS: Final = (
     "master_dtype",
     "autocast_dtype",
     "attention_kernel",
-    "loss",
-    "loss_pieces",
     "loss_parallel",
-    "reduce_gradients",
     "offload_parameters",
-    "clip_norm",
     "steps",
 )
 """The keyword arguments of `legoai.runtime.Trainer` that a plan decides, in the order in which they are printed."""
@@ -158,6 +157,8 @@ class Draft:
     """What comes after the model is parallelized."""
     parallelize: list[Statement] = field(default_factory=list)
     """The body of `parallelize(model, mesh)`, in the order of application."""
+    step: Step = field(default_factory=Step)
+    """What one optimizer step does."""
     trainer: dict[str, Item] = field(default_factory=dict)
     """The keyword arguments of `Trainer`."""
 

@@ -1,19 +1,24 @@
-"""`batch`: how many samples does a step see, what are they, and on which axes are they spread?"""
+"""`batch`: the samples of a step, and the axes over which they are spread."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.mesh import data_axes
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import call, literal
+from legoai.lowering.emit.code import Line, call, literal
+from legoai.lowering.emit.step import COUNT
 from legoai.specs.models.reads import Tokens
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Say the batch; the number of accumulated micro batches follows from it."""
+    """Add the batch, and the number of micro batches of a rank that follows from it."""
     batch = lowering.plan.batch
     draft.train_with("data_axes", literal(data_axes(lowering.analysis)), lowering.note(lowering.plan.mesh))
+    count = micro_batches(lowering.plan)
+    assert count is not None, "a plan without errors has a batch that divides"
+    draft.step.micro_batches = Line(literal(count), f"{COUNT} = ", lowering.note(batch))
     for field in ("global_batch", "micro_batch", "seq_len"):
         if getattr(batch, field) is not None:
             draft.train_with(field, literal(getattr(batch, field)), lowering.note(batch, field))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import literal
+from legoai.lowering.emit.code import Line, call, literal
+from legoai.lowering.emit.step import PARAMETERS
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Say the largest norm."""
+    """Clip the gradients before the update."""
     clip = lowering.plan.clip
     if clip is not None:
-        draft.train_with("clip_norm", literal(clip.norm), lowering.note(clip, "norm"))
+        draft.imports.name("legoai.runtime", "clip_gradients")
+        made = call("clip_gradients", PARAMETERS, max_norm=literal(clip.norm), total_norm="result.norm")
+        draft.step.clip.append(Line(made, "", lowering.note(clip, "norm")))

@@ -124,10 +124,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A `for` or an `if` statement."""
+    """A `for`, `if` or `with` statement."""
 
     header: str
     body: tuple[Statement, ...]
+    note: Note | None = None
 
 
 Statement = Line | Loop
@@ -165,7 +166,7 @@ class Writer:
         """Add statements at a depth of ``indent`` spaces."""
         for statement in statements:
             if isinstance(statement, Loop):
-                self.write(f"{' ' * indent}{statement.header}:")
+                self.write(f"{' ' * indent}{statement.header}:", statement.note)
                 self.body(statement.body, indent + 4)
             else:
                 self.node(statement.value, indent, statement.prefix, "", statement.note)

@@ -9,7 +9,7 @@ from typing import Final
 from legoai.dsl.analysis.comm import prefetching_units, reduces_last
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
-from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call, quoted
+from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call
 from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList
 
@@ -24,7 +24,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     """
     comm = lowering.plan.comm
     if comm is not None and reduces_last(lowering.analysis):
-        draft.train_with("reduce_gradients", quoted(comm.reduce), lowering.note(comm, "reduce"))
+        for name in ("set_requires_gradient_sync", "set_is_last_backward"):
+            line = Line(call(f"training.model.{name}", "batch.is_last"), "", lowering.note(comm, "reduce"))
+            draft.step.before_forward.append(line)
 
 
 def prefetch(lowering: Lowering, draft: Draft) -> None:

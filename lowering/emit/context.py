@@ -5,7 +5,7 @@ from __future__ import annotations
 from legoai.dsl.analysis.attention import attention_modules
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
-from legoai.lowering.emit.code import Line, Statement, call, quoted
+from legoai.lowering.emit.code import Item, Line, Statement, call, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 
 
@@ -30,3 +30,4 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.apply("apply_context_parallel", mesh='mesh["cp"]', body=body, note=note)
     draft.train_with("context_axis", quoted("cp"), note)
     draft.train_with("context_balance", quoted(context.balance), lowering.note(context, "balance"))
+    draft.step.arguments.append(Item("batch.positions", "positions="))

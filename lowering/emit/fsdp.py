@@ -57,6 +57,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         found = {path: replace(unit, offloads=True) for path, unit in found.items()}
     body += _in_order(lowering, found, unit_buckets(lowering.analysis))
     draft.apply("apply_fsdp", mesh=sharding_mesh(lowering, draft), body=body, note=lowering.note(fsdp))
+    kept = next((unit for unit in found.values() if unit.kept), None)
+    if kept is not None:
+        draft.imports.name("legoai.runtime", "reshard_units")
+        draft.step.before_update.append(Line(call("reshard_units", "training.model"), "", kept.note))
     comm.prefetch(lowering, draft)
 
 

@@ -10,7 +10,10 @@ from legoai.specs.models.reads import Tokens
 from legoai.specs.models.source import ModelSource
 
 _OWN_NAMES = frozenset(
-    {"torch", "nn", "legoai", "trainer", "build_model", "build_mesh", "parallelize", "model", "mesh"}
+    {
+        *("torch", "nn", "legoai", "trainer", "build_model", "build_mesh", "parallelize", "model", "mesh"),
+        *("forward_backward", "train_step", "training", "batches", "functools"),
+    }
 )
 """Names of the program that an imported factory must not take."""
 

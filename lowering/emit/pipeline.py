@@ -19,6 +19,7 @@ from legoai.dsl.analysis.pipeline import (
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
 from legoai.lowering.emit.precision import DTYPES
+from legoai.lowering.emit.step import COUNT
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile, Pipeline
 
 _PIECE = 100
@@ -63,6 +64,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         stand_ins="True" if has_placeholders(analysis) else None,
     )
     draft.train_with("pipeline", made, lowering.note(pipeline))
+    draft.step.pass_size = microbatches
 
 
 def _dtype(lowering: Lowering) -> str:
@@ -111,7 +113,7 @@ def _add_build_schedule(lowering: Lowering, draft: Draft, pipeline: Pipeline, mi
     note = lowering.note(pipeline, "schedule")
     options: dict[str, Node] = {
         "n_microbatches": literal(microbatches),
-        "loss_fn": "loss",
+        "loss_fn": "share",
         "scale_grads": "False",
     }
     if isinstance(pipeline.schedule, OrderFile):
@@ -123,11 +125,11 @@ def _add_build_schedule(lowering: Lowering, draft: Draft, pipeline: Pipeline, mi
     else:
         result = draft.imports.name("torch.distributed.pipelining", f"Schedule{pipeline.schedule}")
         made = call(result, "stages[0]" if pipeline.schedule in SINGLE_STAGE else "stages", **options)
-    loss = draft.imports.name("legoai.runtime", "LossFunction")
+    loss, divided = (draft.imports.name("legoai.runtime", name) for name in ("LossFunction", "divided"))
     draft.later_functions.append(
         Function(
             f"build_schedule(stages: list[PipelineStage], loss: {loss}) -> {result}",
-            (Line(made, "return ", note),),
+            (Line(call(divided, "loss", by=COUNT), "share = "), Line(made, "return ", note)),
         )
     )
 

@@ -6,6 +6,7 @@ from legoai.dsl.analysis.precision import autocast_dtype
 from legoai.lowering.emit import float8
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, call
+from legoai.lowering.emit.step import context
 
 DTYPES = {"fp64": "torch.float64", "fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
@@ -21,7 +22,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.train_with("master_dtype", DTYPES[precision.master], lowering.note(precision, "master"))
     autocast = autocast_dtype(lowering.analysis)
     if autocast is not None:
-        draft.train_with("autocast_dtype", DTYPES[autocast], lowering.note(precision, "param"))
+        note = lowering.note(precision, "param")
+        draft.train_with("autocast_dtype", DTYPES[autocast], note)
+        casts = call("torch.autocast", "training.device.type", dtype=DTYPES[autocast])
+        draft.step.around_forward.append(context(casts, note))
 
 
 def policy(lowering: Lowering, draft: Draft) -> Group:

@@ -34,3 +34,4 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         Function("build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR", (Line(made, "return ", note),))
     )
     draft.train_with("build_lr_scheduler", "build_lr_scheduler")
+    draft.step.after_update.append(Line("training.scheduler.step()", "", note))

@@ -10,6 +10,7 @@ from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.code import Function, Item, Line, Note, Statement, call, dictionary, quoted
 from legoai.lowering.emit.stages import blocks_of, is_staged, where_held
+from legoai.lowering.emit.step import PARAMETERS
 from legoai.lowering.emit.styles import layout, style
 from legoai.specs.directives.shard import Shard
 
@@ -42,6 +43,8 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
     body += _retie(lowering, shard)
     if body:
         draft.apply("apply_tensor_parallel", mesh='mesh["tp"]', body=body, note=lowering.note(shard))
+        draft.imports.name("legoai.runtime", "reduce_partial_gradients")
+        draft.step.after_backward.append(Line(call("reduce_partial_gradients", PARAMETERS), "", lowering.note(shard)))
 
 
 def _parallelize(lowering: Lowering, group: Group[Any], note: Note) -> list[Statement]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from legoai.cost.trace.records import (
     load,
     save,
 )
+from legoai.runtime import chunked_cross_entropy
 from support import simulated
 
 
@@ -126,7 +128,10 @@ def test_a_loss_that_is_computed_in_pieces_is_recomputed():
 
 
 def in_pieces() -> Trace:
-    return capture(replace(simulated.trainer_of("one device"), loss="chunked", loss_pieces=2), world=1)
+    return capture(
+        replace(simulated.trainer_of("one device"), build_loss=lambda: partial(chunked_cross_entropy, pieces=2)),
+        world=1,
+    )
 
 
 def test_flops_are_those_of_the_formula(traced):

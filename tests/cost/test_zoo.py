@@ -7,11 +7,12 @@ import torch
 
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Kernel, Mark
+from legoai.runtime.batches import Batches
 from legoai.runtime.data import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group
 from legoai.runtime.samples import SYNTHETIC, open_data
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.step import take_step
 from support import simulated, zoo
 from support.memory_peaks import exact_peak, tracked_peak_of
 
@@ -46,10 +47,10 @@ def real_kernels(name: str) -> list[tuple[str, tuple[tuple[int, ...], ...]]]:
     device = Device(type="cpu")
     with process_group(device, timeout_seconds=60):
         training = trainer.prepare(device, seed=0)
-        step, batches = OptimizerStep(trainer, training, device), _Same(trainer)
-        step.update(step.gradient(0, batches, stop=False), step=0)
+        batches = Batches(training, _Same(trainer))
+        take_step(trainer, training, batches, step=0)
         with simulated.Seen() as seen:
-            step.update(step.gradient(1, batches, stop=False), step=1)
+            take_step(trainer, training, batches, step=1)
     return seen.kernels
 
 

@@ -116,20 +116,23 @@ def run_order(name: str, factor: float | None) -> dict:
             model, index, len(STAGES), device, input_args=like, output_args=like
         ),
         build_schedule=lambda stages, loss: ordered_schedule(
-            order, stages, n_microbatches=2, loss_fn=loss, scale_grads=False
+            order, stages, n_microbatches=2, loss_fn=lambda output, target: loss(output, target) / 4, scale_grads=False
         ),
     )
     stages = [pipeline.build_stage(chain(index), index, None, torch.device("cpu")) for index in stages_of_rank[rank]]
-    staged = StagedModel(pipeline, stages, loss=mean_square, divisor=4)
+    staged = StagedModel(pipeline, stages, loss=mean_square)
     if factor is not None:
         staged.give_all(factor=torch.tensor(factor, dtype=torch.float64))
-    batch = inputs()
-    first = staged.train_pass(*batch)
+    x, y = inputs()
+    given, target = (x,) if staged.holds_first else (), y if staged.holds_last else None
+    first: list[torch.Tensor] = []
+    second: list[torch.Tensor] = []
+    staged.schedule.step(*given, target=target, losses=first, return_outputs=False)
     with torch.no_grad():
-        evaluated = staged.evaluate_pass(*batch)
-    second = staged.train_pass(*batch)
+        evaluated = staged.evaluate_pass(given, target)
+    staged.schedule.step(*given, target=target, losses=second, return_outputs=False)
     return {
-        "losses": [[float(loss) for loss in losses] for losses in (first, evaluated, second)],
+        "losses": [[4 * float(loss) for loss in losses] for losses in (first, evaluated, second)],
         "holds": (staged.holds_first, staged.holds_last),
         "gradients": {name: parameter.grad for name, parameter in staged.whole.named_parameters()},
     }

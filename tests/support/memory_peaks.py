@@ -7,15 +7,16 @@ import contextlib
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from legoai.cost.capture import _Batches, _outside_of_fake
+from legoai.cost.capture import _outside_of_fake, _Source
 from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace.records import Allocate, Free, Resize, Trace
 from legoai.runtime import Trainer
+from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.step import take_step
 from support import simulated
 
 
@@ -36,16 +37,15 @@ def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
     casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules("cuda")
     with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, casts, fake:
         training = trainer.prepare(device, seed=0)
-        step = OptimizerStep(trainer, training, device)
-        batches = _Batches(trainer, lambda: None)
-        step.update(step.gradient(0, batches, stop=False), step=0)
+        batches = Batches(training, _Source(trainer, lambda: None))
+        take_step(trainer, training, batches, step=0)
         if world > 1:
             tracker = FSDPMemTracker(training.model, training.optimizer)
         else:
             tracker = MemTracker()
             tracker.track_external(training.model, training.optimizer)
         with tracker:
-            step.update(step.gradient(1, batches, stop=False), step=1)
+            take_step(trainer, training, batches, step=1)
         peaks = tracker.get_tracker_snapshot("peak")
         return max(value for place, found in peaks.items() if place.type == SIM for value in found.values())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -17,7 +19,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime import Trainer, local_value, reduce_loss_and_norm, warmup_schedule
+from legoai.runtime.loss import loss_context
+from legoai.runtime.optim import clip_gradients, reduce_partial_gradients
+from legoai.runtime.units import reshard_units
 
 DIM, HEADS, HIDDEN, VOCABULARY, LAYERS = 32, 4, 64, 256, 2
 
@@ -144,6 +149,48 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
+def step_of(
+    micro_batches: int,
+    *,
+    clip_norm: float | None = None,
+    loss_parallel: bool = False,
+    reduce_last: bool = False,
+    autocast_dtype: torch.dtype | None = None,
+):
+    """Return the step of a model that is no pipeline, as a lowered program writes it for a plan."""
+
+    def forward_backward(training, batches):
+        total = torch.zeros((), dtype=torch.float64, device=training.device)
+        for batch in batches.take(micro_batches):
+            if reduce_last:
+                training.model.set_requires_gradient_sync(batch.is_last)
+                training.model.set_is_last_backward(batch.is_last)
+            with loss_context(parallel=loss_parallel):
+                casts = torch.autocast(training.device.type, dtype=autocast_dtype) if autocast_dtype else nullcontext()
+                with casts:
+                    loss = training.loss(training.model(*batch.inputs), batch.targets)
+                (loss / micro_batches).backward()
+            total += local_value(loss)
+        return total / micro_batches
+
+    def train_step(training, batches):
+        mean_loss = forward_backward(training, batches)
+        groups = training.optimizer.param_groups
+        reduce_partial_gradients(groups)
+        result = reduce_loss_and_norm(training, mean_loss)
+        reshard_units(training.model)
+        if training.may_update(result):
+            if clip_norm is not None:
+                clip_gradients(groups, max_norm=clip_norm, total_norm=result.norm)
+            training.optimizer.step()
+        training.optimizer.zero_grad()
+        if training.scheduler is not None:
+            training.scheduler.step()
+        return result
+
+    return train_step
+
+
 def trainer(
     *,
     dp_shard: int = 1,
@@ -159,8 +206,11 @@ def trainer(
     plan_hash: str = "sha256:test",
     weight_decay_on: str = "all",
     tied: bool = False,
+    reduce_last: bool = False,
+    replicas: int = 1,
 ) -> Trainer:
     """Return a trainer on a (dp_shard, tp) mesh; an axis of size 1 is left out, as lowering leaves it out."""
+    loss_parallel = tp > 1 and sequence_parallel
     axes = {name: size for name, size in {"dp_shard": dp_shard, "tp": tp}.items() if size > 1} or {"dp_shard": 1}
 
     def build_mesh(device_type: str) -> DeviceMesh:
@@ -185,13 +235,18 @@ def trainer(
         parallelize=parallelize,
         build_optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), fused=fused),
         build_lr_scheduler=lambda optimizer: warmup_schedule(optimizer, warmup=2, steps=10, floor=0.1),
+        train_step=step_of(
+            global_batch // (micro_batch * dp_shard * replicas),
+            clip_norm=1.0,
+            loss_parallel=loss_parallel,
+            reduce_last=reduce_last,
+        ),
         data_axes=("dp_shard",) if "dp_shard" in axes else (),
         global_batch=global_batch,
         micro_batch=micro_batch,
         seq_len=32,
         master_dtype=dtype,
-        loss_parallel=tp > 1 and sequence_parallel,
-        clip_norm=1.0,
+        loss_parallel=loss_parallel,
         weight_decay_on=weight_decay_on,
         seed=0,
     )

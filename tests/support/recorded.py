@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,9 +14,10 @@ from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json, _resol
 from torch.distributed.distributed_c10d import _world
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from legoai.cost.capture import _FewBatches
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.step import take_step
 from support.simulated import Zeros
 
 STEPS = 2
@@ -145,15 +145,14 @@ def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
     trainer, device = namespace["trainer"](), Device(type="cpu")
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(device, seed=0)
-        batches = Zeros(trainer)
+        source = Zeros(trainer)
         before = max(flight_records(), default=-1)
         steps = []
         with even_routing(training.model):
             for index in range(STEPS):
                 few = index == 0 and training.staged is None
-                taken = dataclasses.replace(training, accumulation=1) if few else training
-                step = OptimizerStep(trainer, taken, device)
+                batches = _FewBatches(training, source, most=1 if few else None)
                 with Recorder() as recorder:
-                    step.update(step.gradient(index, batches, stop=False), step=index)
+                    take_step(trainer, training, batches, step=index)
                 steps.append(recorder.issued)
     return steps, list(flight_records(before).values())

@@ -16,9 +16,10 @@ from legoai.cost.capture import capture
 from legoai.cost.simulated.operators import operator
 from legoai.cost.trace.records import Trace
 from legoai.runtime import Trainer
+from legoai.runtime.batches import Batches
 from legoai.runtime.data import SequenceBatch
 from legoai.runtime.device import Device
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.step import take_step
 from support import programs
 
 PROGRAMS = {
@@ -31,7 +32,7 @@ PROGRAMS = {
     "fsdp and tensor parallel": {"dp_shard": 2, "tp": 2},
     "fsdp and tensor parallel, checkpointed": {"dp_shard": 2, "tp": 2, "checkpoint": True},
     "replicated": {"replicate": 2},
-    "fsdp, reduced last": {"dp_shard": 2, "reduce_gradients": "last_micro_batch"},
+    "fsdp, reduced last": {"dp_shard": 2, "reduce_last": True},
 }
 
 
@@ -83,11 +84,10 @@ def world_of(name: str) -> int:
 def trainer_of(name: str, *, micro_batches: int | None = None) -> Trainer:
     """Return the trainer of a program, in fp32, with a global batch of 8 or of some micro batches of each rank."""
     arguments = dict(PROGRAMS[name])
-    replicas, reduce = arguments.pop("replicate", 1), arguments.pop("reduce_gradients", "every_micro_batch")
+    replicas = arguments.pop("replicate", 1)
     ranks = arguments.get("dp_shard", 1) * replicas
     batch = 8 if micro_batches is None else 2 * ranks * micro_batches
-    trainer = programs.trainer(dtype=torch.float32, global_batch=batch, **arguments)
-    trainer = dataclasses.replace(trainer, reduce_gradients=reduce)
+    trainer = programs.trainer(dtype=torch.float32, global_batch=batch, replicas=replicas, **arguments)
     if replicas == 1:
         return trainer
     from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -176,8 +176,8 @@ def real_step(name: str, *, rank_device: str = "cpu") -> tuple[list, list]:
     trainer = trainer_of(name)
     device = Device(type=rank_device)
     training = trainer.prepare(device, seed=0)
-    step, batches = OptimizerStep(trainer, training, device), Zeros(trainer)
-    step.update(step.gradient(0, batches, stop=False), step=0)
+    batches = Batches(training, Zeros(trainer))
+    take_step(trainer, training, batches, step=0)
     with Seen() as seen:
-        step.update(step.gradient(1, batches, stop=False), step=1)
+        take_step(trainer, training, batches, step=1)
     return seen.kernels, seen.collectives

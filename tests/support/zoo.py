@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import programs
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 
-from legoai.runtime import Trainer
+from legoai.runtime import Trainer, matching_cross_entropy, token_cross_entropy
 from legoai.specs.models.huggingface import transformers_model
+from legoai.specs.models.reads import ImagesWithTexts
 
 SEQUENCE = 16
 
@@ -102,5 +104,7 @@ def trainer_of(
         micro_batch=micro_batch,
         seq_len=SEQUENCE if reads.has_text else 0,
         reads=reads,
+        train_step=programs.step_of(1, autocast_dtype=PRECISIONS[precision].get("autocast_dtype")),
+        build_loss=lambda: matching_cross_entropy if isinstance(reads, ImagesWithTexts) else token_cross_entropy,
         **PRECISIONS[precision],
     )

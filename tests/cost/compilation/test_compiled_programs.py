@@ -16,8 +16,10 @@ from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel, Trace
 from legoai.runtime import keep_outputs, wait_for_output
+from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.loss import token_cross_entropy
+from legoai.runtime.step import take_step
 from support import programs, simulated
 
 
@@ -177,10 +179,10 @@ def real_collectives(options) -> list[tuple[str, tuple[int, ...], int]]:
     made = trainer(backend="aot_eager_decomp_partition", **options)
     device = Device(type="cpu")
     training = made.prepare(device, seed=0)
-    step, batches = OptimizerStep(made, training, device), simulated.Zeros(made)
-    step.update(step.gradient(0, batches, stop=False), step=0)
+    batches = Batches(training, simulated.Zeros(made))
+    take_step(made, training, batches, step=0)
     with SeenInside() as seen:
-        step.update(step.gradient(1, batches, stop=False), step=1)
+        take_step(made, training, batches, step=1)
     return seen.collectives
 
 
@@ -200,9 +202,11 @@ def _unwaited() -> None:
     capture(dataclasses.replace(made, parallelize=parallelize), world=2)
 
 
-def _largest_loss(loss: str) -> tuple[int, int]:
+def _largest_loss(*, fused: bool) -> tuple[int, int]:
     """How many kernels read all logits in forward or backward, and the bytes of fp32 tensors of their size."""
-    made = dataclasses.replace(programs.trainer(dtype=torch.bfloat16, global_batch=2), loss=loss)
+    made = programs.trainer(dtype=torch.bfloat16, global_batch=2)
+    if fused:
+        made = dataclasses.replace(made, build_loss=lambda: torch.compile(token_cross_entropy, fullgraph=True))
     records = steady(capture(made, world=1, kind="cuda"))
     logits = 2 * made.seq_len * programs.VOCABULARY
     kernels = [
@@ -214,9 +218,9 @@ def _largest_loss(loss: str) -> tuple[int, int]:
 
 def test_a_fused_loss_reads_the_logits_twice_and_keeps_no_copy_of_them_in_fp32():
     """As inductor compiles it: one pass for the largest and the sum, one for the loss; eager casts them first."""
-    reads, copies = simulated.in_a_fork(_largest_loss, "fused")
+    reads, copies = simulated.in_a_fork(_largest_loss, fused=True)
     assert (reads, copies) == (2, 0)
-    assert simulated.in_a_fork(_largest_loss, "eager")[1] > 0
+    assert simulated.in_a_fork(_largest_loss, fused=False)[1] > 0
 
 
 CONTEXT_PARALLEL = """plan small

@@ -17,14 +17,16 @@ from legoai.cost.simulated.autocast import autocast_rules, rules
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
 from legoai.cost.trace.records import Allocate, Kernel, Trace
+from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
-from legoai.runtime.step import OptimizerStep
+from legoai.runtime.step import take_step
 from support import programs, simulated
 
 
 def trainer(*, checkpoint: bool = False):
     made = programs.trainer(dtype=torch.float32, global_batch=2, checkpoint=checkpoint)
-    return dataclasses.replace(made, autocast_dtype=torch.bfloat16)
+    step = programs.step_of(1, clip_norm=1.0, autocast_dtype=torch.bfloat16)
+    return dataclasses.replace(made, autocast_dtype=torch.bfloat16, train_step=step)
 
 
 @functools.cache
@@ -56,10 +58,10 @@ def real_step(options) -> list[tuple[str, tuple[str, ...]]]:
     made = trainer(**options)
     device = Device(type="cpu")
     training = made.prepare(device, seed=0)
-    step, batches = OptimizerStep(made, training, device), simulated.Zeros(made)
-    step.update(step.gradient(0, batches, stop=False), step=0)
+    batches = Batches(training, simulated.Zeros(made))
+    take_step(made, training, batches, step=0)
     with Ops() as ops:
-        step.update(step.gradient(1, batches, stop=False), step=1)
+        take_step(made, training, batches, step=1)
     return ops.seen
 
 

@@ -35,6 +35,6 @@ def test_the_program_says_how_the_loss_is_computed():
     def text(loss: str) -> str:
         return lowered(f"{HEAD}{TRAINING}{loss}").text
 
-    assert '        loss="chunked",  # tiny.plan:9\n        loss_pieces=8,  # tiny.plan:9\n' in text("loss chunked(8)")
-    assert '        loss="fused",  # tiny.plan:9\n' in text("loss fused")
-    assert "loss_pieces" not in text("loss eager")
+    assert "    return functools.partial(chunked_cross_entropy, pieces=8)  # tiny.plan:9\n" in text("loss chunked(8)")
+    assert "    return torch.compile(token_cross_entropy, fullgraph=True)  # tiny.plan:9\n" in text("loss fused")
+    assert "    return token_cross_entropy  # tiny.plan:9\n" in text("loss eager")

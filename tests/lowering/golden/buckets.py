@@ -11,12 +11,23 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from legoai.runtime import Trainer
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    local_value,
+    reduce_loss_and_norm,
+    reshard_units,
+    token_cross_entropy,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "buckets"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 2  # tiny.plan:4
 
 
 def build_model() -> nn.Module:
@@ -98,6 +109,29 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     )  # default
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        loss = training.loss(training.model(*batch.inputs), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    reshard_units(training.model)  # tiny.plan:10
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -106,12 +140,13 @@ def trainer() -> Trainer:
         build_mesh=build_mesh,
         parallelize=parallelize,
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # tiny.plan:5
         global_batch=32,  # tiny.plan:4
         micro_batch=1,  # tiny.plan:4
         seq_len=8192,  # tiny.plan:4
         master_dtype=torch.float32,  # default
-        loss="eager",  # default
         offload_parameters=True,  # tiny.plan:19
     )
 

@@ -12,7 +12,16 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from legoai.runtime import Trainer
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    local_value,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+)
 from legoai.runtime.attention import context_parallel_attention
 from legoai.runtime.mesh import join_axes
 from legoai.specs.models.configs import LlamaConfig
@@ -20,6 +29,7 @@ from legoai.specs.models.llama import Llama
 
 PLAN = "tiny"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 2  # tiny.plan:6
 
 
 def build_model() -> nn.Module:
@@ -81,6 +91,28 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     )  # default
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        loss = training.loss(training.model(*batch.inputs, positions=batch.positions), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -89,6 +121,8 @@ def trainer() -> Trainer:
         build_mesh=build_mesh,
         parallelize=parallelize,
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # tiny.plan:7
         context_axis="cp",  # tiny.plan:9
         context_balance="head_tail",  # tiny.plan:9
@@ -96,7 +130,6 @@ def trainer() -> Trainer:
         micro_batch=2,  # tiny.plan:6
         seq_len=64,  # tiny.plan:6
         master_dtype=torch.float32,  # default
-        loss="eager",  # default
     )
 
 

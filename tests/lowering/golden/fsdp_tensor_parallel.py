@@ -17,16 +17,30 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    clip_gradients,
+    local_value,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "tiny"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 2  # tiny.plan:6
 
 
 def build_model() -> nn.Module:
@@ -127,6 +141,32 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=20, steps=300, decay="cosine", floor=0.1)  # tiny.plan:31
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        with loss_parallel():  # tiny.plan:19
+            loss = training.loss(training.model(*batch.inputs), batch.targets)
+            (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # tiny.plan:9
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:30
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # tiny.plan:31
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -136,14 +176,14 @@ def trainer() -> Trainer:
         parallelize=parallelize,
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # tiny.plan:7
         global_batch=16,  # tiny.plan:6
         micro_batch=4,  # tiny.plan:6
         seq_len=256,  # tiny.plan:6
         master_dtype=torch.float32,  # tiny.plan:28
-        loss="eager",  # default
         loss_parallel=True,  # tiny.plan:19
-        clip_norm=1.0,  # tiny.plan:30
         steps=300,  # tiny.plan:31
     )
 

@@ -13,12 +13,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    local_value,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "tiny"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 1  # tiny.plan:6
 
 
 def build_model() -> nn.Module:
@@ -96,6 +107,29 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=5, steps=5, decay="constant")  # tiny.plan:24
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        loss = training.loss(training.model(*batch.inputs), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # tiny.plan:24
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -105,12 +139,13 @@ def trainer() -> Trainer:
         parallelize=parallelize,
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_replicate", "dp_shard"),  # tiny.plan:7
         global_batch=8,  # tiny.plan:6
         micro_batch=2,  # tiny.plan:6
         seq_len=64,  # tiny.plan:6
         master_dtype=torch.float64,  # tiny.plan:22
-        loss="eager",  # default
     )
 
 

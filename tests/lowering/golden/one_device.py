@@ -10,12 +10,22 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from legoai.runtime import Trainer
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    local_value,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "tiny"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 4  # tiny.plan:5
 
 
 def build_model() -> nn.Module:
@@ -57,6 +67,29 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     )  # default
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        with torch.autocast(training.device.type, dtype=torch.bfloat16):  # default
+            loss = training.loss(training.model(*batch.inputs), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -65,13 +98,14 @@ def trainer() -> Trainer:
         build_mesh=build_mesh,
         parallelize=parallelize,
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # default
         global_batch=8,  # tiny.plan:5
         micro_batch=2,  # tiny.plan:5
         seq_len=64,  # tiny.plan:5
         master_dtype=torch.float32,  # default
         autocast_dtype=torch.bfloat16,  # default
-        loss="eager",  # default
     )
 
 

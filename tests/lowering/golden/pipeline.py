@@ -18,15 +18,29 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
-from legoai.runtime import LossFunction, Pipeline, Trainer
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    Pipeline,
+    StepResult,
+    Trainer,
+    Training,
+    add_losses,
+    divided,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    token_cross_entropy,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "tiny"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 16  # tiny.plan:6
 STAGES = (
     ("tok_embeddings", "layers.0"),
     ("layers.1", "layers.2"),
@@ -158,7 +172,8 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleZBVZeroBubble:
-    return ScheduleZBVZeroBubble(stages, n_microbatches=8, loss_fn=loss, scale_grads=False)  # tiny.plan:29
+    share = divided(loss, by=MICRO_BATCHES)
+    return ScheduleZBVZeroBubble(stages, n_microbatches=8, loss_fn=share, scale_grads=False)  # tiny.plan:29
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -170,6 +185,30 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         weight_decay=0.01,
         fused=True,
     )  # default
+
+
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES, together=8):
+        losses: list[torch.Tensor] = []
+        with loss_parallel():  # tiny.plan:19
+            training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
+        add_losses(total, losses, scale=MICRO_BATCHES)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # tiny.plan:9
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
 
 
 def trainer() -> Trainer:
@@ -187,12 +226,13 @@ def trainer() -> Trainer:
             build_schedule=build_schedule,
         ),  # tiny.plan:28
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # tiny.plan:7
         global_batch=32,  # tiny.plan:6
         micro_batch=1,  # tiny.plan:6
         seq_len=256,  # tiny.plan:6
         master_dtype=torch.float32,  # tiny.plan:38
-        loss="eager",  # default
         loss_parallel=True,  # tiny.plan:19
     )
 

@@ -12,13 +12,24 @@ from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from legoai.runtime import ShardedOptimizer, Trainer
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    ShardedOptimizer,
+    StepResult,
+    Trainer,
+    Training,
+    local_value,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+)
 from legoai.runtime.offload import offload_activations
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "replicas"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 2  # tiny.plan:4
 
 
 def build_model() -> nn.Module:
@@ -76,6 +87,30 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     )  # tiny.plan:10
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        training.model.set_requires_gradient_sync(batch.is_last)  # tiny.plan:8
+        training.model.set_is_last_backward(batch.is_last)  # tiny.plan:8
+        loss = training.loss(training.model(*batch.inputs), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -84,13 +119,13 @@ def trainer() -> Trainer:
         build_mesh=build_mesh,
         parallelize=parallelize,
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_replicate",),  # tiny.plan:5
         global_batch=128,  # tiny.plan:4
         micro_batch=4,  # tiny.plan:4
         seq_len=2048,  # tiny.plan:4
         master_dtype=torch.float32,  # default
-        loss="eager",  # default
-        reduce_gradients="last_micro_batch",  # tiny.plan:8
     )
 
 

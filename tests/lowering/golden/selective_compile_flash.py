@@ -4,6 +4,7 @@ Cluster: cpu, 1 host, 4 devices each; 4 processes.
 Start it with: torchrun --nproc-per-node 4 tiny.py
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -17,16 +18,30 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn.attention import SDPBackend
 
-from legoai.runtime import Trainer, keep_outputs, wait_for_output
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    chunked_cross_entropy,
+    keep_outputs,
+    local_value,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    wait_for_output,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "tiny"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 2  # tiny.plan:6
 
 
 def build_model() -> nn.Module:
@@ -141,6 +156,30 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     )  # default
 
 
+def build_loss() -> LossFunction:
+    return functools.partial(chunked_cross_entropy, pieces=4)  # tiny.plan:32
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        with loss_parallel():  # tiny.plan:19
+            loss = training.loss(training.model(*batch.inputs), batch.targets)
+            (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # tiny.plan:9
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -149,14 +188,14 @@ def trainer() -> Trainer:
         build_mesh=build_mesh,
         parallelize=parallelize,
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # tiny.plan:7
         global_batch=8,  # tiny.plan:6
         micro_batch=2,  # tiny.plan:6
         seq_len=64,  # tiny.plan:6
         master_dtype=torch.float32,  # default
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # tiny.plan:31
-        loss="chunked",  # tiny.plan:32
-        loss_pieces=4,  # tiny.plan:32
         loss_parallel=True,  # tiny.plan:19
     )
 

@@ -15,15 +15,27 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     PrepareModuleOutput,
     RowwiseParallel,
+    loss_parallel,
     parallelize_module,
 )
 
-from legoai.runtime import Trainer
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    local_value,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    token_cross_entropy,
+)
 from legoai.specs.models.configs import GPTConfig
 from legoai.specs.models.gpt import GPT
 
 PLAN = "tied"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 1  # tiny.plan:4
 
 
 def build_model() -> nn.Module:
@@ -102,6 +114,31 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     )  # default
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        with loss_parallel():  # tiny.plan:14
+            with torch.autocast(training.device.type, dtype=torch.bfloat16):  # tiny.plan:16
+                loss = training.loss(training.model(*batch.inputs), batch.targets)
+            (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # tiny.plan:7
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -110,13 +147,14 @@ def trainer() -> Trainer:
         build_mesh=build_mesh,
         parallelize=parallelize,
         build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=(),  # tiny.plan:5
         global_batch=8,  # tiny.plan:4
         micro_batch=8,  # tiny.plan:4
         seq_len=1024,  # tiny.plan:4
         master_dtype=torch.float32,  # tiny.plan:16
         autocast_dtype=torch.bfloat16,  # tiny.plan:16
-        loss="eager",  # default
         loss_parallel=True,  # tiny.plan:14
     )
 

@@ -64,7 +64,7 @@ def test_a_worked_program_started_by_hand_computes_what_one_device_does(name: st
     world = plan.mesh.world_size
     assert 2 <= world <= MOST_RANKS
     assert re.search(rf"^Start it with: torchrun --nproc-per-node {world} ", program.text, re.MULTILINE)
-    assert len(program.text.splitlines()) <= 250, "too long to review in one sitting"
+    assert len(program.text.splitlines()) <= 300, "too long to review in one sitting"
     text = "".join(chr(32 + (7 * place * place + place // 3) % 95) for place in range(40_000))
     (tmp_path / "text.txt").write_text(text)
     losses = started(program.text, world, tmp_path)

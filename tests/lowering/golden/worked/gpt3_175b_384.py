@@ -14,15 +14,31 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import LossFunction, Pipeline, ShardedOptimizer, Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    Pipeline,
+    ShardedOptimizer,
+    StepResult,
+    Trainer,
+    Training,
+    add_losses,
+    clip_gradients,
+    divided,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.specs.models.configs import GPTConfig
 from legoai.specs.models.gpt import GPT
 
 PLAN = "gpt3_175b_384"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 384  # gpt3_175b_384.plan:8
 STAGES = (
     ("tok_embeddings", "pos_embeddings", "layers.0", "layers.1", "layers.2", "layers.3"),
     ("layers.4", "layers.5", "layers.6", "layers.7"),
@@ -161,7 +177,13 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
-    return ScheduleInterleaved1F1B(stages, n_microbatches=384, loss_fn=loss, scale_grads=False)  # gpt3_175b_384.plan:23
+    share = divided(loss, by=MICRO_BATCHES)
+    return ScheduleInterleaved1F1B(
+        stages,
+        n_microbatches=384,
+        loss_fn=share,
+        scale_grads=False,
+    )  # gpt3_175b_384.plan:23
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -181,6 +203,32 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=2000, steps=95000, decay="cosine", floor=0.1)  # gpt3_175b_384.plan:30
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES, together=384):
+        losses: list[torch.Tensor] = []
+        with loss_parallel():  # gpt3_175b_384.plan:18
+            training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
+        add_losses(total, losses, scale=MICRO_BATCHES)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # gpt3_175b_384.plan:12
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # gpt3_175b_384.plan:29
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # gpt3_175b_384.plan:30
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -197,14 +245,14 @@ def trainer() -> Trainer:
         ),  # gpt3_175b_384.plan:23
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_replicate",),  # gpt3_175b_384.plan:10
         global_batch=1536,  # gpt3_175b_384.plan:8
         micro_batch=1,  # gpt3_175b_384.plan:8
         seq_len=2048,  # gpt3_175b_384.plan:8
         master_dtype=torch.float32,  # gpt3_175b_384.plan:27
-        loss="eager",  # default
         loss_parallel=True,  # gpt3_175b_384.plan:18
-        clip_norm=1.0,  # gpt3_175b_384.plan:29
         steps=95000,  # gpt3_175b_384.plan:30
     )
 

@@ -18,17 +18,33 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn.attention import SDPBackend
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import LossFunction, Pipeline, Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    Pipeline,
+    StepResult,
+    Trainer,
+    Training,
+    add_losses,
+    clip_gradients,
+    divided,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_405b_512"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 32  # llama3_405b_512.plan:6
 STAGES = (
     ("tok_embeddings", "layers.0", "layers.1", "layers.2", "layers.3", "layers.4", "layers.5", "layers.6"),
     ("layers.7", "layers.8", "layers.9", "layers.10", "layers.11", "layers.12", "layers.13", "layers.14"),
@@ -178,10 +194,11 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
+    share = divided(loss, by=MICRO_BATCHES)
     return ScheduleInterleaved1F1B(
         stages,
         n_microbatches=32,
-        loss_fn=loss,
+        loss_fn=share,
         scale_grads=False,
     )  # llama3_405b_512.plan:30
 
@@ -201,6 +218,32 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=8000, steps=1200000, decay="cosine", floor=0.01)  # llama3_405b_512.plan:40
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES, together=32):
+        losses: list[torch.Tensor] = []
+        with loss_parallel():  # llama3_405b_512.plan:20
+            training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
+        add_losses(total, losses, scale=MICRO_BATCHES)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # llama3_405b_512.plan:10
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_405b_512.plan:39
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # llama3_405b_512.plan:40
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -217,15 +260,15 @@ def trainer() -> Trainer:
         ),  # llama3_405b_512.plan:29
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # llama3_405b_512.plan:8
         global_batch=256,  # llama3_405b_512.plan:6
         micro_batch=1,  # llama3_405b_512.plan:6
         seq_len=8192,  # llama3_405b_512.plan:6
         master_dtype=torch.float32,  # llama3_405b_512.plan:37
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:35
-        loss="eager",  # default
         loss_parallel=True,  # llama3_405b_512.plan:20
-        clip_norm=1.0,  # llama3_405b_512.plan:39
         steps=1200000,  # llama3_405b_512.plan:40
     )
 

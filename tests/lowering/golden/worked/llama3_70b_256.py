@@ -17,17 +17,31 @@ from torch.distributed.tensor.parallel import (
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 from torch.nn.attention import SDPBackend
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    clip_gradients,
+    local_value,
+    reduce_loss_and_norm,
+    reduce_partial_gradients,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_70b_256"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 4  # llama3_70b_256.plan:8
 
 
 def build_model() -> nn.Module:
@@ -131,6 +145,32 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_70b_256.plan:36
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        with loss_parallel():  # llama3_70b_256.plan:22
+            loss = training.loss(training.model(*batch.inputs), batch.targets)
+            (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    reduce_partial_gradients(training.optimizer.param_groups)  # llama3_70b_256.plan:12
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_70b_256.plan:35
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # llama3_70b_256.plan:36
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -140,15 +180,15 @@ def trainer() -> Trainer:
         parallelize=parallelize,
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # llama3_70b_256.plan:10
         global_batch=512,  # llama3_70b_256.plan:8
         micro_batch=4,  # llama3_70b_256.plan:8
         seq_len=8192,  # llama3_70b_256.plan:8
         master_dtype=torch.float32,  # llama3_70b_256.plan:33
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:31
-        loss="eager",  # default
         loss_parallel=True,  # llama3_70b_256.plan:22
-        clip_norm=1.0,  # llama3_70b_256.plan:35
         steps=100000,  # llama3_70b_256.plan:36
     )
 

@@ -14,12 +14,24 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    clip_gradients,
+    local_value,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.specs.models.configs import LlamaConfig
 from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_8b_128"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 1  # llama3_8b_128.plan:9
 
 
 def build_model() -> nn.Module:
@@ -85,6 +97,30 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_8b_8.plan:21
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        loss = training.loss(training.model(*batch.inputs), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_8b_8.plan:20
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # llama3_8b_8.plan:21
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -94,14 +130,14 @@ def trainer() -> Trainer:
         parallelize=parallelize,
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # llama3_8b_128.plan:11
         global_batch=256,  # llama3_8b_128.plan:9
         micro_batch=2,  # llama3_8b_128.plan:9
         seq_len=8192,  # llama3_8b_128.plan:9
         master_dtype=torch.float32,  # llama3_8b_8.plan:18
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:16
-        loss="eager",  # default
-        clip_norm=1.0,  # llama3_8b_8.plan:20
         steps=100000,  # llama3_8b_8.plan:21
     )
 

@@ -16,7 +16,18 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.attention import SDPBackend
 from torch.optim.lr_scheduler import LambdaLR
 
-from legoai.runtime import Trainer, warmup_schedule
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    StepResult,
+    Trainer,
+    Training,
+    clip_gradients,
+    local_value,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+    warmup_schedule,
+)
 from legoai.runtime.experts import ExpertParallel
 from legoai.runtime.mesh import split_off_experts
 from legoai.specs.models.configs import MixtralConfig
@@ -24,6 +35,7 @@ from legoai.specs.models.mixtral import Mixtral
 
 PLAN = "mixtral_8x7b_64"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 4  # mixtral_8x7b_64.plan:6
 
 
 def build_model() -> nn.Module:
@@ -94,6 +106,30 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
     return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # mixtral_8x7b_64.plan:23
 
 
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES):
+        loss = training.loss(training.model(*batch.inputs), batch.targets)
+        (loss / MICRO_BATCHES).backward()
+        total += local_value(loss)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # mixtral_8x7b_64.plan:22
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    training.scheduler.step()  # mixtral_8x7b_64.plan:23
+    return result
+
+
 def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
@@ -103,14 +139,14 @@ def trainer() -> Trainer:
         parallelize=parallelize,
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
+        build_loss=build_loss,
+        train_step=train_step,
         data_axes=("dp_shard",),  # mixtral_8x7b_64.plan:8
         global_batch=512,  # mixtral_8x7b_64.plan:6
         micro_batch=2,  # mixtral_8x7b_64.plan:6
         seq_len=4096,  # mixtral_8x7b_64.plan:6
         master_dtype=torch.float32,  # mixtral_8x7b_64.plan:20
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:18
-        loss="eager",  # default
-        clip_norm=1.0,  # mixtral_8x7b_64.plan:22
         steps=100000,  # mixtral_8x7b_64.plan:23
     )
 

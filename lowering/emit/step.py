@@ -1,0 +1,112 @@
+"""One optimizer step of a program: the lines that families of directives contribute to it, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.lowering.emit.code import Function, Imports, Item, Line, Loop, Node, Note, Statement, call, literal
+
+COUNT: Final = "MICRO_BATCHES"
+"""The constant of a program: the micro batches of one rank in one optimizer step."""
+PARAMETERS: Final = "training.optimizer.param_groups"
+"""What a step calls the groups of all parameters."""
+
+
+@dataclass(slots=True)
+class Step:
+    """The parts of a step that depend on the plan."""
+
+    micro_batches: Line | None = None
+    """`MICRO_BATCHES = …`."""
+    pass_size: int | None = None
+    """Micro batches of one pass of a pipeline; None without one."""
+    before_forward: list[Line] = field(default_factory=list)
+    """Before each micro batch's forward."""
+    around: list[Loop] = field(default_factory=list)
+    """`with` statements without a body around forward and backward, the outermost first."""
+    around_forward: list[Loop] = field(default_factory=list)
+    """`with` statements without a body around forward and loss, inside of `around`."""
+    arguments: list[Item] = field(default_factory=list)
+    """Further arguments of the model's forward."""
+    after_backward: list[Line] = field(default_factory=list)
+    """When the gradients of all micro batches are added up."""
+    before_update: list[Line] = field(default_factory=list)
+    """When all ranks know the norm of the gradient, whether it is finite or not."""
+    clip: list[Line] = field(default_factory=list)
+    """Before the optimizer's update."""
+    after_update: list[Line] = field(default_factory=list)
+    """At the end, also of a step whose update was not made."""
+
+    def functions(self, imports: Imports) -> tuple[Function, Function]:
+        """`forward_backward` and `train_step`."""
+        imports.module("torch")
+        for name in ("Batches", "StepResult", "Training", "reduce_loss_and_norm"):
+            imports.name("legoai.runtime", name)
+        return (
+            Function("forward_backward(training: Training, batches: Batches) -> torch.Tensor", self._sums(imports)),
+            Function("train_step(training: Training, batches: Batches) -> StepResult", self._update()),
+        )
+
+    def _sums(self, imports: Imports) -> tuple[Statement, ...]:
+        """Gradients and mean loss of this rank's micro batches."""
+        assert self.micro_batches is not None, "a plan has a batch"
+        each = self._forward_backward(imports) if self.pass_size is None else self._pass(imports)
+        together = None if self.pass_size is None else literal(self.pass_size)
+        batches = call("batches.take", COUNT, together=together).inline()
+        return (
+            Line(call("torch.zeros", "()", dtype="torch.float64", device="training.device"), "total = "),
+            Loop(f"for batch in {batches}", tuple(each)),
+            Line(f"total / {COUNT}", "return "),
+        )
+
+    def _forward_backward(self, imports: Imports) -> list[Statement]:
+        imports.name("legoai.runtime", "local_value")
+        model = call("training.model", "*batch.inputs", *self.arguments)
+        forward: list[Statement] = [Line(call("training.loss", model, "batch.targets"), "loss = ")]
+        computed = [*_inside(self.around_forward, forward), Line(call(f"(loss / {COUNT}).backward"))]
+        return [*self.before_forward, *_inside(self.around, computed), Line(call("local_value", "loss"), "total += ")]
+
+    def _pass(self, imports: Imports) -> list[Statement]:
+        """One pass of a pipeline, whose schedule divides the losses of its micro batches by their number in a step."""
+        imports.name("legoai.runtime", "add_losses")
+        made = call(
+            "training.schedule.step",
+            "*batch.inputs",
+            target="batch.targets",
+            losses="losses",
+            return_outputs="False",
+        )
+        return [
+            Line("[]", "losses: list[torch.Tensor] = "),
+            *_inside(self.around, [Line(made)]),
+            Line(call("add_losses", "total", "losses", scale=COUNT)),
+        ]
+
+    def _update(self) -> tuple[Statement, ...]:
+        updated: list[Statement] = [*self.clip, Line("training.optimizer.step()")]
+        return (
+            Line("forward_backward(training, batches)", "mean_loss = "),
+            *self.after_backward,
+            Line("reduce_loss_and_norm(training, mean_loss)", "result = "),
+            *self.before_update,
+            Loop("if training.may_update(result)", tuple(updated)),
+            Line("training.optimizer.zero_grad()"),
+            *self.after_update,
+            Line("result", "return "),
+        )
+
+
+def context(manager: Node, note: Note) -> Loop:
+    """A `with` statement that is still without a body."""
+    text = manager if isinstance(manager, str) else manager.inline()
+    return Loop(f"with {text}", (), note)
+
+
+def _inside(contexts: Sequence[Loop], body: Sequence[Statement]) -> list[Statement]:
+    """The body inside of `with` statements."""
+    statements = list(body)
+    for outer in reversed(contexts):
+        statements = [Loop(outer.header, tuple(statements), outer.note)]
+    return statements

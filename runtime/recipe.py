@@ -1,0 +1,86 @@
+"""The description of a training that a lowered program gives: what to build, and how a step is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention import SDPBackend
+
+from legoai.runtime.batches import Batches
+from legoai.runtime.context import Balance
+from legoai.runtime.loss import LossFunction, token_cross_entropy
+from legoai.runtime.training import StepResult, Training
+from legoai.specs.models.reads import Reads, Tokens
+
+if TYPE_CHECKING:
+    from legoai.runtime.pipeline import Pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that a lowered program says.
+
+    Attributes:
+        plan: the plan's name.
+        plan_hash: the plan's hash; in metrics and checkpoints.
+        build_model: makes the model; called under `torch.device("meta")`.
+        build_mesh: makes the device mesh from a device type.
+        parallelize: applies tensor parallel, checkpointing, compile and data sharding to the model, and
+            returns it.
+        pipeline: how the model is split into stages, and their schedule; None keeps it whole. `parallelize` then
+            gets each stage of a rank by itself.
+        build_optimizer: makes the optimizer from parameter groups.
+        build_lr_scheduler: makes the schedule from the optimizer; None keeps the optimizer's learning rate.
+        build_loss: makes the loss of one micro batch.
+        train_step: takes one optimizer step: forward and backward of all micro batches of this rank, and the update.
+        data_axes: mesh axes whose ranks read different samples, outermost first.
+        context_axis: mesh axis whose ranks read different tokens of the same samples, or None. The model's forward then
+            has a parameter `positions`, the positions of its tokens in their sequence, int64 [tokens].
+        context_balance: which tokens each rank of `context_axis` reads, as `local_positions` says.
+        global_batch: samples in one optimizer step.
+        micro_batch: samples in one forward of one rank.
+        seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
+        reads: what the model takes and gives.
+        master_dtype: in which parameters are stored.
+        autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
+            none. It is for validation and for the stages of a pipeline; `train_step` has its own.
+        attention_kernel: the only kernel of scaled dot-product attention; None leaves the choice to PyTorch.
+        loss_parallel: whether logits arrive as a DTensor sharded on the vocabulary. It is for validation; `train_step`
+            has its own.
+        offload_parameters: whether parameters, gradients and optimizer state are in host memory, from which
+            `fully_shard` brings them; the optimizer then runs on the host.
+        weight_decay_on: `matrices` spares parameters of fewer than two dims the optimizer's weight decay.
+        seed: of weights, data order and dropout.
+        steps: of the whole training where the command line does not say.
+    """
+
+    plan: str
+    plan_hash: str
+    build_model: Callable[[], nn.Module]
+    build_mesh: Callable[[str], DeviceMesh]
+    parallelize: Callable[[nn.Module, DeviceMesh], nn.Module]
+    build_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    build_lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None = None
+    build_loss: Callable[[], LossFunction] = lambda: token_cross_entropy
+    train_step: Callable[[Training, Batches], StepResult]
+    pipeline: Pipeline | None = None
+    data_axes: tuple[str, ...] = ()
+    context_axis: str | None = None
+    context_balance: Balance = "head_tail"
+    global_batch: int
+    micro_batch: int
+    seq_len: int = 0
+    reads: Reads = field(default_factory=Tokens)
+    master_dtype: torch.dtype = torch.float32
+    autocast_dtype: torch.dtype | None = None
+    attention_kernel: SDPBackend | None = None
+    loss_parallel: bool = False
+    offload_parameters: bool = False
+    weight_decay_on: Literal["all", "matrices"] = "all"
+    seed: int = 0
+    steps: int = 1000

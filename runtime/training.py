@@ -1,0 +1,113 @@
+"""The objects that a training changes, and the result of one of its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from legoai.runtime.loss import LossFunction
+
+if TYPE_CHECKING:
+    from legoai.runtime.pipeline import PipelineSchedule, StagedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The loss and the norm of the gradient of one optimizer step, equal on all ranks.
+
+    Attributes:
+        loss: mean over the step's samples.
+        norm: 2-norm of the whole gradient, before clipping; NaN if a part is not finite.
+        stops: whether some rank was asked to stop after this step.
+    """
+
+    loss: float
+    norm: float
+    stops: bool
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are finite."""
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+@dataclass(slots=True, kw_only=True)
+class StepControl:
+    """What a run asks of each step.
+
+    Attributes:
+        asked_to_stop: whether this rank was asked to stop.
+        on_gradients: called on every rank with the result of each step, when the gradients are complete and before they
+            are clipped; one that raises ends the run without the update.
+    """
+
+    asked_to_stop: Callable[[], bool] = lambda: False
+    on_gradients: list[Callable[[StepResult], None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """The objects that a training changes, on one rank.
+
+    Attributes:
+        model: parallelized and initialised; of a pipeline, what this rank holds, under the names of the whole model.
+        staged: the stages of this rank and their schedule, or None without a pipeline.
+        digest: of the whole model; see `model_digest`.
+        mesh: of all ranks.
+        device: on which this rank computes.
+        optimizer: over the groups of `parameter_groups`.
+        scheduler: of the learning rate, or None.
+        loss: of one micro batch.
+        positions: of the tokens that this rank reads in their sequence, int64 [tokens]; None where it reads them all.
+        degree: ranks that read different samples.
+        accumulation: micro batches of one rank in one optimizer step.
+        holders: ranks among which each parameter is sharded or replicated.
+        counts_loss: whether the loss of this rank counts: of ranks that read the same samples only one does.
+        seed: of the run.
+        random_stream: names this rank's random numbers; ranks that read the same tokens for the same stages share it.
+        control: what the run asks of each step.
+    """
+
+    model: nn.Module
+    mesh: DeviceMesh
+    device: torch.device
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LambdaLR | None
+    loss: LossFunction
+    positions: torch.Tensor | None = None
+    degree: int
+    accumulation: int
+    holders: int
+    counts_loss: bool
+    seed: int
+    random_stream: str
+    digest: str
+    staged: StagedModel | None = None
+    control: StepControl = field(default_factory=StepControl)
+
+    @property
+    def parts(self) -> list[nn.Module]:
+        """The modules that are called: the model, or the stages of this rank."""
+        return [self.model] if self.staged is None else self.staged.modules
+
+    @property
+    def schedule(self) -> PipelineSchedule:
+        """The schedule of the pipeline."""
+        assert self.staged is not None, "a training with a pipeline"
+        return self.staged.schedule
+
+    def may_update(self, result: StepResult) -> bool:
+        """Report the result of a step, and return whether its update is made: not if the gradient is not finite.
+
+        Raises:
+            RunError: loss or gradient is not finite, and the run is to stop then.
+        """
+        for report in self.control.on_gradients:
+            report(result)
+        return result.finite
