@@ -60,12 +60,11 @@ def lower(analysis: Analysis) -> Program:
     Raises:
         LoweringError: the plan has holes, or what no program supports. Nothing is left out in silence.
     """
-    refuse_holes(analysis)
+    check_decided(analysis)
     _raise(list(unsupported(analysis)))
     lowering, draft = Lowering(analysis), Draft()
     for emit in EMITTERS.values():
         emit(lowering, draft)
-    _raise(lowering.diagnostics)
     return _write(lowering, draft)
 
 
@@ -74,8 +73,8 @@ def _raise(diagnostics: list[Diagnostic]) -> None:
         raise LoweringError(tuple(sorted(diagnostics, key=lambda item: item.order)))
 
 
-def refuse_holes(analysis: Analysis) -> None:
-    """Refuse a plan that is not decided in everything.
+def check_decided(analysis: Analysis) -> None:
+    """Raise what a plan leaves undecided.
 
     Raises:
         LoweringError: it has holes.

@@ -8,6 +8,7 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import passes
 from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
+from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.pipeline import is_staged
@@ -25,8 +26,8 @@ class UnitKind(Record):
 
     reshard: Any
     """As :attr:`legoai.dsl.analysis.fsdp.FsdpUnit.reshard`."""
-    experts: bool
-    """Whether it is of experts on `ep`, which are sharded over the ranks that hold the same ones."""
+    cut: int | None
+    """The dim on which experts of `ep` are cut over the ranks that hold the same ones; None for all else."""
 
 
 @fact
@@ -37,21 +38,11 @@ def unit_kinds(analysis: Analysis) -> dict[str, UnitKind]:
     """
     assert analysis.manifest is not None
     units = fsdp_units(analysis)
-    kinds = {path: UnitKind(unit.reshard, experts=False) for path, unit in units.items()}
-    for path in _experts(analysis) if units else ():
+    kinds = {path: UnitKind(unit.reshard, None) for path, unit in units.items()}
+    for path in distributed_experts(analysis) if units else ():
         around = units[path] if path in units else units[owner(analysis, path)]
-        kinds[path] = UnitKind(around.reshard, experts=True)
+        kinds[path] = UnitKind(around.reshard, sharded_dim(analysis, path))
     return {path: kinds[path] for path in analysis.manifest.modules if path in kinds}
-
-
-def _experts(analysis: Analysis) -> list[str]:
-    shard = analysis.plan.shard_on("ep") if analysis.plan.mesh.ep > 1 else None
-    assert analysis.manifest is not None
-    return (
-        []
-        if shard is None
-        else [path for path in analysis.assigned(shard).by_path if path in analysis.manifest.modules]
-    )
 
 
 def reduces_last(analysis: Analysis) -> bool:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.codes.lowering import NotLowered
-from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.lowering.emit.blocks import Group, group
 from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call
 from legoai.lowering.emit.step import Step
 from legoai.specs.directives.base import Declared, Directive, PathRule
-from legoai.specs.span import Span
 
 T = TypeVar("T")
 
@@ -26,45 +23,14 @@ class Lowering:
         self.analysis = analysis
         self.plan = analysis.plan
         self.manifest = analysis.manifest
-        self.diagnostics: list[Diagnostic] = []
         self.runtime_names: set[str] = set()
         """What conditions of the program take from `legoai.runtime`."""
         self._distinguished: set[str] = set()
-
-    def place(self, declared: Declared, field: str = "keyword") -> Span:
-        """Where ``field``'s value stands; where nothing says it, the statement's keyword or the plan's beginning."""
-        return self.analysis.place(declared, field)
 
     def note(self, declared: Declared, field: str = "keyword") -> Note:
         """The line of ``field``'s value, or else of its statement; no line where the plan has no such statement."""
         span = declared.origin(field).span or declared.origin("keyword").span
         return Note(span)
-
-    def refuse(
-        self,
-        span: Span,
-        message: str,
-        *,
-        label: str = "not lowered yet",
-        others: Sequence[Label] = (),
-        help: Sequence[str] = (),
-    ) -> None:
-        """Say that the plan cannot be lowered, and why."""
-        finding = NotLowered.at(span, message, label=label, others=others, help=help)
-        if finding not in self.diagnostics:
-            self.diagnostics.append(finding)
-
-    def refuse_unless(self, directive: Directive, field: str, *legal: object, why: str = "") -> bool:
-        """Refuse every value of an option but the ``legal`` ones; whether the value is legal."""
-        value = getattr(directive, field)
-        if value in legal:
-            return True
-        name = directive.option(field).name
-        text = f"`{name} = {written(value)}` of `{directive.keyword}`"
-        words = [f"`{written(item)}`" for item in legal if item is not None]
-        help = [f"lowered is {' or '.join(words)}"] if words else [f"leave `{name}` out"]
-        self.refuse(self.place(directive, field), f"{text} is not lowered yet{why and f': {why}'}", help=help)
-        return False
 
     def assignment(self, directive: Directive) -> Mapping[str, PathRule[Any]]:
         """The rule that each module follows, and for `shard` each parameter, in the model's order."""
@@ -96,24 +62,9 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def rule_span(rule: PathRule[Any]) -> Span:
-    """Where a rule stands, which is always in a plan's text."""
-    span = rule.path_origin.span or rule.origin.span
-    return span if span is not None else Span("", 0, 0, 1, 1, 1, 1)
-
-
 def rule_note(rule: PathRule[Any]) -> Note:
     """The line of a rule."""
     return Note(rule.origin.span)
-
-
-def written(value: object) -> str:
-    """A value as a plan writes it, without the arguments of a treatment."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(written(item) for item in value)}]"
-    return getattr(value, "name", None) or str(value)
 
 
 TRAINER_ARGUMENTS: Final = (

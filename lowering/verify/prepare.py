@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted, check
-from legoai.lowering.program import Program, lower, refuse_holes
+from legoai.lowering.program import Program, check_decided, lower
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.specs.models.reads import Reads
 
@@ -62,7 +62,7 @@ def prepare(
     assert linted.plan is not None
     assert analysis is not None
     assert analysis.manifest is not None, "a model that cannot be looked at is a finding"
-    refuse_holes(analysis)
+    check_decided(analysis)
     config = None
     if linted.plan.model.family == "huggingface":
         from legoai.specs.models.manifest_cache import read_config

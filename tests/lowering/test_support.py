@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-from support.plans import HEAD, refusals
+from legoai.dsl.rules import rule_of
+from legoai.lowering.program import LoweringError
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
 
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
+ILP = "checkpoint { layers.* = budget(50%, by = ilp) }"
 
 CASES = {
     "flex": ("attention flex", {1: "has no such kernel"}),
@@ -77,3 +80,32 @@ def test_lint_and_lowering_report_the_same(name: str):
         assert expected[item.label.span.line - offset] in item.message
         assert item.label.text or item.help
     assert refusals(head + body) == found
+
+
+def test_all_that_is_not_supported_comes_at_once_in_the_order_of_the_text():
+    found = refusals(f"{HEAD}{BATCH}{ILP}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
+    assert [item.label.span.line for item in found] == [6, 7]
+
+
+def test_holes_have_a_code_of_their_own():
+    body = "mesh (tp = auto in [2, 4])\nfsdp on dp_shard {\n  layers.* = auto\n}\noptimizer adamw(betas = [0.9, auto])"
+    found = refusals(HEAD + BATCH + body)
+    assert [(item.code, item.label.span.line) for item in found] == [("LP011", 6), ("LP011", 8), ("LP011", 10)]
+
+
+def test_a_style_on_an_axis_of_one_rank_changes_nothing():
+    alone = f"{HEAD}{BATCH}precision (param = fp32)\n"
+    program = lowered(f"{alone}{SEQUENCE_PARALLEL}")
+    assert program.text.partition("PLAN_HASH")[2][80:] == lowered(alone).text.partition("PLAN_HASH")[2][80:]
+
+
+def test_the_error_is_readable_on_its_own():
+    with pytest.raises(LoweringError, match=r"^tiny\.plan:6:.*: LP010 .*\(and 1 more\)$"):
+        lowered(f"{HEAD}{BATCH}{ILP}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
+
+
+@pytest.mark.parametrize("code", ["LP010", "LP011"])
+def test_the_codes_have_pages(code: str):
+    rule = rule_of(code)
+    assert rule is not None
+    assert "## Use instead" in (rule.__doc__ or "")
