@@ -43,6 +43,8 @@ class Origin(Record):
 
     decider: Decider
     span: Span | None = None
+    text: str | None = None
+    """A number as it is written, without unit; None for anything else."""
 
 
 DEFAULT = Origin("default")

@@ -42,7 +42,8 @@ class Reader:
             self._report(circle)
             return Hole(), Origin(decider, node.span)
         value = self._read(node, kind)
-        return (Hole() if value is _MISTAKE else value), Origin(decider, node.span)
+        text = node.text if isinstance(node, Number) and not node.unit else None
+        return (Hole() if value is _MISTAKE else value), Origin(decider, node.span, text)
 
     def options(
         self,

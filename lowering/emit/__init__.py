@@ -1,4 +1,4 @@
-"""The families of directives in the order in which a program applies them, each with the function that emits it."""
+"""The families of directives, each with the function that emits it, in the order of emission."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ EMITTERS: Final[dict[str, Emit]] = {
     "loss": loss.emit,
     "clip": clip.emit,
 }
-"""Keyword to emission. The model is changed in TorchTitan's order: mesh, pipeline split, tensor parallel, context
-parallel, activation checkpointing, compile, data sharding; then come the optimizer and what the training loop has to
-know."""
+"""Keyword to emission. Calls stand in `parallelize` in the order of emission, which is TorchTitan's: tensor parallel,
+experts, context parallel, activation checkpointing, compile, data sharding. One call stands elsewhere: float8 layers
+are converted before all else, though `precision` comes late (:mod:`legoai.lowering.emit.float8`). What the other
+families contribute has places of its own, in other functions and in the step."""

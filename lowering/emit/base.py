@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.emit.blocks import Group, group
-from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call
+from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call, literal
 from legoai.lowering.emit.step import Step
 from legoai.specs.directives.base import Declared, Directive, PathRule
 
@@ -35,6 +35,13 @@ class Lowering:
     def assignment(self, directive: Directive) -> Mapping[str, PathRule[Any]]:
         """The rule that each module follows, and for `shard` each parameter, in the model's order."""
         return self.analysis.assigned(directive).by_path
+
+    def number(self, declared: Declared, field: str) -> str:
+        """A value as :func:`literal` writes it, and a number as the plan writes it where Python reads the same."""
+        value, text = getattr(declared, field), declared.origin(field).text
+        if text is not None and isinstance(value, float) and not text.isdecimal() and float(text) == value:
+            return text
+        return literal(value)
 
     def groups(self, assigned: Mapping[str, T]) -> tuple[Group[T], ...]:
         """The assignment with equal blocks together, the children in every group before their parents."""
@@ -114,15 +121,24 @@ class Draft:
     """The keyword arguments of `Trainer`."""
 
     def apply(
-        self, function: str, *, mesh: Node | None, body: Iterable[Statement], note: Note, before: str = ""
+        self,
+        function: str,
+        *,
+        mesh: Node | None,
+        body: Iterable[Statement],
+        note: Note,
+        before: str = "",
+        meshes: Mapping[str, Node] | None = None,
     ) -> None:
         """Add a function that changes the model, on ``mesh`` if there is one, and its call in `parallelize`.
 
-        Both stand in front of the function ``before`` and its call, or last.
+        Both stand in front of the function ``before`` and its call, or last. ``meshes`` are further ones by the names
+        of their parameters.
         """
-        arguments = "model: nn.Module" if mesh is None else "model: nn.Module, mesh: DeviceMesh"
-        made = Function(f"{function}({arguments}) -> None", tuple(body))
-        line = Line(call(function, "model", *(() if mesh is None else (mesh,))), "", note)
+        given = {**({} if mesh is None else {"mesh": mesh}), **(meshes or {})}
+        parameters = ", ".join(["model: nn.Module", *(f"{name}: DeviceMesh" for name in given)])
+        made = Function(f"{function}({parameters}) -> None", tuple(body))
+        line = Line(call(function, "model", *given.values()), "", note)
         place = [item.signature.startswith(f"{before}(") for item in self.functions].index(True) if before else None
         calls = [
             isinstance(item, Line) and not isinstance(item.value, str) and item.value.opening == f"{before}("

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Line, call, literal
+from legoai.lowering.emit.code import Line, call
 from legoai.lowering.emit.step import PARAMETERS
 
 
@@ -12,5 +12,5 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     clip = lowering.plan.clip
     if clip is not None:
         draft.imports.name("legoai.runtime", "clip_gradients")
-        made = call("clip_gradients", PARAMETERS, max_norm=literal(clip.norm), total_norm="result.norm")
+        made = call("clip_gradients", PARAMETERS, max_norm=lowering.number(clip, "norm"), total_norm="result.norm")
         draft.step.clip.append(Line(made, "", lowering.note(clip, "norm")))

@@ -6,6 +6,7 @@ are broken with one item on each. That is what `ruff format` does with a trailin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -100,7 +101,7 @@ def literal(value: object) -> str:
         comma = "," if len(value) == 1 else ""
         return f"({', '.join(literal(item) for item in value)}{comma})"
     assert value is None or isinstance(value, bool | int | float), f"no literal for {type(value).__name__}"
-    return repr(value)
+    return re.sub(r"e([+-])0+", r"e\1", repr(value))
 
 
 def data(value: object) -> Node:

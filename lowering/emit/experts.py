@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from legoai.dsl.analysis.experts import distributed_experts, limited_experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal
 from legoai.lowering.emit.mesh import sharding_mesh
 from legoai.lowering.emit.stages import blocks_of, where_held
+
+EXPERT_MESH: Final = "expert_mesh"
+"""What a program calls the mesh on which experts lie."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -27,10 +32,11 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.imports.name("torch.distributed.tensor.parallel", "parallelize_module")
     draft.imports.name("legoai.runtime.experts", "ExpertParallel")
     draft.imports.name("legoai.runtime.mesh", "split_off_experts")
-    mesh = call("split_off_experts", sharding_mesh(lowering, draft), ep=literal(ranks)).inline()
-    draft.apply(
-        "apply_expert_parallel", mesh=f'{mesh}["ep"]', body=_calls(lowering, emitted), note=lowering.note(shard)
-    )
+    split = call("split_off_experts", sharding_mesh(lowering, draft), ep=literal(ranks)).inline()
+    assert split is not None, "a mesh fits on one line"
+    draft.parallelize.append(Line(split, f"{EXPERT_MESH} = ", lowering.note(lowering.plan.mesh, "ep")))
+    mesh, body = f'{EXPERT_MESH}["ep"]', _calls(lowering, emitted)
+    draft.apply("apply_expert_parallel", mesh=mesh, body=body, note=lowering.note(shard))
 
 
 def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, Note]]) -> list[Statement]:

@@ -16,6 +16,7 @@ from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
+from legoai.lowering.emit.experts import EXPERT_MESH
 from legoai.lowering.emit.mesh import sharding_mesh
 from legoai.lowering.emit.offload import policy_of_units
 from legoai.lowering.emit.precision import policy
@@ -49,14 +50,19 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.imports.name("torch.distributed.fsdp", "fully_shard")
     found = _units(lowering, fsdp)
     body: list[Statement] = [Line(policy(lowering, draft), "policy = ", lowering.note(lowering.plan.precision))]
-    found |= _units_of_experts(lowering, draft, found, body)
+    found |= _units_of_experts(lowering, draft, found)
     found = {path: found[path] for path in lowering.manifest.modules if path in found}
     offload = policy_of_units(lowering, draft)
     if offload is not None:
         body.append(offload)
         found = {path: replace(unit, offloads=True) for path, unit in found.items()}
     body += _in_order(lowering, found, unit_buckets(lowering.analysis))
-    draft.apply("apply_fsdp", mesh=sharding_mesh(lowering, draft), body=body, note=lowering.note(fsdp))
+    meshes: dict[str, Node] = {}
+    if any(unit.mesh == EXPERT_MESH for unit in found.values()):
+        names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering.analysis))
+        meshes[EXPERT_MESH] = f"{EXPERT_MESH}[{names}]"
+    mesh, note = sharding_mesh(lowering, draft), lowering.note(fsdp)
+    draft.apply("apply_fsdp", mesh=mesh, meshes=meshes, body=body, note=note)
     kept = next((unit for unit in found.values() if unit.kept), None)
     if kept is not None:
         draft.imports.name("legoai.runtime", "reshard_units")
@@ -76,10 +82,8 @@ def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
     }
 
 
-def _units_of_experts(
-    lowering: Lowering, draft: Draft, found: dict[str, Sharded], body: list[Statement]
-) -> dict[str, Sharded]:
-    """Units for the experts that `ep` distributes, over the ranks that hold the same ones; ``body`` names their mesh.
+def _units_of_experts(lowering: Lowering, draft: Draft, found: dict[str, Sharded]) -> dict[str, Sharded]:
+    """Units for the experts that `ep` distributes, over the ranks that hold the same ones.
 
     Where no rule makes a unit of them, they reshard as the unit would that they lie in.
     """
@@ -88,14 +92,9 @@ def _units_of_experts(
     for path, rule in experts.items():
         dim = sharded_dim(lowering.analysis, path)
         assert dim is not None, f"the experts of {path} cannot be cut"
-        made[path] = replace(found[_unit_of(path, found)], note=rule_note(rule), mesh="expert_mesh", dim=dim)
+        made[path] = replace(found[_unit_of(path, found)], note=rule_note(rule), mesh=EXPERT_MESH, dim=dim)
         if dim:
             draft.imports.name("torch.distributed.tensor", "Shard")
-    if made:
-        draft.imports.name("legoai.runtime.mesh", "split_off_experts")
-        split = call("split_off_experts", "mesh", ep=str(lowering.plan.mesh.ep)).inline()
-        names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering.analysis))
-        body.append(Line(f"{split}[{names}]", "expert_mesh = ", lowering.note(lowering.plan.mesh, "ep")))
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.replicate import replica_axes, replicas
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Function, Group, Item, Line, call, literal, quoted
+from legoai.lowering.emit.code import Function, Group, Item, Line, call, quoted
 from legoai.lowering.emit.offload import with_state_on_host
 
 _CLASSES = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
@@ -14,7 +14,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `build_optimizer`, with every constant written out."""
     optimizer = lowering.plan.optimizer
     algorithm = optimizer.algorithm
-    values = {item.field: literal(getattr(algorithm, item.field)) for item in algorithm.options}
+    values = {item.field: lowering.number(algorithm, item.field) for item in algorithm.options}
     if values.pop("fused") == "True":
         values["fused"] = "True"
     else:

@@ -17,7 +17,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             return
         steps, floor = form.warmup, None
     else:
-        steps, floor = form.steps, literal(form.floor)
+        steps, floor = form.steps, lowering.number(form, "floor")
         draft.train_with("steps", literal(steps), note)
     draft.imports.module("torch")
     draft.imports.name("legoai.runtime", "warmup_schedule")

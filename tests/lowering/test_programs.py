@@ -266,3 +266,18 @@ def test_data_axes_are_those_that_spread_samples():
     assert 'data_axes=("dp_shard",)' in lowered(FULL).text
     sharded = f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)\nmesh (tp = 4)\n{SEQUENCE_PARALLEL}"
     assert "data_axes=()" in lowered(sharded).text
+
+
+def test_numbers_keep_the_notation_of_the_plan():
+    plan = f"""\
+{HEAD}
+let rate = 2.50e-4
+batch (global = 8, micro = 2, seq_len = 64)
+optimizer adamw(lr = rate, weight_decay = 0.10)
+clip (norm = 5e-1)
+schedule cosine(steps = 10, floor = 0.05)
+"""
+    text = lowered(plan).text
+    for written in ("lr=2.50e-4,", "weight_decay=0.10,", "max_norm=5e-1,", "floor=0.05)"):
+        assert written in text
+    assert "eps=1e-8," in text, "a default is written as short as in a plan"

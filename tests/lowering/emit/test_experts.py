@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import legoai
 from support.meshed import TRAINING, UNITS
 from support.plans import errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -219,3 +220,11 @@ fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
 )
 def test_lint_reports_what_would_be_wrong(text: str, code: str, message: str):
     assert errors(f"{HEAD}{TRAINING}{text}")[code].startswith(message)
+
+
+def test_the_mesh_of_experts_is_made_once():
+    text = legoai.lower(Path(__file__).parents[3] / "plans" / "mixtral_8x7b_64.plan").text
+    assert text.count("split_off_experts(") == 1
+    assert '    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8\n' in text
+    assert '    apply_expert_parallel(model, expert_mesh["ep"])' in text
+    assert '    apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])' in text

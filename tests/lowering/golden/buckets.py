@@ -39,7 +39,7 @@ def build_model() -> nn.Module:
         hidden_dim=14336,
         vocab_size=128256,
         max_seq_len=131072,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=500000.0,
         rope_scaling=8.0,
         rope_low_freq_factor=1.0,
@@ -103,7 +103,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         parameters,
         lr=0.001,
         betas=(0.9, 0.999),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.01,
         fused=True,
     )  # default

@@ -43,7 +43,7 @@ def build_model() -> nn.Module:
         top_k=2,
         vocab_size=32000,
         max_seq_len=32768,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=1000000.0,
     )  # tiny.plan:3
     return Mixtral(config)
@@ -63,9 +63,8 @@ def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
         )  # tiny.plan:9
 
 
-def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # default
-    expert_mesh = split_off_experts(mesh, ep=4)["dp_shard_mod_ep"]  # tiny.plan:6
     fully_shard(
         model.layers["0"].feed_forward.experts,
         mesh=expert_mesh,
@@ -86,8 +85,9 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    apply_expert_parallel(model, split_off_experts(mesh["dp_shard"], ep=4)["ep"])  # tiny.plan:8
-    apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:13
+    expert_mesh = split_off_experts(mesh["dp_shard"], ep=4)  # tiny.plan:6
+    apply_expert_parallel(model, expert_mesh["ep"])  # tiny.plan:8
+    apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # tiny.plan:13
     return model
 
 
@@ -96,7 +96,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         parameters,
         lr=0.001,
         betas=(0.9, 0.999),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.01,
         fused=True,
     )  # default

@@ -41,7 +41,7 @@ def build_model() -> nn.Module:
         hidden_dim=384,
         vocab_size=256,
         max_seq_len=1024,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=500000.0,
         rope_scaling=1.0,
         rope_low_freq_factor=1.0,

@@ -59,7 +59,7 @@ def build_model() -> nn.Module:
         hidden_dim=384,
         vocab_size=256,
         max_seq_len=1024,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=500000.0,
         rope_scaling=1.0,
         rope_low_freq_factor=1.0,
@@ -181,7 +181,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         parameters,
         lr=0.001,
         betas=(0.9, 0.999),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.01,
         fused=True,
     )  # default

@@ -41,7 +41,7 @@ def build_model() -> nn.Module:
         hidden_dim=8192,
         vocab_size=128256,
         max_seq_len=131072,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=500000.0,
         rope_scaling=32.0,
         rope_low_freq_factor=1.0,
@@ -79,9 +79,9 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         parameters,
         torch.optim.AdamW,
         axis="dp_replicate",  # tiny.plan:7
-        lr=0.0003,
+        lr=3e-4,
         betas=(0.9, 0.999),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.01,
         fused=True,
     )  # tiny.plan:10

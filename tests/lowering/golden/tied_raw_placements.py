@@ -46,7 +46,7 @@ def build_model() -> nn.Module:
         hidden_dim=3072,
         vocab_size=50257,
         max_seq_len=1024,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         bias=True,
         tie_embeddings=True,
     )  # tiny.plan:2
@@ -108,7 +108,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         parameters,
         lr=0.001,
         betas=(0.9, 0.999),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.01,
         fused=True,
     )  # default

@@ -89,7 +89,7 @@ def build_model() -> nn.Module:
         hidden_dim=49152,
         vocab_size=51200,
         max_seq_len=2048,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         bias=True,
         tie_embeddings=False,
     )  # gpt3_175b_384.plan:6
@@ -191,9 +191,9 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         parameters,
         torch.optim.AdamW,
         axis="dp_replicate",  # gpt3_175b_384.plan:21
-        lr=6e-05,
+        lr=6e-5,
         betas=(0.9, 0.95),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.1,
         fused=True,
     )  # gpt3_175b_384.plan:28

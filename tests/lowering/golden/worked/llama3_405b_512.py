@@ -85,7 +85,7 @@ def build_model() -> nn.Module:
         hidden_dim=53248,
         vocab_size=128256,
         max_seq_len=131072,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=500000.0,
         rope_scaling=8.0,
         rope_low_freq_factor=1.0,
@@ -206,9 +206,9 @@ def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleI
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
-        lr=8e-05,
+        lr=8e-5,
         betas=(0.9, 0.95),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.1,
         fused=True,
     )  # llama3_405b_512.plan:38

@@ -49,7 +49,7 @@ def build_model() -> nn.Module:
         top_k=2,
         vocab_size=32000,
         max_seq_len=32768,
-        norm_eps=1e-05,
+        norm_eps=1e-5,
         rope_theta=1000000.0,
     )  # mixtral_8x7b_64.plan:4
     return Mixtral(config)
@@ -69,9 +69,8 @@ def apply_checkpoint(model: nn.Module) -> None:
         model.layers[name] = checkpoint_wrapper(layer)  # mixtral_8x7b_64.plan:17
 
 
-def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # mixtral_8x7b_64.plan:20
-    expert_mesh = split_off_experts(mesh, ep=8)["dp_shard_mod_ep"]  # mixtral_8x7b_64.plan:8
     for layer in model.layers.values():
         fully_shard(
             layer.feed_forward.experts,
@@ -85,18 +84,19 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    apply_expert_parallel(model, split_off_experts(mesh["dp_shard"], ep=8)["ep"])  # mixtral_8x7b_64.plan:10
+    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8
+    apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64.plan:10
     apply_checkpoint(model)  # mixtral_8x7b_64.plan:17
-    apply_fsdp(model, mesh["dp_shard"])  # mixtral_8x7b_64.plan:12
+    apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # mixtral_8x7b_64.plan:12
     return model
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
-        lr=0.0002,
+        lr=2e-4,
         betas=(0.9, 0.95),
-        eps=1e-08,
+        eps=1e-8,
         weight_decay=0.1,
         fused=True,
     )  # mixtral_8x7b_64.plan:21
