@@ -16,11 +16,16 @@ KERNELS: Final = ("default", "flash", "efficient", "cudnn", "math")
 def attention_modules(analysis: Analysis) -> dict[str, frozenset[str]]:
     """The modules that attend in their own forward, in model order, with the functions by which they do."""
     assert analysis.manifest is not None
-    return {
-        path: frozenset(step.name for step in info.flow if step.op == "attention")
-        for path, info in analysis.manifest.modules.items()
-        if any(step.op == "attention" for step in info.flow)
-    }
+    modules = analysis.manifest.modules
+    found: dict[int, frozenset[str]] = {}
+    names: dict[str, frozenset[str]] = {}
+    for path in modules:
+        template = analysis.manifest.template_of(path)
+        if template not in found:
+            found[template] = frozenset(step.name for step in modules[path].flow if step.op == "attention")
+        if found[template]:
+            names[path] = found[template]
+    return names
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

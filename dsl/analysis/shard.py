@@ -49,19 +49,14 @@ def tensor_parallel(analysis: Analysis) -> TensorParallel:
     if shard is None or manifest is None:
         return TensorParallel({}, {})
     decided(shard)
-    winners = analysis.assigned(shard).by_path
-    return TensorParallel(
-        {
-            path: rule
-            for path, rule in winners.items()
-            if path in manifest.modules and isinstance(rule.treatment, STYLES)
-        },
-        {
-            path: rule
-            for path, rule in winners.items()
-            if path not in manifest.modules and isinstance(rule.treatment, PLACEMENTS)
-        },
-    )
+    modules = frozenset(analysis.module_paths.names)
+    styles, placements = {}, {}
+    for path, rule in analysis.assigned(shard).by_path.items():
+        if path in modules and isinstance(rule.treatment, STYLES):
+            styles[path] = rule
+        elif path not in modules and isinstance(rule.treatment, PLACEMENTS):
+            placements[path] = rule
+    return TensorParallel(styles, placements)
 
 
 class Placement(Record):

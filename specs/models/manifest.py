@@ -321,6 +321,10 @@ class Manifest:
         """Every module by path, in `named_modules()` order; the model itself is `""`."""
         return self._modules
 
+    def template_of(self, path: str) -> int:
+        """A number that the module at `path` shares with those that are equal to it but for their paths."""
+        return self._modules.template_of(path)
+
     def parameter_paths(self) -> Iterator[str]:
         """Yield the path of every parameter, as :meth:`parameters` does but without making the modules."""
         yield from self._modules.parameter_paths()
