@@ -1,4 +1,4 @@
-"""The documents are current, and what they show is so."""
+"""The documents are current, and their examples and file names are right."""
 
 import re
 from pathlib import Path
@@ -77,3 +77,27 @@ def test_the_manual_names_every_option_of_a_command_and_no_other(name: str):
 def test_the_manual_has_a_section_for_each_command_and_no_other():
     manual = (DOCS / "command-line.md").read_text(encoding="utf-8")
     assert re.findall(r"^## `legoai (\w+)`$", manual, re.MULTILINE) == list(COMMANDS)
+
+
+NAMED = re.compile(r"`((?:specs|dsl|lowering|cost|runtime|tests|docs|plans|benchmarks|src|\.ci)/[\w./-]*)`")
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_every_file_that_a_guide_names_exists(name: str):
+    named = {
+        path for path in NAMED.findall((ROOT / name).read_text(encoding="utf-8")) if not re.search("[A-Z]{3}", path)
+    }
+    assert len(named) > 5
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_the_architecture_names_every_room():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", text.partition("\n## Rooms\n")[2], re.MULTILINE)
+    assert len(rows) == 5
+    for folder, rooms in rows:
+        named = set(re.findall(r"`([\w]+)/`", rooms))
+        packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+        assert named == packages, folder
+        for file in re.findall(r"`(\w+\.py)`", rooms):
+            assert (ROOT / folder / file).exists(), file
