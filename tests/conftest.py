@@ -10,6 +10,7 @@ import pytest
 
 from support import TESTS
 from support.gloo import GlooPool
+from support.manifests import inspected_in_this_process, shipped_manifests_read_once
 
 # Programs that tests start (torchrun, `python -c`, model factories) import `support` as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
@@ -20,6 +21,19 @@ def _interrupts_reach_children() -> None:
     """A session that was started in the background ignores SIGINT, and so would every process that a test starts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_manifests_are_read_once() -> Iterator[None]:
+    with shipped_manifests_read_once():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def inspector() -> Iterator[None]:
+    """Models are inspected in this process; tests of the subprocess itself override this fixture."""
+    with inspected_in_this_process():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,50 @@
+"""Manifests without their start-up: shipped ones are unpacked once, others are made without a subprocess.
+
+A subprocess imports torch, and transformers for a Hugging Face config, before it looks at a model: seconds of processor
+time for milliseconds of work. A test process that imported both keeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legoai.specs.models import load, manifest_cache
+from legoai.specs.models.source import ModelSource
+
+
+@contextlib.contextmanager
+def shipped_manifests_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "unpack", functools.cache(load.unpack))
+        yield
+
+
+@contextlib.contextmanager
+def inspected_in_this_process() -> Iterator[None]:
+    """Inspect models here; modules of factories are forgotten, since the next test may have others of their names."""
+
+    def answer(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
+        inspect = importlib.import_module("legoai.specs.models.inspect")
+        names = ("kind", "target", "preset", "arguments")
+        request = {name: getattr(source, name) for name in names}
+        path, known = list(sys.path), set(sys.modules)
+        try:
+            return inspect.answer({**request, "base_directory": str(base_directory), "sys_path": []})
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - known:
+                if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(base_directory):
+                    del sys.modules[name]
+            importlib.invalidate_caches()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_cache, "_ask", answer)
+        yield
