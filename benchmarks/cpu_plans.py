@@ -1,4 +1,4 @@
-"""Which plans are costed for this machine's processor, and really run on it?"""
+"""Plans that are predicted for this machine's processor and run on it."""
 
 from __future__ import annotations
 

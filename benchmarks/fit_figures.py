@@ -1,4 +1,4 @@
-"""Which published figures do the shipped profiles take as they stand? Each has its source beside it."""
+"""Published figures that the shipped profiles take unchanged, each with its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does a person wait for `legoai lint`?
+"""Wall-clock time of `legoai lint` in a cold process.
 
 Timed is a whole process, from its start to its exit: the interpreter, the imports, and linting a clean plan of 100
 lines for a built-in model whose manifest is shipped. Nothing is kept from one process to the next but what every use

@@ -1,4 +1,4 @@
-"""How many lines of a plan are parsed, formatted and linted in a second?
+"""Lines of plans that are parsed, formatted and linted per second.
 
 Timed is one process that has everything imported and has done the same once before, on the worked plans of `plans/`,
 one after the other. The figure is the best of ten rounds, since everything that disturbs makes a round longer. The

@@ -1,4 +1,4 @@
-"""What does a lowered program really take on this machine: seconds of a step, and bytes of tensors?
+"""Measurement of a lowered program on this machine: seconds of a step, and bytes of tensors.
 
 Nothing of the simulator is used here. Memory is that of storages, which are found by weak references: all that exist
 when the measurement begins, and every one that an operator returns. After each operator the sizes of all that live are

@@ -1,4 +1,4 @@
-"""How long does a person wait for `legoai cost`, and how much memory does it take?
+"""Wall-clock time and memory of `legoai cost` in a cold process.
 
 Timed is a whole process, from its start to its exit: the interpreter, the imports, lint, lowering, capture, timeline,
 memory and the summary. Nothing is kept from one process to the next but compiled Python files. A first process, which

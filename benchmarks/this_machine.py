@@ -1,4 +1,4 @@
-"""How far are costs predicted for this machine's processor from what its runs over gloo really take?
+"""Error of the costs predicted for this machine's processor, against runs over gloo.
 
     python benchmarks/this_machine.py                the whole comparison: about six minutes on two quiet cores
     python benchmarks/this_machine.py --memory       memory alone, which other work on the machine does not disturb

@@ -1,4 +1,4 @@
-"""How does the simulator compare with torch's own estimators on published measurements: accuracy, and time to answer?
+"""The simulator beside torch's own estimators on published measurements: accuracy, and time to answer.
 
     python -m benchmarks.torch_tools FOLDER            FOLDER holds memory_single_gpu.csv, memory_distributed.csv, …
 

@@ -1,4 +1,4 @@
-"""What does the trainer cost over a loop of the same torch calls that is written by hand?
+"""Overhead of the trainer over a hand-written loop of the same torch calls.
 
 Both loops run the same lowered program: its model, mesh, parallelization, optimizer and schedule. The hand-written one
 reads prepared batches and does what a training cannot do without: forward, backward, the mean loss over all ranks, the

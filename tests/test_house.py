@@ -1,4 +1,4 @@
-"""The rules of the house hold: what is shipped, what a file may say, and what the lint path may import."""
+"""Rules of the house: contents of the distributions, contents of files, and imports of the lint path."""
 
 import ast
 import importlib.util

@@ -1,1 +1,1 @@
-"""Published training runs, stated as plans and compared with what the simulator says of them."""
+"""Published training runs, stated as plans and compared with the simulator's predictions."""

@@ -1,4 +1,4 @@
-"""What does the simulator say of a plan, and what do we keep of it?"""
+"""Prediction for one plan: the part of its estimate that is compared with a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a file of published runs say? Its rows, with typed fields, and which of them are to be dropped."""
+"""Rows of a file of published runs, with typed fields, and the rows to drop."""
 
 from __future__ import annotations
 

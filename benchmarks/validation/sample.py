@@ -1,4 +1,4 @@
-"""Which rows are taken of a file that is too long to be simulated whole?
+"""Stratified sample of rows from a file that is too long to be simulated whole.
 
 The rows are put into strata by what distinguishes one configuration from another: what ran, whether each kind of
 parallelism is there, checkpointing, precision. The strata take turns, in each the rows come in an order that a hash of

@@ -1,4 +1,4 @@
-"""How far is what was said from what was measured?"""
+"""Errors of predictions against measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a plan written down, from what a row says and what its framework is known to do?"""
+"""Text of a plan, from the fields of a row and the known behaviour of its framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be read of many results at a glance?"""
+"""Summary table of many results."""
 
 from __future__ import annotations
 

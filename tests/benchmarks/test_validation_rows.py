@@ -1,4 +1,4 @@
-"""Rows of published runs become plans that say what their frameworks do, and comparisons count what they should."""
+"""Plans for rows of published runs, and the scores of predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated rank communicates is what the same program communicates over gloo, on every rank and in both steps.
+"""The collectives of a simulated rank equal those of a real run over gloo, on every rank and in both steps.
 
 Each program is the one that lowering prints for a plan. It is run by real processes, which note every collective that
 they call, and captured for each of their ranks: kinds, groups, sizes, dtypes and order are equal.

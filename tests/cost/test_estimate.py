@@ -1,4 +1,4 @@
-"""The estimate joins what its rooms say, and measures what a plan requires."""
+"""The estimate joins time, memory and breakdowns, and evaluates the plan's requirements."""
 
 from __future__ import annotations
 

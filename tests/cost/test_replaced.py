@@ -1,4 +1,4 @@
-"""What is replaced for a while is afterwards as it was: of a class, of one that it inherits from, of a module."""
+"""Temporary patches restore a class's own attribute, an inherited one, and a module's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline's step: its actions as pieces agree with every operation of every rank, and an estimate tells of all."""
+"""A pipeline's step: the costs of its actions agree with every operation of every rank."""
 
 from __future__ import annotations
 

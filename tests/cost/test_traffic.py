@@ -1,4 +1,4 @@
-"""What a step communicates has the closed form that the papers give for it."""
+"""The traffic of a step has the closed form that papers give for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mistake of the corpus is found, with the text that a person reads; and every plan of the other corpus is clean.
+"""Every mistake of the corpus is reported with its golden text, and every valid plan is clean.
 
 The mistakes stand in `invalid/CODE/NAME.plan`, by the code that each is meant for, and what the linter reports in
 `invalid/CODE/NAME.txt`. A first line such as

@@ -1,4 +1,4 @@
-"""The Python API: plans, findings and programs without a command line."""
+"""The Python API: plans, diagnostics and programs without a command line."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`legoai explain` prints pages, references, defaults and what a plan says."""
+"""`legoai explain` prints pages, references, defaults and the treatments of a module."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The table of features: every row is a plan without errors, becomes what it says, and names a test that exists."""
+"""The table of features: every row is a clean plan, lowers to its torch call, and names a test that exists."""
 
 from __future__ import annotations
 

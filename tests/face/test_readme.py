@@ -1,4 +1,4 @@
-"""What the README shows is what the tool does."""
+"""The README's plan, program and diagnostics are those of the tool."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Models that are not ours verify and run as built-in ones do: images, two texts, and images with texts."""
+"""Models of others verify and run as built-in ones do: images, two texts, and images with texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that the language can say is dropped: every option of every directive changes the program, or is refused."""
+"""Every option of every directive changes the program, or is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs look like: golden texts, stable bytes, and lines that know their plan."""
+"""Text of programs: golden texts, stable bytes, and lines mapped to their plan."""
 
 from __future__ import annotations
 

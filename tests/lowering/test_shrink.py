@@ -1,4 +1,4 @@
-"""A shrunken plan is small, and says what the plan says."""
+"""A shrunken plan is small and keeps the statements of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worked plans: what each becomes was read and approved, and is what the formatter would write."""
+"""Programs of the worked plans: golden texts, in the formatter's layout."""
 
 import subprocess
 import sys

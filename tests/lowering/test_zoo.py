@@ -1,4 +1,4 @@
-"""The checked-in plans of models that are not ours are clean, and lowered in full, mixed and half precision."""
+"""The plans of models of others are clean, and lower in full, mixed and half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What selective checkpointing and budgets keep: the right operators, no more memory than allowed, exact gradients."""
+"""Selective checkpointing and budgets: the kept operators, no more memory than allowed, exact gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A corpus is the same bytes on every start, and a bad one is told."""
+"""A corpus is the same bytes on every start, and a bad one is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas share the optimizer's work, and what each keeps is its own share."""
+"""Replicas share the optimizer's work, and each keeps its own share."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""The pool of gloo ranks returns every rank's result, and raises the error of the first that failed."""
+
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What the terminal and the file say."""
+"""Lines of the terminal, and records of `metrics.jsonl`."""
 
 from __future__ import annotations
 

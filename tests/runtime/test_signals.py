@@ -1,4 +1,4 @@
-"""Is a signal heard that comes while processes are forked?"""
+"""A signal that arrives while processes are forked is not lost."""
 
 from __future__ import annotations
 

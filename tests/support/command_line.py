@@ -1,4 +1,4 @@
-"""What the tests of the command line share: plans in an empty folder, and what a command says."""
+"""Plans in an empty folder, and calls of the command line."""
 
 import subprocess
 import sys

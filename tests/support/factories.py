@@ -1,4 +1,4 @@
-"""A model of someone else's: blocks in a ModuleList, parts that are called with keywords."""
+"""A model of another author: blocks in a ModuleList, and parts that are called with keywords."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of the small Llama whose layouts are right, by rule, and the codes of what the linter finds in others."""
+"""Plans of the small Llama with right layouts, by rule, and the codes of diagnostics about layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of programs on a mesh without stages share: their training, and the units of FSDP."""
+"""Training and FSDP units of programs on a mesh without stages."""
 
 from __future__ import annotations
 

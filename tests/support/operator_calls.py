@@ -1,4 +1,4 @@
-"""Which operators are called."""
+"""Recorder of operator calls."""
 
 from __future__ import annotations
 

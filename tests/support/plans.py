@@ -1,4 +1,4 @@
-"""Plans for the tests of lowering, and what they come to."""
+"""Plans for the tests of lowering, and their resolved plans, programs and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real run over gloo communicates, as its ranks call it and as the process groups note it."""
+"""Collectives of a real run over gloo, as its ranks call them and as the process groups record them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for the tests of single rules: statements laid over a small base, and what the linter finds in them."""
+"""Plans for tests of single rules: statements laid over a small base, and their diagnostics."""
 
 from __future__ import annotations
 

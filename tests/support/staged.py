@@ -1,4 +1,4 @@
-"""What tests of programs that train share: their training, the run of a rank, and what the ranks came to."""
+"""Training of programs with stages: its statements, the run of a rank, and comparison of the ranks' results."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Seven models of others, made small: what `transformers` builds from a config, as a lowered program trains it."""
+"""Seven small models of others: built by `transformers` from a config, and trained as a lowered program trains them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import programs
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
@@ -12,6 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from legoai.runtime import Trainer, matching_cross_entropy, token_cross_entropy
 from legoai.specs.models.huggingface import transformers_model
 from legoai.specs.models.reads import ImagesWithTexts
+from support import programs
 
 SEQUENCE = 16
 

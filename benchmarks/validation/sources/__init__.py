@@ -1,4 +1,4 @@
-"""The frameworks whose published runs are stated as plans, a file for each."""
+"""Frameworks whose published runs are stated as plans, a file for each."""
 
 from __future__ import annotations
 

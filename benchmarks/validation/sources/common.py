@@ -1,4 +1,4 @@
-"""What do rows of several frameworks have in common: devices, fabrics, and models by their dimensions?"""
+"""Parts that rows of several frameworks share: devices, fabrics, and models by their dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do Megatron-LM (SimuMax's runs) and Megatron-DeepSpeed (vTrain's) train, and how is that said in a plan?
+"""Plans for runs of Megatron-LM (SimuMax) and Megatron-DeepSpeed (vTrain).
 
 Read for this: Megatron-LM's `distributed/distrib_optimizer` and `core/tensor_parallel/layers.py`, SimuMax's scripts and
 vTrain's validation configs, as far as the files of rows cite them.

@@ -1,4 +1,4 @@
-"""How does llm-foundry train MPT with Composer and FSDP1, and how is that said in a plan?
+"""Plans for runs of llm-foundry: MPT with Composer and FSDP1.
 
 Read for this: llm-foundry's `scripts/train/benchmarking/README.md` and `scripts/train/yamls/pretrain/mpt-*.yaml`, and
 Composer's notes on FSDP, as far as the file of rows cites them; `scripts/train/benchmarking/submit_benchmarks.py` and

@@ -1,4 +1,4 @@
-"""How does nanotron train Llama in the sweep of the Ultra-Scale Playbook, and how is that said in a plan?
+"""Plans for runs of nanotron: Llama in the sweep of the Ultra-Scale Playbook.
 
 Read for this: `nanotron/models/base.py` (which blocks a pipeline rank gets), `optim/gradient_accumulator.py`,
 `optim/zero.py`, `parallel/tensor_parallel/functional.py`, `trainer.py` and the sweep's `scaling_benchmarks.py`.

@@ -1,4 +1,4 @@
-"""How are the tables of the TorchTitan, SimpleFSDP and LegoAI papers said in plans?"""
+"""Plans for the tables of the TorchTitan, SimpleFSDP and LegoAI papers."""
 
 from __future__ import annotations
 

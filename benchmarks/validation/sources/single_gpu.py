@@ -1,4 +1,4 @@
-"""How were the single-GPU tables 4.11 and 4.14 of the LegoAI dissertation measured, and how is that said in a plan?
+"""Plans for the single-GPU tables 4.11 and 4.14 of the LegoAI dissertation.
 
 Read for this: the author's experiments, `exp_utils.py` and `driver.py` of sanketpurandare/mem-run-estimator (November
 2024, with the outputs that the tables print), and `transformers` 4.46, which they call.

@@ -1,4 +1,4 @@
-"""How does TorchTitan train Llama with FSDP2, and how is that said in a plan?
+"""Plans for runs of TorchTitan: Llama with FSDP2.
 
 Read for this: `torchtitan/parallelisms/parallelize_llama.py` and `pipelining_utils.py` of December 2024 (the commit
 that the published tables name), and `docs/fsdp.md`.

@@ -1,3 +1,5 @@
+"""Calibration of a machine: curves fitted to measurements, and the profile written from them."""
+
 from __future__ import annotations
 
 import functools

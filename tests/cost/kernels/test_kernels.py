@@ -1,3 +1,5 @@
+"""Kernel models: the work of each kernel, and its time by roofline, table and forest."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Contention: the slowdown of kernels beside collectives."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""What a rank takes of its device: torch's reserved memory, cuBLAS's workspaces, context and communicators."""
+"""Memory of a rank on its device: torch's reserved memory, cuBLAS workspaces, CUDA context and communicators."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Network models: traffic of algorithms, bandwidth by size, topology and stragglers."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,4 +1,4 @@
-"""Ranks that are told from another one do what they do when captured, and parts sum up to what they stand for."""
+"""Traces translated to other ranks equal captured ones, and segments sum up to the records that they stand for."""
 
 from __future__ import annotations
 

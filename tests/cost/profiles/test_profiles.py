@@ -1,3 +1,5 @@
+"""Shipped profiles load, name their sources, and meet the limits on held-out errors."""
+
 from __future__ import annotations
 
 import gzip

@@ -1,4 +1,4 @@
-"""The simulated device tells what a program does with streams and events, and leaves torch as it was."""
+"""The simulated device records streams and events, and leaves torch as it was."""
 
 from __future__ import annotations
 

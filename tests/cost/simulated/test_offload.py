@@ -1,4 +1,4 @@
-"""What a program keeps in host memory is not on the device, and every copy between the two is recorded."""
+"""Tensors offloaded to host memory are not on the device, and every copy between the two is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every second of a step is told once: computing, communicating, copying, the host's, or idle."""
+"""Every second of a step is counted once: computation, communication, copies, host, or idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces survive a journey through text, and nothing else is read as one."""
+"""Traces are saved as text and loaded again, and other text is refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the linter says of layouts is what PyTorch does: plans without findings train right, others fail or go wrong."""
+"""Diagnostics of layouts agree with PyTorch: clean plans train right, others fail or compute wrong numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers and the solver's line are written into the text without touching anything else."""
+"""Answers and the solver's line are written into the text, and nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A finding that a person accepts in a comment is taken away there and nowhere else."""
+"""A diagnostic that a comment accepts is suppressed there and nowhere else."""
 
 from __future__ import annotations
 

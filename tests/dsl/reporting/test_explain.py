@@ -1,4 +1,4 @@
-"""What a plan says about one module, with the line that says it."""
+"""Explanation of one module: its treatments, each with its line."""
 
 from pathlib import Path
 

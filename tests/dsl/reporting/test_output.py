@@ -1,4 +1,4 @@
-"""Findings as a person reads them, and as programs do."""
+"""Output formats of diagnostics, for people and for programs."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The rules about attention kernels agree with the kernels of this machine's processor."""
+"""Rules about attention kernels agree with the kernels of this machine's processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about batches say what the runtime and the models would otherwise raise."""
+"""Rules about batches report what the runtime and the models would otherwise raise."""
 
 from __future__ import annotations
 

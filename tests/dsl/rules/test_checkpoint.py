@@ -1,4 +1,4 @@
-"""The rules about recomputation, against what PyTorch's checkpointing does."""
+"""Rules about recomputation, against PyTorch's checkpointing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cluster`: hosts, fabrics, profiles."""
+"""Rules about hosts, fabrics and profiles."""
 
 from __future__ import annotations
 

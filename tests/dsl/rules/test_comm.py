@@ -1,4 +1,4 @@
-"""The rules about collectives: a schedule of what does not happen has no effect."""
+"""Rules about collectives: a schedule without effect is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about compilation: what PyTorch 2.13 compiles wrongly or not at all is found, what it compiles is not."""
+"""Rules about compilation report what PyTorch 2.13 cannot compile or compiles wrongly, and nothing else."""
 
 from __future__ import annotations
 

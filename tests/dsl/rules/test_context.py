@@ -1,4 +1,4 @@
-"""`context`: sequences in pieces."""
+"""Rules about context parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of an axis must divide: heads, features, vocabulary, sequences, experts. PyTorch is asked, too."""
+"""Rules about sizes that the ranks of an axis must divide, against PyTorch."""
 
 from __future__ import annotations
 

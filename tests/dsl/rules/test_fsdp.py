@@ -1,4 +1,4 @@
-"""`fsdp`: units and axes. PyTorch is asked what it refuses, on a group of eight ranks that does not communicate."""
+"""Rules about FSDP units and axes, against PyTorch on a fake group of eight ranks."""
 
 from __future__ import annotations
 

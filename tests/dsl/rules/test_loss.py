@@ -1,4 +1,4 @@
-"""The rule about the pieces of a loss; what it does not refuse is exact with a sharded vocabulary too."""
+"""Rule about the pieces of a loss; a loss that it allows is exact with a sharded vocabulary too."""
 
 from __future__ import annotations
 

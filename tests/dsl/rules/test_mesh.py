@@ -1,4 +1,4 @@
-"""`mesh`: sizes, uses, order."""
+"""Rules about the mesh: sizes, uses, order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about offloading."""
+"""Rules about offloading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about updates agree with `torch.optim`."""
+"""Rules about updates agree with `torch.optim`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules about pipelines say what PyTorch's schedule classes say, which are asked with stand-in stages."""
+"""Rules about pipelines agree with PyTorch's schedule classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about the places of tokens find the plans whose ranks would count them from 0."""
+"""Rules about token positions report plans whose ranks would count them from 0."""
 
 from __future__ import annotations
 

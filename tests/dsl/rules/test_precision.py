@@ -1,4 +1,4 @@
-"""The rules about dtypes agree with what PyTorch computes and refuses."""
+"""Rules about dtypes agree with what PyTorch computes and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`replicate`: buckets, and who reduces gradients."""
+"""Rules about replicas: buckets, and the reduction of gradients."""
 
 from __future__ import annotations
 

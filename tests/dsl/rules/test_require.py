@@ -1,4 +1,4 @@
-"""The rules about budgets; the bound on memory is held against the tensors that PyTorch makes."""
+"""Rules about budgets; the bound on memory is compared with the tensors that PyTorch makes."""
 
 from __future__ import annotations
 

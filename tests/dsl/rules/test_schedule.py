@@ -1,4 +1,4 @@
-"""The rules about the learning rate agree with the schedule that the runtime trains by."""
+"""Rules about the learning rate agree with the schedule of the runtime."""
 
 from __future__ import annotations
 

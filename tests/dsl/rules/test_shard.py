@@ -1,4 +1,4 @@
-"""`shard`: which style and placement fits what."""
+"""Rules about styles and placements of shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is still to be solved is not yet wrong: leaving a value open never makes a finding, and never a traceback."""
+"""An undecided value never makes a diagnostic, and never a traceback."""
 
 from __future__ import annotations
 

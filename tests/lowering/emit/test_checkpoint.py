@@ -1,4 +1,4 @@
-"""What is recomputed, and what is not, changes memory and time but no number."""
+"""Recomputation changes memory and time, and no number."""
 
 from __future__ import annotations
 

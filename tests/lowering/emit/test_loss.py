@@ -1,4 +1,4 @@
-"""However the loss is computed, it and its gradients are the same."""
+"""Every form of the loss gives the same value and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program builds built-in models and those of others, and what it does with their modules."""
+"""Construction of built-in models and of others' in a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs of the worked plans are started by hand: shrunken, with torchrun, as they were printed."""
+"""Programs of the worked plans, shrunken and started with torchrun as they were printed."""
 
 from __future__ import annotations
 

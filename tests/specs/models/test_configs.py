@@ -1,4 +1,4 @@
-"""Configs refuse what no model could have, and say what they would accept."""
+"""Configs refuse impossible values, and name what they would accept."""
 
 import dataclasses
 

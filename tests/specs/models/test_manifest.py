@@ -1,4 +1,4 @@
-"""Manifests tell what torch's own models tell, and the shipped ones are current."""
+"""Manifests agree with torch's own models, and the shipped ones are current."""
 
 import json
 import subprocess

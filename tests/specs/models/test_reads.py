@@ -1,4 +1,4 @@
-"""A manifest says what a model reads: from its family, its config, its author, or what `timm` models carry."""
+"""Inputs of a model in its manifest: from its family, its config, its author, or `timm`."""
 
 from __future__ import annotations
 
