@@ -47,6 +47,8 @@ class Case:
     elapsed: bool = False
 
 
+PAGE = str(Path(tempfile.gettempdir()) / "legoai_simulator_speed.html")
+
 CASES = (
     Case("one process that imports the simulator", ("-c", "import legoai.cost.estimate")),
     Case("tiny, 4 ranks", ("-m", "legoai", "cost", "plans/tiny.plan")),
@@ -56,6 +58,10 @@ CASES = (
     Case("Llama 3 70B, 128 ranks", ("-m", "legoai", "cost", "plans/llama3_70b_256.plan", "--set", "hosts=16"), 5.0),
     Case("Llama 3 70B, 16384 ranks", ("-m", "legoai", "cost", "plans/llama3_70b_256.plan", "--set", "hosts=2048"), 5.0),
     Case("Llama 3.1 405B, 512 ranks", ("-m", "legoai", "cost", "plans/llama3_405b_512.plan"), 10.0, elapsed=True),
+    Case(
+        "Llama 3.1 405B, 512 ranks, with --html",
+        ("-m", "legoai", "cost", "plans/llama3_405b_512.plan", "--html", PAGE),
+    ),
     Case("GPT-3 175B, 384 ranks", ("-m", "legoai", "cost", "plans/gpt3_175b_384.plan"), elapsed=True),
 )
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.report.chrome import Lines, title, tracks
 from legoai.cost.report.words import path
 from legoai.cost.timing.breakdown import COMMUNICATION
-from legoai.cost.timing.timeline import Interval
+from legoai.cost.timing.intervals import Intervals, Stretch
+from legoai.cost.timing.timeline import Interval, Timed
 from legoai.cost.trace.records import Collective, Copy
 
 MOST: Final = 30_000
@@ -40,56 +42,152 @@ class Track:
     bars: tuple[Bar, ...]
 
 
+_Level: TypeAlias = Callable[[str, str], object]
+"""What operations that are drawn as one bar have in common, from module and phase."""
+
+_LEVELS: Final[Sequence[_Level]] = (
+    lambda module, phase: (module, phase),
+    lambda module, phase: (_block(module), phase),
+    lambda _, phase: phase,
+)
+
+
 def rank_tracks(item: RankEstimate, lines: Lines, *, most: int = MOST) -> tuple[Track, ...]:
-    """The tracks of a rank, at most about ``most`` bars of them."""
-    levels: Sequence[Callable[[Interval], object]] = (
-        lambda interval: (interval.record.module, interval.record.phase),
-        lambda interval: (_block(interval.record.module), interval.record.phase),
-        lambda interval: interval.record.phase,
-    )
-    queues = {queue: [one for one in item.intervals if one.queue == queue] for queue in tracks(item)}
-    groups = {queue: [[one] for one in found] for queue, found in queues.items()}
-    for level in levels:
+    """The tracks of a rank, with at most ``most`` bars and one for each track.
+
+    Where there are more operations, neighbours of one module and phase are drawn as one bar; else those of one block
+    and phase; else those of one phase; else those that begin in one slice of the step.
+    """
+    intervals = Intervals.of(item.intervals)
+    groups = {}
+    for level in _LEVELS if len(intervals) > most else (None,):
+        groups = _groups(intervals, level)
         if sum(map(len, groups.values())) <= most:
             break
-        groups = {queue: _joined(found, level) for queue, found in queues.items()}
+    else:
+        groups = _sliced(groups, intervals.end, most)
     return tuple(
-        Track(track_name(queue, item), tuple(_bar(group, lines) for group in found)) for queue, found in groups.items()
+        Track(track_name(queue, place), tuple(_bar(group, lines) for group in groups[queue]))
+        for place, queue in enumerate(tracks(item))
     )
 
 
-def track_name(queue: str, item: RankEstimate) -> str:
-    """What a queue is called for people."""
+def track_name(queue: str, place: int) -> str:
+    """The displayed name of a queue, the first of which is the stream with most operations."""
     if queue.startswith("communicator "):
         return queue.removeprefix("communicator ")
-    if queue == tracks(item)[0]:
-        return "compute"
-    return queue
+    return queue if place else "compute"
 
 
-def _joined(intervals: Sequence[Interval], level: Callable[[Interval], object]) -> list[list[Interval]]:
-    """Neighbours that are alike together, unless more time than they take themselves lies between them."""
-    groups: list[list[Interval]] = []
-    for item in intervals:
-        last = groups[-1] if groups else None
-        if last is not None and level(last[0]) == level(item):
-            gap, own = item.start - last[-1].end, item.end - item.start
-            if gap <= own:
-                last.append(item)
-                continue
-        groups.append([item])
-    return groups
+@dataclass(slots=True)
+class _Group:
+    """Neighbouring operations of a queue that are drawn as one bar.
+
+    Attributes:
+        start: of the first operation, in seconds.
+        end: of the last.
+        own: seconds of the first.
+        count: how many there are.
+        look: of the first.
+        first: the first.
+        longest: the longest.
+        longest_seconds: its time.
+        common: what they have in common.
+    """
+
+    start: float
+    end: float
+    own: float
+    count: int
+    look: str
+    first: Timed
+    longest: Timed
+    longest_seconds: float
+    common: object
+
+    def shifted(self, by: float) -> _Group:
+        """A copy that begins later; `dataclasses.replace` takes ten times as long."""
+        return _Group(
+            self.start + by,
+            self.end + by,
+            self.own,
+            self.count,
+            self.look,
+            self.first,
+            self.longest,
+            self.longest_seconds,
+            self.common,
+        )
+
+
+def _groups(intervals: Intervals, level: _Level | None) -> dict[str, list[_Group]]:
+    """The groups of each queue in order. A stretch that occurs often is merged once; without a level nothing is."""
+    merged: dict[int, dict[str, list[_Group]]] = {}
+    found: dict[str, list[_Group]] = {}
+    for at, stretch in intervals.stretches:
+        if id(stretch) not in merged:
+            merged[id(stretch)] = _merged(intervals, stretch, level)
+        for queue, groups in merged[id(stretch)].items():
+            found.setdefault(queue, []).extend(group.shifted(at) for group in groups)
+    for queue, groups in found.items():
+        groups.sort(key=lambda group: (group.start, group.end))
+        if level is not None:
+            found[queue] = _joined(groups)
+    return found
+
+
+def _merged(intervals: Intervals, stretch: Stretch, level: _Level | None) -> dict[str, list[_Group]]:
+    """The groups of a stretch by queue, with the records that are meant."""
+    queues: dict[str, list[_Group]] = {}
+    for item in sorted(stretch.intervals, key=lambda item: (item.start, item.end)):
+        record, seconds = item.record, item.end - item.start
+        module = record.module if stretch.named else intervals.path(record.module)
+        common = level(module, record.phase) if level is not None else None
+        group = _Group(item.start, item.end, seconds, 1, _look(item), record, record, seconds, common)
+        queues.setdefault(item.queue, []).append(group)
+    if stretch.named:  # others may run between its operations
+        return queues
+    if level is not None:
+        queues = {queue: _joined(groups) for queue, groups in queues.items()}
+    for group in itertools.chain.from_iterable(queues.values()):
+        group.first, group.longest = intervals.meant(group.first), intervals.meant(group.longest)
+    return queues
+
+
+def _joined(groups: Sequence[_Group], *, across_gaps: bool = False) -> list[_Group]:
+    """Neighbours with the same in common as one, unless the gap between them is longer than the later operation."""
+    found: list[_Group] = []
+    for item in groups:
+        last = found[-1] if found else None
+        if last is None or last.common != item.common or (not across_gaps and item.start - last.end > item.own):
+            found.append(item)
+            continue
+        last.end = item.end
+        last.count += item.count
+        if item.longest_seconds > last.longest_seconds:
+            last.longest, last.longest_seconds = item.longest, item.longest_seconds
+    return found
+
+
+def _sliced(groups: Mapping[str, Sequence[_Group]], seconds: float, most: int) -> dict[str, list[_Group]]:
+    """At most ``most`` groups and one for each queue, of those that begin in one slice of the step."""
+    total = sum(map(len, groups.values()))
+    found = {}
+    for queue, items in groups.items():
+        slices = most * len(items) // total or 1
+        for item in items:
+            item.common = int(item.start / seconds * slices)
+        found[queue] = _joined(items, across_gaps=True)
+    return found
 
 
 def _block(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def _bar(group: Sequence[Interval], lines: Lines) -> Bar:
-    first = group[0].record
-    name = title(first) if len(group) == 1 else f"{len(group)} operations"
-    longest = max(group, key=lambda item: item.end - item.start).record
-    return Bar(group[0].start, group[-1].end, name, path(first.module), _look(group[0]), lines.of(longest))
+def _bar(group: _Group, lines: Lines) -> Bar:
+    name = title(group.first) if group.count == 1 else f"{group.count} operations"
+    return Bar(group.start, group.end, name, path(group.first.module), group.look, lines.of(group.longest))
 
 
 def _look(item: Interval) -> str:

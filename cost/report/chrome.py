@@ -7,12 +7,14 @@ Format), which Perfetto and `chrome://tracing` read.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.curve import memory_curve
+from legoai.cost.timing.intervals import Intervals
 from legoai.cost.timing.timeline import Interval, Timed
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel
 
@@ -28,9 +30,12 @@ def chrome_trace(estimate: Estimate, causes: Causes) -> str:
 
 def tracks(item: RankEstimate) -> list[str]:
     """The queues of a rank: the stream with most operations first, other streams, then communicators."""
-    count: dict[str, int] = {}
-    for interval in item.intervals:
-        count[interval.queue] = count.get(interval.queue, 0) + 1
+    stretches = [stretch for _, stretch in Intervals.of(item.intervals).stretches]
+    times = Counter(map(id, stretches))
+    count: Counter[str] = Counter()
+    for stretch in {id(stretch): stretch for stretch in stretches}.values():
+        for queue, operations in Counter(interval.queue for interval in stretch.intervals).items():
+            count[queue] += operations * times[id(stretch)]
     return sorted(count, key=lambda queue: (not queue.startswith("stream"), -count[queue], queue))
 
 

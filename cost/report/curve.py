@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.memory.allocator import round_block
+from legoai.cost.timing.intervals import Floats, Intervals
 from legoai.cost.timing.timeline import Interval
 from legoai.cost.trace.records import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
+from legoai.cost.trace.segments import Item, Part, Use, items_between
+from legoai.cost.trace.tape import NONE
+
+Integers: TypeAlias = NDArray[np.int64]
+
+_CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
+_CODE: Final = {category: code for code, category in enumerate(_CATEGORIES)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,79 +39,160 @@ class Point:
 
 
 def memory_curve(item: RankEstimate, *, points: int = 1200) -> tuple[Point, ...]:
-    """The curve of a rank, thinned to about so many points, of which none hides a higher one.
+    """The curve of a rank, thinned to about ``points`` points, none of which hides a higher one.
 
-    A storage is there from the moment at which the stream that computes most reaches the place where the host made it,
-    until it reaches the place where the host dropped it.
+    A storage is active from the moment at which the stream with most operations reaches the place where the host
+    allocated it, until it reaches the place where the host freed it. Its category is the last that it was given.
     """
-    held = _final_categories(item)
-    width = item.breakdown.seconds / points or 1.0
-    alive: dict[int, int] = {}
-    active: Counter[Category] = Counter()
-    total = 0
-    kept: list[Point] = []
-    highest, bucket = -1, -1
-    times = _Times(item)
-    for index, record in enumerate(item.trace.records[: item.span.stop]):
-        if index == item.span.start:
-            kept.append(Point(0.0, dict(active)))
-        begun = index >= item.span.start
-        if isinstance(record, Kernel | Copy):
-            if begun:
-                times.reach(record)
-            continue
-        change = _change(record, alive)
-        if change is None:
-            continue
-        storage, by = change
-        active[held[storage]] += by
-        total += by
-        here = int(times.now / width)
-        if begun and here != bucket:
-            kept.append(Point(times.now, dict(active)))
-            highest, bucket = total, here
-        elif begun and total > highest:
-            kept[-1] = Point(times.now, dict(active))
-            highest = total
-    return (*kept, Point(item.breakdown.seconds, dict(active)))
+    stream, ends = _busiest_stream(item)
+    records, span, seconds = item.trace.records, item.span, item.breakdown.seconds
+    known: dict[int, _Changes] = {}
+    before, step, after = (
+        _changes(items_between(records, part), stream, known)
+        for part in (range(span.start), span, range(span.stop, len(records)))
+    )
+    changes = _Changes.joined([before, step])
+    begin, deltas, categories = len(before.storages), changes.deltas(), changes.categories(after)
+    # The time at which the stream reaches each change: the end of the last operation before it.
+    times = np.concatenate([[0.0], ends])[np.minimum(step.ops, len(ends))]
+    chosen = begin + _peaks(np.cumsum(deltas)[begin:], times * (points / seconds if seconds else 1.0))
+    shown = np.concatenate([[begin], chosen + 1, [len(deltas)]])
+    sizes = {
+        category: np.concatenate([[0], np.cumsum(np.where(categories == code, deltas, 0))])[shown].tolist()
+        for code, category in enumerate(_CATEGORIES)
+        if code in categories
+    }
+    moments = [0.0, *times[chosen - begin].tolist(), seconds]
+    return tuple(
+        Point(at, {category: column[place] for category, column in sizes.items()}) for place, at in enumerate(moments)
+    )
 
 
-def _change(record: Record, alive: dict[int, int]) -> tuple[int, int] | None:
-    """Which storage a record changes, and by how many bytes; ``alive`` is kept up with it."""
-    if isinstance(record, Allocate):
-        alive[record.storage] = round_block(record.bytes)
-        return record.storage, alive[record.storage]
-    if isinstance(record, Free):
-        return record.storage, -alive.pop(record.storage)
-    if isinstance(record, Resize):
-        before, alive[record.storage] = alive[record.storage], round_block(record.bytes)
-        return record.storage, alive[record.storage] - before
-    return None
+def _peaks(totals: Integers, positions: Floats) -> Integers:
+    """The index of the first highest of ``totals`` in each unit of ``positions``, which ascend."""
+    units = positions.astype(np.int64)
+    first = np.flatnonzero(np.diff(units, prepend=-1))
+    if not len(first):
+        return first
+    highest = np.repeat(np.maximum.reduceat(totals, first), np.diff(first, append=len(totals)))
+    found = np.flatnonzero(totals == highest)
+    return found[np.flatnonzero(np.diff(units[found], prepend=-1))]
 
 
-def _final_categories(item: RankEstimate) -> dict[int, Category]:
-    found: dict[int, Category] = {}
-    for record in item.trace.records:
-        if isinstance(record, Allocate | Categorise):
-            found[record.storage] = record.category
+def _busiest_stream(item: RankEstimate) -> tuple[int, Floats]:
+    """The stream with most operations, and when each of them ends, ascending."""
+    stretches = Intervals.of(item.intervals).stretches
+    places = {id(stretch): _places_by_stream(stretch.intervals) for _, stretch in stretches}
+    count: Counter[int] = Counter()
+    for _, stretch in stretches:
+        count.update({stream: len(found) for stream, found in places[id(stretch)].items()})
+    chosen = max(count, key=lambda stream: count[stream], default=0)
+    ends = [stretch.ends[places[id(stretch)].get(chosen, [])] + at for at, stretch in stretches]
+    return chosen, np.sort(np.concatenate(ends)) if ends else np.empty(0)
+
+
+def _places_by_stream(intervals: Sequence[Interval]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for place, interval in enumerate(intervals):
+        if isinstance(interval.record, Kernel | Copy):
+            found.setdefault(interval.record.stream, []).append(place)
     return found
 
 
-class _Times:
-    """When the stream that computes most reaches a record."""
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What records do to storages, in their order.
 
-    def __init__(self, item: RankEstimate) -> None:
-        by_stream: defaultdict[int, list[Interval]] = defaultdict(list)
-        for interval in item.intervals:
-            if isinstance(interval.record, Kernel | Copy):
-                by_stream[interval.record.stream].append(interval)
-        self.stream = max(by_stream, key=lambda stream: len(by_stream[stream]), default=0)
-        self.ends: Sequence[float] = sorted(interval.end for interval in by_stream[self.stream])
-        self.place = 0
-        self.now = 0.0
+    Attributes:
+        storages: the number of the storage of each change.
+        sizes: its new size in bytes.
+        ops: operations of one stream before each change.
+        labelled: the number of each storage that is given a category.
+        labels: the category, as an index of `_CATEGORIES`.
+        length: operations of the stream in all.
+    """
 
-    def reach(self, record: Kernel | Copy) -> None:
-        """Go on behind an operation."""
-        if record.stream == self.stream and self.place < len(self.ends):
-            self.now = self.ends[self.place]
-            self.place += 1
+    storages: Integers
+    sizes: Integers
+    ops: Integers
+    labelled: Integers
+    labels: Integers
+    length: int
+
+    @classmethod
+    def of(cls, records: Iterable[tuple[Record, int]], stream: int) -> _Changes:
+        """The changes by records, each given with the number of its storage."""
+        changes: list[tuple[int, int, int]] = []
+        labels: list[tuple[int, int]] = []
+        ops = 0
+        for record, number in records:
+            if isinstance(record, Kernel | Copy):
+                ops += record.stream == stream
+            elif isinstance(record, Allocate | Resize):
+                changes.append((number, round_block(record.bytes), ops))
+            elif isinstance(record, Free):
+                changes.append((number, 0, ops))
+            if isinstance(record, Allocate | Categorise):
+                labels.append((number, _CODE[record.category]))
+        changed, labelled = (np.array(rows, dtype=np.int64) for rows in (changes, labels))
+        return cls(*changed.reshape(-1, 3).T, *labelled.reshape(-1, 2).T, length=ops)
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Changes]) -> _Changes:
+        """The changes of several sequences of records, one after the other."""
+        if not parts:
+            return cls.of((), 0)
+        bases = itertools.accumulate((part.length for part in parts), initial=0)
+        return cls(
+            storages=np.concatenate([part.storages for part in parts]),
+            sizes=np.concatenate([part.sizes for part in parts]),
+            ops=np.concatenate([part.ops + base for part, base in zip(parts, bases, strict=False)]),
+            labelled=np.concatenate([part.labelled for part in parts]),
+            labels=np.concatenate([part.labels for part in parts]),
+            length=sum(part.length for part in parts),
+        )
+
+    def renumbered(self, numbers: Integers) -> _Changes:
+        """The same of other storages: ``numbers`` has the new number at the index that is the old one."""
+        return replace(self, storages=numbers[self.storages], labelled=numbers[self.labelled])
+
+    def deltas(self) -> Integers:
+        """By how many bytes each change changes its storage, which has none at first."""
+        order = np.argsort(self.storages, kind="stable")
+        storages, sizes = self.storages[order], self.sizes[order]
+        before = np.concatenate([[0], sizes[:-1]])[: len(sizes)]
+        before[1:][storages[1:] != storages[:-1]] = 0
+        found = np.empty_like(sizes)
+        found[order] = sizes - before
+        return found
+
+    def categories(self, later: _Changes) -> Integers:
+        """The final category of each change's storage, as an index of `_CATEGORIES`, by these and later labels."""
+        labelled = np.concatenate([self.labelled, later.labelled])
+        _, places = np.unique(np.concatenate([self.storages, labelled]), return_inverse=True)
+        final = np.zeros(len(places), dtype=np.int64)
+        # Of several labels of one storage the last is assigned.
+        final[places[len(self.storages) :]] = np.concatenate([self.labels, later.labels])
+        return final[places[: len(self.storages)]]
+
+
+def _changes(items: Iterable[Item], stream: int, known: dict[int, _Changes]) -> _Changes:
+    """The changes by items of a trace, ``known`` having those of parts that were read already."""
+    found = []
+    for in_parts, group in itertools.groupby(items, key=lambda item: isinstance(item, Use)):
+        if not in_parts:
+            found.append(_Changes.of(((record, getattr(record, "storage", NONE)) for record in group), stream))
+            continue
+        for use in group:
+            if id(use.part) not in known:
+                known[id(use.part)] = _Changes.of(_numbered(use.part), stream)
+            numbers = np.array([*use.own[0], *reversed(use.outside)], dtype=np.int64)
+            found.append(known[id(use.part)].renumbered(numbers))
+    return _Changes.joined(found)
+
+
+def _numbered(part: Part) -> Iterable[tuple[Record, int]]:
+    """The records of a part, each with its storage: those that a use makes from 0 on, others from -1 downwards."""
+    return (
+        (record, slot // 3 if slot >= 0 else slot + 1) for record, slot in zip(part.records, part.slots, strict=True)
+    )

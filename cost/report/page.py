@@ -17,8 +17,8 @@ from legoai.cost.report.curve import Point, memory_curve
 from legoai.cost.report.pictures import pipeline_picture
 
 _SHOWN = 15
-_FEWEST = 4_000
-"""Bars of one rank, however many ranks there are."""
+_FEWEST = 8_000
+"""Limit of the bars of one rank if there are many ranks."""
 _HERE = Path(__file__).parent
 _LOOKS = ("forward", "backward", "recompute", "optimizer", "communication", "copy", "other", "setup")
 

@@ -78,7 +78,7 @@ class Intervals(Sequence[Interval]):
     def _whole(self) -> tuple[Interval, ...]:
         found = [
             Interval(
-                item.record if stretch.named else self._meant(item.record),
+                item.record if stretch.named else self.meant(item.record),
                 item.cost,
                 item.queue,
                 item.start + at,
@@ -89,7 +89,8 @@ class Intervals(Sequence[Interval]):
         ]
         return tuple(sorted(found, key=lambda item: (item.start, item.end)))
 
-    def _meant(self, record: Timed) -> Timed:
+    def meant(self, record: Timed) -> Timed:
+        """Return a record of the stretches with the names that are meant."""
         return record if self.renaming is None else self.renaming.record(record)  # type: ignore[return-value]
 
     def path(self, path: str) -> str:

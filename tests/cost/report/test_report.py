@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import cProfile
+import itertools
 import json
+import pstats
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,7 +51,7 @@ PIPELINE = """plan staged
 
 model   llama3("tiny")
 cluster h100_sxm
-batch   (global = 16, micro = 1, seq_len = 128)
+batch   (global = 64, micro = 1, seq_len = 128)
 mesh    (pp = 2, dp_shard = 2)
 fsdp on dp_shard { layers.* = unit(reshard = after_backward) }
 pipeline on pp (schedule = 1F1B)
@@ -70,12 +74,20 @@ def staged() -> dict:
     return simulated.in_a_fork(everything, PIPELINE)
 
 
+def function_calls(function: Callable[[], object]) -> int:
+    """How many functions are called, which no load of the machine changes."""
+    profile = cProfile.Profile()
+    profile.runcall(function)
+    return pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
+
+
 def everything(text: str) -> dict:
     """All forms of an estimate."""
     from legoai.cost.estimate import estimate
+    from legoai.cost.report.bars import rank_tracks
     from legoai.cost.report.budgets import violations
     from legoai.cost.report.causes import Causes
-    from legoai.cost.report.chrome import chrome_trace
+    from legoai.cost.report.chrome import Lines, chrome_trace
     from legoai.cost.report.curve import memory_curve
     from legoai.cost.report.document import document
     from legoai.cost.report.page import page
@@ -102,6 +114,10 @@ def everything(text: str) -> dict:
         "pipeline": pipeline_picture(found, alone=True) if plan.pipeline is not None else "",
         "violations": list(violations(found, causes)),
         "attention": causes.of_kernel("aten._scaled_dot_product_flash_attention", "layers.0.attention").place,
+        "short curve": memory_curve(found.ranks[0], points=50),
+        "calls of a curve": function_calls(lambda: memory_curve(found.ranks[0])),
+        "records": len(found.ranks[0].trace.records),
+        "few bars": [track.bars for track in rank_tracks(found.ranks[0], Lines(causes), most=20)],
         "curve": [(point.at, point.total, dict(point.bytes)) for point in curve],
         "intervals": [len(item.intervals) for item in found.ranks],
         "peak": found.ranks[0].memory.peak,
@@ -221,7 +237,27 @@ def test_the_curve_reaches_the_peak_and_is_told_by_category(told: dict):
     assert {name: size for name, size in highest[2].items() if size} == told["peak categories"]
 
 
+def test_a_thinned_curve_keeps_the_peak(told: dict, staged: dict):
+    for found in (told, staged):
+        assert len(found["short curve"]) <= 50 + 3
+        assert max(point.total for point in found["short curve"]) == found["peak"]
+        assert found["short curve"][-1].total == found["curve"][-1][1]
+
+
+def test_the_curve_of_a_segmented_trace_reads_each_segment_once(staged: dict):
+    assert staged["calls of a curve"] < staged["records"]  # a look at each record takes several
+
+
 # Page and pictures
+
+
+def test_the_bars_of_a_rank_are_bounded_however_many_operations_it_has(told: dict, staged: dict):
+    for found in (told, staged):
+        tracks = found["few bars"]
+        assert found["intervals"][0] > 10 * 20
+        assert sum(map(len, tracks)) <= 20 + len(tracks)
+        for bars in tracks:
+            assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(bars))
 
 
 def test_the_page_loads_nothing_and_its_links_lead_to_lines_of_the_plan(told: dict):
@@ -276,7 +312,7 @@ def test_a_pipeline_is_told_by_rank_and_drawn_with_its_micro_batches(staged: dic
     document = staged["document"]
     assert [(item["rank"], item["stage"]) for item in document["memory"]["by_rank"]] == [(0, 0), (2, 1)]
     assert 0 < document["bubble_fraction"] < 1
-    micro_batches = 16 // 2
+    micro_batches = 64 // 2
     assert all(count >= 2 * micro_batches for count in staged["actions"])
     titles = re.findall(r"<title>(\d)([FB])(\d+): ", staged["pipeline"])
     assert len(titles) == 2 * 2 * micro_batches
