@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from legoai.cost.estimate import Estimate, RequirementResult
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
-from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementViolated
+from legoai.dsl.diagnostics.codes.budgets import MemoryLeftByRecomputation, OutOfMemory, RequirementViolated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.specs.directives.checkpoint import Full
 from legoai.specs.directives.require import METRICS
+
+_FREE: Final = 0.5
+"""Share of the device's memory from which on it is advised to recompute less: see the page of LP828."""
+
+_RECOMPUTED: Final = 0.05
+"""Share of the step from which on recomputation is worth advice."""
 
 
 class Contributor(NamedTuple):
@@ -27,6 +34,29 @@ def violations(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
             yield _budget(item, estimate, causes)
     if estimate.fits is False:
         yield _memory(estimate, causes)
+
+
+def advice(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
+    """A diagnostic for the first rule of full recomputation, if every rank leaves half of its device's memory free."""
+    rules = causes.plan.checkpoint.rules if causes.plan.checkpoint is not None else ()
+    rule = next((rule for rule in rules if isinstance(rule.treatment, Full)), None)
+    fullest = max((item.use for item in estimate.ranks), key=lambda use: use.total)
+    if rule is None or fullest.capacity is None or estimate.recompute < _RECOMPUTED * estimate.step_time:
+        return
+    free = fullest.capacity - fullest.total
+    if free < _FREE * fullest.capacity:
+        return
+    assert rule.origin.span is not None, "a rule is always written by a person"
+    yield MemoryLeftByRecomputation.at(
+        rule.origin.span,
+        f"{words.share(estimate.recompute / estimate.step_time)} of the step is recomputation, and the fullest rank "
+        f"leaves {words.size(free)} of {words.size(fullest.capacity)} free",
+        label="recomputes the whole module",
+        help=[
+            f"keep the outputs of the expensive operators: `{rule.path} = selective([attention, matmul])`",
+            f"or recompute fewer modules, such as every second: `{rule.path} = every(2)`",
+        ],
+    )
 
 
 def _budget(item: RequirementResult, estimate: Estimate, causes: Causes) -> Diagnostic:

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "LP011": "found when a plan is lowered",
     "LP711": "found when a plan is simulated",
     "LP712": "found when a plan is simulated",
+    "LP828": "found when a plan is simulated",
     "LP108": "found when a file is read",
     "LP311": "every built-in model takes positions",
     "LP418": "no built-in model has a fused layer",

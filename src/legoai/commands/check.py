@@ -116,7 +116,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         return
     estimate = estimated(linted, program, profile=arguments.profile)
 
-    from legoai.cost.report.budgets import violations
+    from legoai.cost.report.budgets import advice, violations
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.words import seconds, size
 
@@ -127,4 +127,6 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
         f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{required}",
         file=sys.stderr,
     )
-    yield from violations(estimate, Causes(linted.analysis))
+    causes = Causes(linted.analysis)
+    yield from violations(estimate, causes)
+    yield from advice(estimate, causes)
