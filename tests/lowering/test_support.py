@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,27 @@ def test_the_codes_have_pages(code: str):
     rule = rule_of(code)
     assert rule is not None
     assert "## Use instead" in (rule.__doc__ or "")
+
+
+IDLE = {
+    "LP661": "comm (prefetch = units(forward = 2), reduce = last_micro_batch) { layers.* = bucket(module) }",
+    "LP662": "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm { layers.0.attention = bucket(module) }",
+    "LP612": "precision { layers.*.feed_forward = float8 }",
+    "LP615": "precision (param = fp32, reduce = bf16, gradient = bf16)",
+    "LP307": "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\nreplicate on dp_replicate (optimizer = sharded)",
+}
+
+
+@pytest.mark.parametrize("code", IDLE)
+def test_what_has_no_effect_is_a_warning_and_changes_no_program(code: str):
+    *others, idle = IDLE[code].split("\n")
+    plan = HEAD + BATCH + "\n".join(others)
+    linted = lint(f"{plan}\n{idle}", "tiny.plan", directory=Path())
+    assert {item.severity for item in linted.diagnostics if item.code == code} == {"warning"}
+    if code == "LP615":
+        plan = f"{plan}\nprecision (param = fp32)"
+
+    def body(text: str) -> str:
+        return re.sub(r"  # .*", "", text.partition("PLAN_HASH")[2][80:])
+
+    assert body(lowered(f"{HEAD}{BATCH}{IDLE[code]}").text) == body(lowered(plan).text)

@@ -1,4 +1,4 @@
-"""LP01x: what a plan says and the lowered program cannot do, found when the plan is lowered."""
+"""LP01x: what a plan decides and no program does, and what it leaves undecided."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from legoai.dsl.diagnostics.rule import Rule
 class NotLowered(Rule):
     """A statement or option that this version cannot turn into a program.
 
-    The plan is a good plan, and it can be linted, formatted and read. What it says here has no lowered form yet, or
-    none for the mesh and the other statements of this plan. Nothing is dropped in silence: the whole plan is refused,
-    with the lines that stand in the way.
+    The plan is a good plan, and it can be formatted and read. What it says here has no lowered form yet, or none for
+    the mesh and the other statements of this plan. Nothing is dropped in silence: `legoai lint` reports the lines that
+    stand in the way, and no program is made.
 
     ## Example
     ```
