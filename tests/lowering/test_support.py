@@ -117,7 +117,7 @@ IDLE = {
     "LP662": "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm { layers.0.attention = bucket(module) }",
     "LP612": "precision { layers.*.feed_forward = float8 }",
     "LP615": "precision (param = fp32, reduce = bf16, gradient = bf16)",
-    "LP307": "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\nreplicate on dp_replicate (optimizer = sharded)",
+    "LP307": "mesh (dp_shard = 4)\nfsdp on dp_shard { output = unit }\nreplicate on dp_replicate (optimizer = sharded)",
 }
 
 
