@@ -8,7 +8,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.facts import following, grouped, has_operator, holders, name_of
+from legoai.dsl.analysis.facts import following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
@@ -364,3 +364,34 @@ class WholeModelRecomputed(Check):
             label="all activations are there again when the backward pass begins",
             help=[f"recompute block by block: `{inner} = {rule.treatment.signature()}`"],
         )
+
+
+class RngOfNothing(Check):
+    """A choice about the random state in a plan that recomputes nothing.
+
+    ## Example
+    ```
+    checkpoint (preserve_rng = false)
+    ```
+
+    ## Use instead
+    ```
+    checkpoint (preserve_rng = false) { layers.* = full }
+    ```
+    """
+
+    code = "LP658"
+    slug = "rng-of-nothing"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        checkpoint = analysis.plan.checkpoint
+        if checkpoint is None or analysis.manifest is None or not written(checkpoint, "preserve_rng"):
+            return
+        if not recomputed_modules(analysis):
+            yield self.at(
+                analysis.place(checkpoint, "preserve_rng"),
+                "`preserve_rng` has no effect: no module is recomputed",
+                label="has no effect",
+                help=["leave it out, or say what is recomputed"],
+            )

@@ -1,0 +1,141 @@
+"""A plan that lints clean lowers, and everything that it says shows in the program or in a diagnostic.
+
+The plans are drawn from the declarations of the directives (`drawn_plans.py`). `pytest -m slow -s` on this file draws
+ten thousand and prints how many were clean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.lint import Linted, lint
+from legoai.lowering.program import lower
+from legoai.specs.directives.fsdp import Unit
+from legoai.specs.models import load
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.source import ModelSource
+from support.drawn_plans import drawn_plans
+from support.plan_parts import DrawnPlan, Part
+
+
+def drawing(examples: int) -> settings:
+    """So many examples, the same in every run, without a limit on the time of one."""
+    return settings(
+        max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
+
+
+@pytest.fixture(autouse=True)
+def manifests_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Manifests are read once for each preset, not once for each plan."""
+    held: dict[str, Manifest] = {}
+    read = load.load_manifest
+
+    def load_once(source: ModelSource, **options: Any) -> Manifest:
+        key = repr(source)
+        if key not in held:
+            held[key] = read(source, **options)
+        return held[key]
+
+    monkeypatch.setattr(load, "load_manifest", load_once)
+
+
+def linted(plan: DrawnPlan) -> Linted:
+    return lint(plan.text(), "drawn.plan", directory=Path("nowhere"))
+
+
+def repaired(plan: DrawnPlan) -> tuple[DrawnPlan, Linted]:
+    """The plan without some of the parts in which lint finds errors, which mostly leaves a plan without errors."""
+    found = linted(plan)
+    for _ in range(6):
+        wrong = {item.label.span.line for item in found.diagnostics if item.severity == "error"}
+        less = plan.without_lines(wrong)
+        if less is None:
+            break
+        plan, found = less, linted(less)
+    return plan, found
+
+
+def program(found: Linted) -> str:
+    """The program without its hash and without comments, which name the plan's lines."""
+    assert found.analysis is not None
+    made = lower(found.analysis)
+    compile(made.text, "drawn.py", "exec")
+    return re.sub(r"  # .*", "", made.text.replace(made.digest, ""))
+
+
+def check(plan: DrawnPlan, one: Callable[[list[Part]], Part]) -> bool:
+    """Check one drawn plan and one part of it; False where the plan has errors."""
+    plan, found = repaired(plan)
+    if found.has_errors:
+        return False
+    text = program(found)
+    parts = list(plan.parts())
+    if parts:
+        part = one(parts)
+        assert has_effect(found, text, part), f"{part.name} has no effect, and nothing says so:\n{plan.text()}"
+    return True
+
+
+def has_effect(found: Linted, text: str, part: Part) -> bool:
+    """Whether a diagnostic is about the part, or the plan without it is another: in its program, or it has errors.
+
+    A part that says what is so without it, such as `stages = 2` on two ranks, has an effect if another value has one.
+    """
+    if any(item.label.span.line in (part.statement, *part.lines) for item in found.diagnostics):
+        return True
+    without = linted(part.without)
+    assert found.analysis is not None
+    if without.has_errors:
+        return True
+    assert without.analysis is not None
+    if meaning(found.analysis) == meaning(without.analysis) or program(without) != text:
+        return True
+    others = map(linted, part.instead)
+    return any(other.has_errors or program(other) != text for other in others)
+
+
+def meaning(analysis: Analysis) -> list[object]:
+    """What the plan says of each module: equal where a part says what is so without it, as a default written out."""
+    found: list[object] = []
+    for directive in analysis.plan.directives():
+        options = [(item, getattr(directive, item.field)) for item in directive.options]
+        changed = [(item.name, value) for item, value in options if item.required or value != item.default]
+        rules = analysis.assigned(directive).by_path if directive.rules else {}
+        said = {path: rule.treatment for path, rule in rules.items() if rule.treatment.name != "none"}
+        if directive.keyword == "fsdp" and said.get("") in (Unit(), Unit(reshard="after_backward")):
+            del said[""]  # the model itself is a unit without a rule as well
+        if changed or said or directive.arguments or (directive.axes and directive.keyword != "shard"):
+            found.append((directive.keyword, directive.axes, changed, said, dict(directive.arguments)))
+    return found
+
+
+@drawing(300)
+@given(drawn_plans(), st.data())
+def test_a_clean_plan_lowers_and_drops_nothing(plan: DrawnPlan, data: st.DataObject):
+    check(plan, lambda parts: data.draw(st.sampled_from(parts)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_plans():
+    counts: Counter[str] = Counter()
+
+    @drawing(10_000)
+    @given(drawn_plans(), st.data())
+    def drawn(plan: DrawnPlan, data: st.DataObject) -> None:
+        counts["drawn"] += 1
+        counts["clean"] += check(plan, lambda parts: data.draw(st.sampled_from(parts)))
+
+    drawn()
+    print(f"\n{counts['drawn']} plans, {counts['clean']} without errors, all of them lowered")
+    assert counts["clean"] > counts["drawn"] / 4
