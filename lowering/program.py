@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.repeated_blocks import repeated_blocks
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -128,7 +129,7 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
         plan_name=plan.name,
         digest=plan.digest,
         lines=writer.spans,
-        repeated_blocks=lowering.repeated_blocks(),
+        repeated_blocks=repeated_blocks(lowering.analysis),
     )
 
 

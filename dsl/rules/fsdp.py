@@ -9,6 +9,7 @@ from legoai.dsl.analysis.blocks import span_of
 from legoai.dsl.analysis.facts import listed, written
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, resharding
 from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.dsl.analysis.shard import last_module
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.paths import ROOT
@@ -16,7 +17,6 @@ from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.mesh import legal_divisors
 from legoai.specs.directives.fsdp import NoUnit, Unit
 from legoai.specs.directives.mesh import AXES
-from legoai.specs.directives.pipeline import SPLIT_BACKWARD
 
 
 class ShardingAxes(Check):
@@ -274,7 +274,7 @@ class ReshardUnderPipeline(Check):
         fsdp, pipeline, mesh = analysis.plan.fsdp, analysis.plan.pipeline, analysis.plan.mesh
         if fsdp is None or pipeline is None or mesh.pp == 1 or shard_ranks(analysis) == 1:
             return
-        if isinstance(pipeline.schedule, str) and pipeline.schedule in SPLIT_BACKWARD:
+        if splits_backward(analysis):
             return  # an error of its own
         for rule in fsdp.rules:
             if not isinstance(rule.treatment, Unit):

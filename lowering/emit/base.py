@@ -25,7 +25,6 @@ class Lowering:
         self.manifest = analysis.manifest
         self.runtime_names: set[str] = set()
         """What conditions of the program take from `legoai.runtime`."""
-        self._distinguished: set[str] = set()
 
     def note(self, declared: Declared, field: str = "keyword") -> Note:
         """The line of ``field``'s value, or else of its statement; no line where the plan has no such statement."""
@@ -46,23 +45,7 @@ class Lowering:
     def groups(self, assigned: Mapping[str, T]) -> tuple[Group[T], ...]:
         """The assignment with equal blocks together, the children in every group before their parents."""
         deepest_first = dict(sorted(assigned.items(), key=lambda item: -_depth(item[0])))
-        found = group(deepest_first, self.manifest.block_lists)
-        self._distinguished.update(
-            item.blocks.path for item in found if item.blocks is not None and len(item.indices) < len(item.blocks)
-        )
-        return found
-
-    def distinguish(self, paths: Iterable[str]) -> None:
-        """Note that the program treats the blocks that hold the modules at ``paths`` unlike others of their list."""
-        for path in paths:
-            for blocks in self.manifest.block_lists:
-                if path.startswith(f"{blocks.path}." if blocks.path else ""):
-                    self._distinguished.add(blocks.path)
-
-    def repeated_blocks(self) -> tuple[str, ...]:
-        """The lists of blocks of which the program, as far as it is emitted, treats every block equally."""
-        lists = (blocks.path for blocks in self.manifest.block_lists)
-        return tuple(path for path in lists if path not in self._distinguished)
+        return group(deepest_first, self.manifest.block_lists)
 
 
 def _depth(path: str) -> int:

@@ -29,7 +29,6 @@ def statements(lowering: Lowering, buckets: Sequence[ModuleBucket], make: Make) 
             lines += where_held(lowering, group, path, Line(make(module), "", note))
         body += blocks.loop(lines)
     several = [bucket for bucket in buckets if len(bucket.paths) > 1]
-    lowering.distinguish(path for bucket in several for path in bucket.paths)
     for _, alike in groupby(several, key=lambda bucket: _run(lowering, bucket)):
         body += _together(lowering, list(alike), make)
     return body

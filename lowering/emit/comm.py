@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import Final
 
 from legoai.dsl.analysis.comm import prefetching_units, reduces_last
 from legoai.lowering.emit.base import Draft, Lowering
@@ -12,9 +11,6 @@ from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call
 from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList
-
-FAR: Final = 2
-"""Units that are farther apart than this do not name each other in a program that treats all blocks equally."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -36,8 +32,6 @@ def prefetch(lowering: Lowering, draft: Draft) -> None:
         return
     note = lowering.note(comm, "prefetch")
     chain = list(prefetching_units(lowering.analysis))
-    if max(comm.prefetch.forward, comm.prefetch.backward) > FAR:
-        lowering.distinguish(chain)
     if chain:
         draft.apply("apply_prefetch", mesh=None, body=_chain(lowering, chain, comm.prefetch, note), note=note)
 
@@ -63,8 +57,6 @@ def _elements(lowering: Lowering, chain: list[str]) -> list[str]:
     left = list(chain)
     while left:
         blocks, places = _leading_blocks(lowering, left)
-        if blocks is None or len(places) < len(blocks):
-            lowering.distinguish(left[: len(places) or 1])
         if blocks is None:
             found.append(expression(lowering.manifest, left.pop(0)))
             continue

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.shard import placement, shard_on_tp, tensor_parallel
 from legoai.lowering.emit import experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import Group, expression
 from legoai.lowering.emit.code import Function, Item, Line, Note, Statement, call, dictionary, quoted
-from legoai.lowering.emit.stages import blocks_of, is_staged, where_held
+from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.lowering.emit.step import PARAMETERS
 from legoai.lowering.emit.styles import layout, style
 from legoai.specs.directives.shard import Shard
@@ -57,7 +58,7 @@ def _parallelize(lowering: Lowering, group: Group[Any], note: Note) -> list[Stat
     body: list[Statement] = [
         Line(call("parallelize_module", blocks.block, "mesh", value), "", line) for value, line in own
     ]
-    if is_staged(lowering) and group.blocks is None:
+    if is_staged(lowering.analysis) and group.blocks is None:
         for path, value, line in parts:
             styled = Item(value, note=line)
             made = call("parallelize_module", expression(lowering.manifest, path), "mesh", styled)

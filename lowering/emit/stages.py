@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import replace as dataclass_replace
 from typing import TypeVar
 
-from legoai.dsl.analysis import pipeline
-from legoai.dsl.analysis.pipeline import has_placeholders, split_points
+from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, split_points
 from legoai.lowering.emit import blocks as whole
 from legoai.lowering.emit.base import Lowering
 from legoai.lowering.emit.blocks import Blocks, Group
@@ -18,15 +17,10 @@ from legoai.lowering.emit.code import Loop, Statement
 T = TypeVar("T")
 
 
-def is_staged(lowering: Lowering) -> bool:
-    """Whether the program splits the model into stages."""
-    return pipeline.is_staged(lowering.analysis)
-
-
 def blocks_of(lowering: Lowering, group: Group[T], *, replace: bool = False) -> Blocks:
     """Say how the program goes over a group's blocks; with ``replace``, so that other modules can take their places."""
     if not has_placeholders(lowering.analysis):
-        return whole.blocks_of(group, lowering.manifest, replace=replace, staged=is_staged(lowering))
+        return whole.blocks_of(group, lowering.manifest, replace=replace, staged=is_staged(lowering.analysis))
     found = whole.blocks_of(group, lowering.manifest, replace=replace)
     if group.blocks is None:
         return found
@@ -39,7 +33,7 @@ def where_held(lowering: Lowering, group: Group[T], path: str, *statements: Stat
 
     Where the group is of the blocks of a list, its loop sees to that.
     """
-    if group.blocks is not None or not is_staged(lowering):
+    if group.blocks is not None or not is_staged(lowering.analysis):
         return list(statements)
     start = split_points(lowering.analysis).holder(path)
     if start is None:
