@@ -1,4 +1,4 @@
-# `make demo` and `make test` need Python 3.11 or newer and nothing else; both set up .venv on first use.
+# `make demo` and `make test` need Python 3.11 or newer; both set up .venv on first use, which downloads PyTorch.
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -18,10 +18,11 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 .PHONY: help setup demo test test-all lint clean
 
 help:
-	@echo 'make demo   lint plans/tiny.plan, lower it, and train it on 4 local processes'
-	@echo 'make test   run the tests, without those marked slow (make test-all: with them)'
-	@echo 'make lint   check style, types and the floors'
-	@echo 'make clean  remove .venv, runs and caches'
+	@echo 'make demo      lint plans/tiny.plan, lower it, and train it on 4 local processes'
+	@echo 'make test      run the tests but those marked slow: about 12 minutes on two idle cores'
+	@echo 'make test-all  run all tests: about an hour'
+	@echo 'make lint      check style, types and import contracts'
+	@echo 'make clean     remove .venv, runs and caches'
 
 setup: $(STAMP)
 

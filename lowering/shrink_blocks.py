@@ -1,4 +1,4 @@
-"""Which blocks of a model does a smaller one keep, so that every rule about blocks still has some to speak of?"""
+"""Blocks that a shrunken model keeps, so that every path rule still matches some."""
 
 from __future__ import annotations
 

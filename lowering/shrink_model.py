@@ -1,4 +1,4 @@
-"""What are the dimensions of a small model that can be cut as a large one is?"""
+"""Dimensions of a small model that divides over ranks as the large one does."""
 
 from __future__ import annotations
 

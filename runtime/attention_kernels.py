@@ -1,4 +1,4 @@
-"""Which kernel computes attention to a set of keys, and the logarithm of its softmax sums?"""
+"""Attention kernels that return the output and the logarithm of the softmax sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is training saved so that a crash at any point leaves the last good checkpoint, and found again?
+"""Checkpoints: written atomically, so that a crash at any point leaves the last good one, and found again.
 
 A checkpoint is a folder `step-N` with torch's Distributed Checkpoint files and `meta.json`. It is written
 as `step-N.tmp`, and renamed when everything in it is on disk.

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence does each context-parallel rank hold?"""
+"""Split of sequences over context-parallel ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bytes does a run train on, and where are they kept?"""
+"""Corpora: the bytes that a run trains on, and their cache."""
 
 from __future__ import annotations
 

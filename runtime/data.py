@@ -1,4 +1,4 @@
-"""Which tokens does each data-parallel rank read at each step, and how does it continue where it stopped?"""
+"""Sequences of tokens for each data-parallel rank and step, resumable at any step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which device does a run compute, and how is that device asked for streams, memory and groups?
+"""Device of a run: its type, streams, memory and process groups.
 
 Everything that differs between a CPU, a GPU and a simulated device is behind `Device`; no other file of the
 runtime names a device type.

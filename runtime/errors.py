@@ -1,4 +1,4 @@
-"""What can a user get wrong in a run, and under which stable code is it told?"""
+"""Errors of a run that a user can cause, each with a stable code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do linear layers come to compute in float8?"""
+"""Conversion of linear layers to float8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a training on a cpu keep the memory that its tensors free, instead of asking the system anew each step?"""
+"""Reuse of freed host memory in CPU training, without a system call in each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do all ranks, on any mesh, start from the same weights without talking to each other?"""
+"""Initialization of weights: equal on any mesh, without communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels does a run demand?"""
+"""Choice of the attention kernel of a run."""
 
 from __future__ import annotations
 

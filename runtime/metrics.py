@@ -1,4 +1,4 @@
-"""What does a run tell, on the terminal and in `metrics.jsonl`?"""
+"""Metrics of a run, on the terminal and in `metrics.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are activations and optimizer state kept in host memory while the device does not need them?"""
+"""Offloading of activations and optimizer state to host memory."""
 
 from __future__ import annotations
 

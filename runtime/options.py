@@ -1,4 +1,4 @@
-"""What can be chosen when a lowered program is started?"""
+"""Command line of a lowered program."""
 
 from __future__ import annotations
 

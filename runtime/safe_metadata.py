@@ -1,4 +1,4 @@
-"""How is a Distributed Checkpoint read without running code that it may carry?
+"""Reading of a Distributed Checkpoint's metadata without running code that it may carry.
 
 Tensors are read with `torch.load(weights_only=True)`. Two other ways in remain: the `.metadata` file is a
 pickle, and an item that it declares to be bytes is unpickled without restriction. The reader here admits

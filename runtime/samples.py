@@ -1,4 +1,4 @@
-"""Where do the samples of a training come from, whatever its model reads?
+"""Samples of a training for every kind of model input.
 
 Text is read from a corpus. Of images nothing comes with PyTorch or Python: they are made, on request by the name
 `synthetic`, so that a program can be tried and its numbers compared. What is made can be learned, and teaches nothing.

@@ -1,4 +1,4 @@
-"""How does a run hear that it should stop, and a command that forks?"""
+"""Stop signals of a run, and of a command that forks."""
 
 from __future__ import annotations
 

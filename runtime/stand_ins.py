@@ -1,4 +1,4 @@
-"""What stands for the modules of other stages, in a model whose forward calls them all?"""
+"""Placeholders of the modules of other stages, in a model whose forward calls them all."""
 
 from __future__ import annotations
 

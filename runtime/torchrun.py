@@ -1,4 +1,4 @@
-"""How is a lowered program started on this machine, one process per device?
+"""Start of a lowered program on this machine with torchrun, one process per device.
 
 `launch` runs torchrun in a process of its own. That process is this module's `__main__`: torch's own
 `torch.distributed.run`, which differs only in its last words, so that a user's mistake that a rank has told

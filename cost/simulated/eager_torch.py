@@ -1,4 +1,4 @@
-"""How does torch run eagerly without its compiler, which it would import only to tell it to keep away?
+"""Eager torch without importing its compiler.
 
 Hooks of `fully_shard`, checkpoints and optimizers call `torch._dynamo.disable` and `torch._dynamo.graph_break`, since
 dynamo might be tracing them; fake tensors read its settings; pipelines know its modules. In a simulation it never

@@ -1,4 +1,4 @@
-"""Which storages does a kernel touch, and how much of its traffic is each tensor's?"""
+"""Storages that a kernel reads and writes, with each tensor's share of its traffic."""
 
 from __future__ import annotations
 

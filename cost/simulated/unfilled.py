@@ -1,4 +1,4 @@
-"""How is a model built on the meta device without drawing values that it does not keep?"""
+"""Construction of a model on the meta device without drawing random values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files does a plan's program take its content from, and what is in them?"""
+"""Contents of the files that a plan's program depends on."""
 
 from __future__ import annotations
 

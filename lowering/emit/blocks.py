@@ -1,4 +1,4 @@
-"""Which modules share one line of the program? Equal treatment of repeated blocks becomes a loop over them."""
+"""Grouping of equally treated modules into loops over repeated blocks."""
 
 from __future__ import annotations
 

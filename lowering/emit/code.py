@@ -1,4 +1,4 @@
-"""How is Python text written, so that a formatter would leave it alone and every line knows its place in the plan?
+"""Writer of Python text in the formatter's layout, with the plan line of every line.
 
 A program is built from nodes: text that stays on one line, and calls, dictionaries and tuples that fit on one line or
 are broken with one item on each. That is what `ruff format` does with a trailing comma, so its answer is the same text.

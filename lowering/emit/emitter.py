@@ -1,4 +1,4 @@
-"""What is the function that emits one directive family?"""
+"""Type of the function that emits one directive family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`model`: how does the program build the model?"""
+"""`model`: emission of the model's construction."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Does a lowered program compute what one device computes? Both are run, and compared."""
+"""Verification: a lowered program and the same training on one device are run and compared."""

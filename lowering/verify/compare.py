@@ -1,4 +1,4 @@
-"""Where do a lowered program and one device differ, and is it more than rounding?"""
+"""Comparison of a lowered program with one device, within the tolerance of rounding."""
 
 from __future__ import annotations
 

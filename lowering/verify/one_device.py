@@ -1,4 +1,4 @@
-"""What does a plan's training compute on one device, without a mesh and without any of what lowering makes?
+"""Training of a plan on one device, without a mesh and without lowering.
 
 The model is built from its source, its whole batch goes through it at once, and the step is written out here.
 """

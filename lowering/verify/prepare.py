@@ -1,4 +1,4 @@
-"""Which smaller plan stands for a plan, and what is its program?"""
+"""Shrunken plan of a plan, with its program, prepared for a verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are several jobs run at once, each in a process of its own, none of which outlives the caller?
+"""Parallel jobs in child processes, none of which outlives the caller.
 
 The processes are forked: the caller has imported torch, and a fork is ten times faster than an import. The caller must
 not have computed with torch, since its threads would be missing in the fork.
