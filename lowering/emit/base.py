@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.lowering.emit.blocks import Group, group
+from legoai.lowering.emit.blocks import BlockGroup, group
 from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call, literal
 from legoai.lowering.emit.step import Step
 from legoai.specs.directives.base import Declared, Directive, PathRule
@@ -42,7 +42,7 @@ class Lowering:
             return text
         return literal(value)
 
-    def groups(self, assigned: Mapping[str, T]) -> tuple[Group[T], ...]:
+    def groups(self, assigned: Mapping[str, T]) -> tuple[BlockGroup[T], ...]:
         """The assignment with equal blocks together, the children in every group before their parents."""
         deepest_first = dict(sorted(assigned.items(), key=lambda item: -_depth(item[0])))
         return group(deepest_first, self.manifest.block_lists)

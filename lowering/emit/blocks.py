@@ -23,7 +23,7 @@ _TAKEN = frozenset({MODEL, "mesh", "policy", "index", "name", "module"})
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Generic[T]):
+class BlockGroup(Generic[T]):
     """Blocks of one list whose members are treated alike, or, without a list, modules outside of all lists."""
 
     blocks: BlockList | None
@@ -34,22 +34,22 @@ class Group(Generic[T]):
     the whole path of a module."""
 
 
-def group(assigned: Mapping[str, T], block_lists: Sequence[BlockList]) -> tuple[Group[T], ...]:
+def group(assigned: Mapping[str, T], block_lists: Sequence[BlockList]) -> tuple[BlockGroup[T], ...]:
     """Group an assignment of treatments to module paths.
 
     Blocks are alike where the same relative paths have equal treatments. Groups stand in the order of their first
     block, members in the order of ``assigned``, and the modules outside of all lists come last.
     """
     outside = dict(assigned)
-    groups: list[Group[T]] = []
+    groups: list[BlockGroup[T]] = []
     for blocks in block_lists:
         alike: dict[tuple[tuple[str, T], ...], list[int]] = {}
         for index, members in enumerate(_members(outside, blocks)):
             if members:
                 alike.setdefault(members, []).append(index)
-        groups += [Group(blocks, tuple(indices), members) for members, indices in alike.items()]
+        groups += [BlockGroup(blocks, tuple(indices), members) for members, indices in alike.items()]
     if outside:
-        groups.append(Group(None, (), tuple(outside.items())))
+        groups.append(BlockGroup(None, (), tuple(outside.items())))
     return tuple(groups)
 
 
@@ -65,7 +65,7 @@ def _members(outside: dict[str, T], blocks: BlockList) -> list[tuple[tuple[str, 
     return [tuple(members) for members in found]
 
 
-def expand(groups: Sequence[Group[T]]) -> dict[str, T]:
+def expand(groups: Sequence[BlockGroup[T]]) -> dict[str, T]:
     """The assignment that the groups come from; the inverse of :func:`group` but for the order."""
     result: dict[str, T] = {}
     for item in groups:
@@ -77,7 +77,7 @@ def expand(groups: Sequence[Group[T]]) -> dict[str, T]:
     return result
 
 
-def block_paths(item: Group[T]) -> tuple[str, ...]:
+def block_paths(item: BlockGroup[T]) -> tuple[str, ...]:
     """The paths of a group's blocks; one empty path where it is of modules outside of all lists."""
     if item.blocks is None:
         return ("",)
@@ -110,7 +110,7 @@ class Blocks:
         return body if self.header is None else [Loop(self.header, tuple(body))]
 
 
-def blocks_of(item: Group[T], manifest: Manifest, *, replace: bool = False, staged: bool = False) -> Blocks:
+def blocks_of(item: BlockGroup[T], manifest: Manifest, *, replace: bool = False, staged: bool = False) -> Blocks:
     """Say how the program goes over a group's blocks.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import Group, expression, replacement
+from legoai.lowering.emit.blocks import BlockGroup, expression, replacement
 from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
@@ -52,7 +52,7 @@ def _wrapper(draft: Draft, checkpoint: Checkpoint, rule: PathRule[Any]) -> Wrapp
     return Wrapper(tuple(options.items()), rule_note(rule))
 
 
-def _wrap(lowering: Lowering, group: Group[Wrapper]) -> list[Statement]:
+def _wrap(lowering: Lowering, group: BlockGroup[Wrapper]) -> list[Statement]:
     """Wrap the members of a group, the inner ones first, since a wrapper hides what it wraps."""
     replaces_blocks = any(not relative for relative, _ in group.members)
     blocks = blocks_of(lowering, group, replace=replaces_blocks)

@@ -16,7 +16,7 @@ from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import Group, expression
+from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
@@ -94,7 +94,7 @@ def _options(rule: PathRule[Any]) -> tuple[tuple[str, Node], ...]:
     return tuple(options.items())
 
 
-def _compile(lowering: Lowering, group: Group[Compiled]) -> list[Statement]:
+def _compile(lowering: Lowering, group: BlockGroup[Compiled]) -> list[Statement]:
     blocks = blocks_of(lowering, group)
     body: list[Statement] = []
     for relative, compiled in group.members:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from legoai.dsl.analysis.facts import grouped
 from legoai.dsl.analysis.float8 import converted_layers
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import Group
-from legoai.lowering.emit.code import Group as Call
-from legoai.lowering.emit.code import Line, Note, Statement, call, literal, quoted
+from legoai.lowering.emit.blocks import BlockGroup
+from legoai.lowering.emit.code import Group, Line, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.precision import Float8
 
@@ -33,13 +32,15 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.imports.name("legoai.runtime", "convert_to_float8")
     body = [item for group in lowering.groups(found) for item in _convert(lowering, group)]
     applied = [
-        item.value.opening[:-1] for item in draft.parallelize if isinstance(item, Line) and isinstance(item.value, Call)
+        item.value.opening[:-1]
+        for item in draft.parallelize
+        if isinstance(item, Line) and isinstance(item.value, Group)
     ]
     note = lowering.note(lowering.plan.precision)
     draft.apply("apply_float8", mesh=None, body=body, note=note, before=applied[0] if applied else "")
 
 
-def _convert(lowering: Lowering, group: Group[Converted]) -> list[Statement]:
+def _convert(lowering: Lowering, group: BlockGroup[Converted]) -> list[Statement]:
     """The calls for a group: one for each rule, but one for each layer that stands outside of all blocks."""
     blocks = blocks_of(lowering, group)
     if group.blocks is None:

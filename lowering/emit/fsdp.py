@@ -13,7 +13,7 @@ from legoai.dsl.analysis.experts import axes_of_experts, distributed_experts, sh
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
 from legoai.lowering.emit import comm
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import Group, expression
+from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, quoted
 from legoai.lowering.emit.experts import EXPERT_MESH
@@ -135,7 +135,7 @@ def _join(lowering: Lowering, found: dict[str, Sharded], joined: Sequence[Module
     return body
 
 
-def _shard(lowering: Lowering, group: Group[Sharded]) -> list[Statement]:
+def _shard(lowering: Lowering, group: BlockGroup[Sharded]) -> list[Statement]:
     blocks = blocks_of(lowering, group)
     body: list[Statement] = []
     for relative, unit in group.members:

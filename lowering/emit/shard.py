@@ -8,7 +8,7 @@ from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.shard import placement, shard_on_tp, tensor_parallel
 from legoai.lowering.emit import experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.blocks import Group, expression
+from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Function, Item, Line, Note, Statement, call, dictionary, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.lowering.emit.step import PARAMETERS
@@ -48,7 +48,7 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
         draft.step.after_backward.append(Line(call("reduce_partial_gradients", PARAMETERS), "", lowering.note(shard)))
 
 
-def _parallelize(lowering: Lowering, group: Group[Any], note: Note) -> list[Statement]:
+def _parallelize(lowering: Lowering, group: BlockGroup[Any], note: Note) -> list[Statement]:
     blocks = blocks_of(lowering, group)
     own = [(value, line) for relative, (value, line) in group.members if not relative]
     parts = sorted(
@@ -77,7 +77,7 @@ def _order(lowering: Lowering, path: str) -> tuple[int, ...]:
     return tuple(reversed(order))
 
 
-def _distribute(lowering: Lowering, group: Group[Any]) -> list[Statement]:
+def _distribute(lowering: Lowering, group: BlockGroup[Any]) -> list[Statement]:
     blocks = blocks_of(lowering, group)
     body: list[Statement] = []
     for relative, (placed, note) in group.members:

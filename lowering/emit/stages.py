@@ -11,13 +11,13 @@ from typing import TypeVar
 from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, split_points
 from legoai.lowering.emit import blocks as whole
 from legoai.lowering.emit.base import Lowering
-from legoai.lowering.emit.blocks import Blocks, Group
+from legoai.lowering.emit.blocks import BlockGroup, Blocks
 from legoai.lowering.emit.code import Loop, Statement
 
 T = TypeVar("T")
 
 
-def blocks_of(lowering: Lowering, group: Group[T], *, replace: bool = False) -> Blocks:
+def blocks_of(lowering: Lowering, group: BlockGroup[T], *, replace: bool = False) -> Blocks:
     """Say how the program goes over a group's blocks; with ``replace``, so that other modules can take their places."""
     if not has_placeholders(lowering.analysis):
         return whole.blocks_of(group, lowering.manifest, replace=replace, staged=is_staged(lowering.analysis))
@@ -28,7 +28,7 @@ def blocks_of(lowering: Lowering, group: Group[T], *, replace: bool = False) -> 
     return dataclass_replace(found, presence=_is_held(lowering, module))
 
 
-def where_held(lowering: Lowering, group: Group[T], path: str, *statements: Statement) -> list[Statement]:
+def where_held(lowering: Lowering, group: BlockGroup[T], path: str, *statements: Statement) -> list[Statement]:
     """Statements about the module at ``path``, for those stages that hold it.
 
     Where the group is of the blocks of a list, its loop sees to that.
