@@ -11,6 +11,7 @@ from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
+from legoai.specs.directives.model import FOREIGN
 
 
 @fact
@@ -52,3 +53,15 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                 "`by = ilp` is not lowered yet: an integer program over all modules together needs the search",
                 help=("`knapsack` chooses the best operators of each module by itself",),
             )
+
+
+def keeps_random_state(analysis: Analysis) -> bool:
+    """Whether recomputing modules restore the random state of their forward, so that dropout drops the same elements.
+
+    By default those of the built-in models do not: they draw no random numbers. What others draw is not known.
+    """
+    checkpoint = analysis.plan.checkpoint
+    assert checkpoint is not None, "a plan that recomputes"
+    if checkpoint.origin("preserve_rng").decider != "default":
+        return checkpoint.preserve_rng
+    return analysis.plan.model.family in FOREIGN

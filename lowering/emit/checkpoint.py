@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.checkpoint import keeps_random_state, recomputed_modules
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression, replacement
 from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.checkpoint import Budget, Checkpoint, Selective
+from legoai.specs.directives.checkpoint import Budget, Selective
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -24,7 +24,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         return
     module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
     draft.imports.name(module, "checkpoint_wrapper")
-    wrappers = {path: _wrapper(draft, checkpoint, rule) for path, rule in wrapped.items()}
+    keeps = keeps_random_state(lowering.analysis)
+    wrappers = {path: _wrapper(draft, rule, keeps=keeps) for path, rule in wrapped.items()}
     body = [item for group in lowering.groups(wrappers) for item in _wrap(lowering, group)]
     draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint))
 
@@ -38,7 +39,7 @@ class Wrapper:
     note: Note
 
 
-def _wrapper(draft: Draft, checkpoint: Checkpoint, rule: PathRule[Any]) -> Wrapper:
+def _wrapper(draft: Draft, rule: PathRule[Any], *, keeps: bool) -> Wrapper:
     treatment = rule.treatment
     options: dict[str, Node] = {}
     if isinstance(treatment, Selective):
@@ -47,7 +48,7 @@ def _wrapper(draft: Draft, checkpoint: Checkpoint, rule: PathRule[Any]) -> Wrapp
     elif isinstance(treatment, Budget):
         draft.imports.name("legoai.runtime", "RecomputeWithin")
         options["checkpoint_fn"] = call("RecomputeWithin", literal(treatment.amount), by=quoted(treatment.by))
-    if not checkpoint.preserve_rng:
+    if not keeps:
         options["preserve_rng_state"] = "False"
     return Wrapper(tuple(options.items()), rule_note(rule))
 

@@ -68,6 +68,9 @@ class Checkpoint(Directive):
 
     preserve_rng: bool = option(
         Boolean(),
-        doc="Save and restore the random state, so that recomputed dropout drops the same elements.",
+        doc=(
+            "Save and restore the random state, so that recomputed dropout drops the same elements. Built-in models "
+            "draw no random numbers, and only do so where it is written."
+        ),
         default=True,
     )

@@ -85,10 +85,30 @@ def test_the_program_says_what_is_kept():
     assert 'context_fn=keep_outputs("matmul", "attention"),' in text
     assert 'checkpoint_fn=RecomputeWithin(0.2, by="knapsack")' in text
     assert 'context_fn=keep_outputs("aten.mm.default")' in text
-    assert "from legoai.runtime import RecomputeWithin, Trainer, keep_outputs" in text
+    assert "    RecomputeWithin,\n" in text
+    assert "    keep_outputs,\n" in text
     text = lowered(f"{HEAD}{TRAINING}checkpoint (preserve_rng = false) {{ layers.* = budget(1MiB, by = greedy) }}").text
     assert 'checkpoint_fn=RecomputeWithin(1048576, by="greedy"),' in text
     assert "preserve_rng_state=False" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "option", "kept"),
+    [
+        ('llama3("tiny")', "", False),
+        ('llama3("tiny")', "(preserve_rng = true)", True),
+        ('llama3("tiny")', "(preserve_rng = false)", False),
+        ('python("support.factories:build")', "", True),
+        ('python("support.factories:build")', "(preserve_rng = false)", False),
+    ],
+)
+def test_the_random_state_is_kept_where_the_model_may_draw_numbers_or_the_plan_says_so(model, option, kept):
+    checkpoint = "blocks.*" if "factories" in model else "layers.*"
+    text = lowered(
+        f"{HEAD}{TRAINING}checkpoint {option} {{ {checkpoint} = full }}".replace('llama3("tiny")', model)
+    ).text
+    assert ("preserve_rng_state=False" not in text) is kept
+    assert "checkpoint_wrapper(" in text
 
 
 def test_a_choice_over_all_modules_waits_for_the_search():

@@ -63,7 +63,7 @@ def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer)  # tiny.plan:14
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # tiny.plan:14
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -109,7 +109,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer)  # tiny.plan:27
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # tiny.plan:27
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -122,9 +122,12 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 def apply_checkpoint(model: nn.Module) -> None:
     for index in range(1, 6, 2):
         if str(index) in model.layers:
-            model.layers[str(index)] = checkpoint_wrapper(model.layers[str(index)])  # tiny.plan:35
+            model.layers[str(index)] = checkpoint_wrapper(
+                model.layers[str(index)],
+                preserve_rng_state=False,
+            )  # tiny.plan:35
     if model.norm is not None:
-        model.norm = checkpoint_wrapper(model.norm)  # tiny.plan:36
+        model.norm = checkpoint_wrapper(model.norm, preserve_rng_state=False)  # tiny.plan:36
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:

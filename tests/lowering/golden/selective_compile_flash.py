@@ -116,11 +116,15 @@ def apply_compile(model: nn.Module) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for index in range(2):
-        model.layers[str(index)] = checkpoint_wrapper(model.layers[str(index)])  # tiny.plan:29
+        model.layers[str(index)] = checkpoint_wrapper(
+            model.layers[str(index)],
+            preserve_rng_state=False,
+        )  # tiny.plan:29
     for index in range(2, 4):
         model.layers[str(index)] = checkpoint_wrapper(
             model.layers[str(index)],
             context_fn=keep_outputs("attention", "alternate_matmul"),
+            preserve_rng_state=False,
         )  # tiny.plan:28
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 
 import pytest
 import torch
@@ -9,6 +10,9 @@ from torch import nn
 
 from legoai.specs.models.families import FAMILIES, resolve_config
 from legoai.specs.models.llama import Llama
+from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import shipped_presets
+from legoai.specs.models.source import ModelSource
 
 # Totals of the released checkpoints: Llama and Mixtral from their safetensors indices, GPT-2 as Hugging Face counts it,
 # ViT from torchvision (vit_b_16, vit_l_16, vit_h_14 at 224 pixels).
@@ -185,3 +189,13 @@ def test_a_sequence_that_is_too_long_is_refused(family):
 def test_tied_embeddings_are_one_parameter():
     model = build("llama3", "tiny", tie_embeddings=True)
     assert model.output.weight is model.tok_embeddings.weight
+
+
+@pytest.mark.parametrize(("family", "preset"), shipped_presets())
+def test_no_built_in_model_draws_random_numbers_in_its_forward(family, preset):
+    """So that recomputing them needs no random state (`dsl/analysis/checkpoint.py`)."""
+    manifest = load_manifest(ModelSource(kind="builtin", target=family, preset=preset), base_directory=".")
+    assert manifest.flow_error is None
+    for info in manifest.modules.values():
+        assert "dropout" not in info.class_name.lower()
+        assert not [step for step in info.flow if re.search("dropout|bernoulli|rand|multinomial|normal_", step.name)]

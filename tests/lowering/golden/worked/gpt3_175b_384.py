@@ -134,7 +134,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer)  # gpt3_175b_384.plan:25
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # gpt3_175b_384.plan:25
 
 
 def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:

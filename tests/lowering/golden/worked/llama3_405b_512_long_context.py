@@ -162,7 +162,7 @@ def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer)  # llama3_405b_512.plan:34
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:34
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -65,7 +65,7 @@ def apply_compile(model: nn.Module) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer)  # llama3_8b_8.plan:15
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_8b_8.plan:15
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -109,7 +109,10 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for index in range(2):
-        model.layers[str(index)] = checkpoint_wrapper(model.layers[str(index)])  # tiny.plan:28
+        model.layers[str(index)] = checkpoint_wrapper(
+            model.layers[str(index)],
+            preserve_rng_state=False,
+        )  # tiny.plan:28
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
