@@ -91,13 +91,13 @@ def test_every_file_that_a_guide_names_exists(name: str):
     assert sorted(path for path in named if not (ROOT / path).exists()) == []
 
 
-def test_the_architecture_names_every_room():
+def test_the_rooms_of_the_architecture_are_there():
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", text.partition("\n## Rooms\n")[2], re.MULTILINE)
     assert len(rows) == 5
     for folder, rooms in rows:
         named = set(re.findall(r"`([\w]+)/`", rooms))
         packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
-        assert named == packages, folder
+        assert named <= packages, folder
         for file in re.findall(r"`(\w+\.py)`", rooms):
             assert (ROOT / folder / file).exists(), file
