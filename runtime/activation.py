@@ -1,4 +1,4 @@
-"""Which operators' outputs are kept for the backward pass, and which are computed again?"""
+"""Policies of selective activation checkpointing: the operators whose outputs are kept for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does attention see a sequence whose pieces are on different ranks?
+"""Context-parallel attention: attention over a sequence whose pieces are on different ranks.
 
 Every rank of a context-parallel axis has the queries, keys and values of some tokens. Keys and values travel, queries
 stay: attention to each set of keys is computed by itself, and the results are merged by the logarithm of their

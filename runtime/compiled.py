@@ -1,4 +1,4 @@
-"""What do compiled modules need from what is around them?"""
+"""Hooks around compiled modules, for what their graphs take from and give to eager code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do tokens reach experts that other ranks hold, how do they come back, and which are dropped?
+"""Expert parallelism: the exchange of tokens with experts on other ranks, and the capacity of an expert.
 
 A module of experts is called with rows sorted by expert and the number of rows of each expert. Its parameters have
 one slice for each expert along dim 0.

@@ -1,4 +1,4 @@
-"""How are parameters grouped, gradients clipped, and learning rates scheduled, whatever the mesh?"""
+"""Parameter groups, gradient norm and clipping, and learning-rate schedules, on any mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a rank join the others, and how does it leave them?"""
+"""The process group of a run, and collectives over all ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators' outputs fit into a budget of memory, so that the least is computed again?"""
+"""Activation checkpointing within a memory budget: the choice of outputs to keep, so that the least is recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a user's mistake told once, however many ranks make it?"""
+"""Report of a user's mistake, printed once however many ranks make it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does each replica keep only its share of the optimizer's state?"""
+"""Optimizer whose state is sharded over the replicas (ZeRO stage 1)."""
 
 from __future__ import annotations
 
