@@ -1,8 +1,8 @@
-"""What would a lowered program cost: the simulator, from what one rank does to what a step takes.
+"""Simulator of a lowered program: from the trace of one rank to the time and memory of a step.
 
 A program runs on a simulated device (:mod:`legoai.cost.simulated`, and :mod:`legoai.cost.compilation` where it is
-compiled) while what it does is recorded as a trace (:mod:`legoai.cost.capture`), in which what is done over and over
-is taken once (:mod:`legoai.cost.replay`, :mod:`legoai.cost.pipelines`). The trace tells the memory
-(:mod:`legoai.cost.memory`) and, with a machine's kernels and networks, the time (:mod:`legoai.cost.timing`). Which
-packages may import which is a contract in `pyproject.toml`.
+compiled) while its ops are recorded as a trace (:mod:`legoai.cost.capture`, :mod:`legoai.cost.trace`); what it repeats
+is captured once and replayed (:mod:`legoai.cost.replay`, :mod:`legoai.cost.pipelines`). Memory follows from the trace
+(:mod:`legoai.cost.memory`), and time from the trace and a machine (:mod:`legoai.cost.timing`,
+:mod:`legoai.cost.machine`). A contract in `pyproject.toml` states which package imports which.
 """

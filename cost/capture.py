@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -36,13 +36,11 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.unfilled import Unfilled
-from legoai.cost.trace.records import (
-    Mark,
-    Record,
-    Trace,
-)
-from legoai.cost.trace.segments import Composed, records_of
-from legoai.cost.trace.tape import Tape, uncollected
+from legoai.cost.trace.editing import EditableTrace
+from legoai.cost.trace.garbage import uncollected
+from legoai.cost.trace.records import Mark
+from legoai.cost.trace.segments import Instance, Item
+from legoai.cost.trace.trace import Trace, records_of
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
@@ -54,6 +52,9 @@ from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
 from legoai.runtime.training import Training
 from legoai.specs.models.reads import InputShape
+
+if TYPE_CHECKING:
+    from legoai.cost.pipelines.other_ranks import OtherItems
 
 STEPS: Final = 2
 """Optimizer steps that are taken: the first makes the optimizer's state, the second is like all that follow."""
@@ -104,20 +105,21 @@ def capture(
             if found is not None:
                 return found
     taken, trace = _taken(program, world=world, rank=rank, kind=kind)
-    return dataclasses.replace(trace, records=taken.finished())
+    return dataclasses.replace(trace, items=taken.finished())
 
 
 def capture_alike(
-    program: Program, *, world: int, places: int, place: int, others: Sequence[int], kind: Kind = "cuda"
+    program: Program, *, world: int, pp: int, coordinate: int, others: Sequence[int], kind: Kind = "cuda"
 ) -> list[Trace]:
     """Take the first two steps of a rank of a pipeline, and tell what ranks do that are like it.
 
     Args:
         program: as lowered.
         world: number of ranks for which it was lowered.
-        places: of the `pp` axis, which is the outermost.
-        place: of the rank that is simulated, the first at its place.
-        others: places of ranks that have equal stages in the same order; see :mod:`legoai.cost.pipelines.equal_stages`.
+        pp: ranks along the `pp` axis, which is the outermost.
+        coordinate: on the `pp` axis of the rank that is simulated, the first at its coordinate.
+        others: coordinates of ranks that have equal stages in the same order; see
+            :mod:`legoai.cost.pipelines.equal_stages`.
         kind: whose kernels the device has.
 
     Returns:
@@ -127,14 +129,14 @@ def capture_alike(
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
     """
-    rank, stride = place * (world // places), world // places
+    rank, stride = coordinate * (world // pp), world // pp
     try:
         taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, others=others)
     except UnequalError:
         return [capture(program, world=world, rank=rank, kind=kind, replay=False)]
-    found = [dataclasses.replace(trace, records=taken.finished())]
-    for other, records in zip(others, taken.others, strict=False):
-        found.append(dataclasses.replace(trace, rank=other * stride, stage=other, records=records))
+    found = [dataclasses.replace(trace, items=taken.finished())]
+    for other, (items, translation) in zip(others, taken.others, strict=False):
+        found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
     return found
 
 
@@ -154,14 +156,14 @@ def _shortened(
             return None  # the program may need all of its blocks
         raise
     if taken.staged:
-        return dataclasses.replace(trace, records=taken.finished())
+        return dataclasses.replace(trace, items=taken.finished())
     with uncollected():
-        tape: Tape | None = taken.tape()
-        if taken.wanted and tape is not None:
-            tape = repeat_micro_batches(tape, wanted=taken.wanted)
-        for place, run in enumerate(taken.runs, start=1):
-            tape = None if tape is None else lengthen(tape, run, last=place == len(taken.runs))
-        return None if tape is None else dataclasses.replace(trace, records=tape.finished())
+        edited: EditableTrace | None = taken.editable()
+        if taken.wanted and edited is not None:
+            edited = repeat_micro_batches(edited, wanted=taken.wanted)
+        for number, run in enumerate(taken.runs, start=1):
+            edited = None if edited is None else lengthen(edited, run, last=number == len(taken.runs))
+        return None if edited is None else dataclasses.replace(trace, items=edited.finished())
 
 
 @dataclasses.dataclass(slots=True)
@@ -173,23 +175,24 @@ class _Taken:
         staged: whether a pipeline's actions were taken, each as a use of a part.
         wanted: micro batches of the second step; 0 where they are not counted.
         runs: blocks that were left out.
-        others: what other ranks of a pipeline do.
+        others: of other ranks of a pipeline, the items of their traces and how their segments are translated.
     """
 
     recorder: Capture
     staged: bool
     wanted: int
     runs: list[RepeatedBlocks]
-    others: Sequence[Composed]
+    others: Sequence[OtherItems]
 
-    def tape(self) -> Tape:
-        """Return the records as a tape, on which they can be repeated."""
-        records, touches = list(records_of(self.recorder.records)), self.recorder.touches or {}
-        return Tape.of(records, [touches.get(index) for index in range(len(records))])
+    def editable(self) -> EditableTrace:
+        """Return the records as an editable trace, on which they can be repeated."""
+        records, operands = list(records_of(self.recorder.records)), self.recorder.operands or {}
+        return EditableTrace.of(records, [operands.get(index) for index in range(len(records))])
 
-    def finished(self) -> Sequence[Record]:
+    def finished(self) -> Sequence[Item]:
         """Return the records with their final numbers."""
-        return Composed(self.recorder.records) if self.staged else self.tape().finished()
+        segmented = any(isinstance(item, Instance) for item in self.recorder.records)
+        return tuple(self.recorder.records) if segmented else self.editable().finished()
 
 
 def _taken(
@@ -209,12 +212,12 @@ def _taken(
         trainer = _outside_of_fake(trainer_of(program))
         if containers and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
             trainer = _without_blocks(trainer, runs, containers)
-            recorder.touches = {}
+            recorder.operands = {}
         device = Device(type=SIM, holds_values=False)
         recorder.staged = trainer.pipeline is not None
         hearing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         then: Callable[[], object] | None = None
-        found: list[Composed] = []
+        found: list[OtherItems] = []
         if recorder.staged:
             from legoai.cost.pipelines.stages import listened_to, schedules_heard
 
@@ -222,11 +225,11 @@ def _taken(
             trainer, heard = listened_to(trainer, recorder, repeat=few)
             hearing = schedules_heard(heard)
             if others and pipeline is not None:
-                from legoai.cost.pipelines.other_ranks import others_of, records_of_others
+                from legoai.cost.pipelines.other_ranks import items_of_others, others_of
 
                 stride = world // len(pipeline.stages_of_rank)
                 alike = others_of(pipeline, rank // stride, others, stride=stride)
-                then = functools.partial(_tell, found, functools.partial(records_of_others, heard, alike))
+                then = functools.partial(_tell, found, functools.partial(items_of_others, heard, alike))
         casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
         with (
             casts,
@@ -241,9 +244,7 @@ def _taken(
             wanted = _take_steps(recorder, trainer, training, device, few=few, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
-    return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(
-        rank=rank, world=world, stage=stage, records=()
-    )
+    return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(rank=rank, world=world, stage=stage, items=())
 
 
 def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: Collection[str]) -> Trainer:
@@ -280,10 +281,10 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
     )
 
 
-def _tell(found: list[Composed], records: Callable[[], list[Composed]]) -> None:
+def _tell(found: list[OtherItems], items: Callable[[], list[OtherItems]]) -> None:
     """Add what ranks do that are like the one that was captured, if that can be told."""
     with contextlib.suppress(UnequalError):
-        found += records()
+        found += items()
 
 
 def _take_steps(

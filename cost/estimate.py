@@ -15,7 +15,7 @@ from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
-from legoai.cost.memory.storages import MemoryReport, memory, steps
+from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use
 from legoai.cost.profiles import ProfileError
 from legoai.cost.simulated.device import Kind, SimulationError
@@ -24,9 +24,8 @@ from legoai.cost.timing.breakdown import Breakdown, breakdown
 from legoai.cost.timing.intervals import since
 from legoai.cost.timing.rank_timeline import ActionTime
 from legoai.cost.timing.timeline import Interval, Timeline, simulate
-from legoai.cost.trace.records import Trace
-from legoai.cost.trace.segments import items_between, renaming_of
-from legoai.cost.trace.tape import uncollected
+from legoai.cost.trace.garbage import uncollected
+from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
@@ -47,7 +46,7 @@ class RankEstimate:
 
     Attributes:
         rank: global.
-        stage: its place on the pipeline axis.
+        stage: its coordinate on the pipeline axis.
         trace: what it was seen to do, from the setup on.
         span: the step's records in the trace.
         intervals: when the step's operations run on its device, in seconds from the beginning of the step.
@@ -254,9 +253,7 @@ def estimate(
     except (ProfileError, CatalogueError, NoModelError, SimulationError) as error:
         raise CannotEstimateError(str(error)) from error
     say("adding up")
-    flops, convention = model_flops(
-        plan, manifest, [items_between(item.trace.records, item.span) for item in simulated.ranks]
-    )
+    flops, convention = model_flops(plan, manifest, [item.trace.between(item.span) for item in simulated.ranks])
     found = Estimate(
         plan=plan.name,
         digest=plan.digest,
@@ -298,12 +295,12 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
 
 
 def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
-    """One rank of each place on the `pp` axis; each one's memory is followed where it was captured."""
+    """One rank of each coordinate on the `pp` axis; each one's memory is followed where it was captured."""
     say("running two steps of every pipeline rank on simulated devices")
     step = simulate_pipeline(
         program,
         world=plan.mesh.world_size,
-        places=plan.mesh.pp,
+        pp=plan.mesh.pp,
         kind=_kind(machine),
         cost=OpCosts(machine=machine),
         host=machine.host(),
@@ -332,9 +329,9 @@ def rank_estimate(
         measured: what it needs, if that is known already.
     """
     active, use = measured if measured is not None else (memory(trace), memory_use(trace, machine))
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     begin, end = _bounds(timeline)
-    intervals = since(timeline.intervals, begin, renaming_of(trace.records))
+    intervals = since(timeline.intervals, begin, trace.translation)
     end = max(end - begin, intervals.end)
     return RankEstimate(
         rank=trace.rank,

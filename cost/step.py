@@ -1,8 +1,8 @@
-"""What do the ranks of a pipeline do in a step, and how long do they wait for each other?
+"""Simulated step of a pipeline: one rank of each stage captured, and all of them timed together.
 
-One rank of each place on the `pp` axis is simulated, the first on every other axis, as ranks that differ on other axes
-only do the same. Each is captured as it is, its schedule being torch's own, in a process of its own where that is
-possible. Then all of them are timed together (:mod:`legoai.cost.timing.ranks`), each action as one piece
+One rank of each coordinate on the `pp` axis is simulated, the first on every other axis, as ranks that differ on other
+axes only do the same. Each is captured as it is, its schedule being torch's own, in a process of its own where that is
+possible. Then all of them are timed together (:mod:`legoai.cost.timing.ranks`), each action as one op
 (:mod:`legoai.cost.timing.actions`).
 
 The *bubble* of a rank is the share of the step in which its device does nothing because what is next waits for another
@@ -24,15 +24,14 @@ from typing import Any
 import torch
 
 from legoai.cost.capture import capture_alike
-from legoai.cost.memory.storages import steps
-from legoai.cost.pipelines.equal_stages import alike_places
+from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.simulated.device import Kind, SimulationError, backend
-from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
 from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, Timed
-from legoai.cost.trace.records import Collective, Trace
-from legoai.cost.trace.segments import items_between, once_each, records_of, renaming_of
+from legoai.cost.trace.records import Collective
+from legoai.cost.trace.trace import Trace, records_of
 from legoai.lowering.program import Program
 from legoai.runtime.signals import held_signals, release_signals
 
@@ -60,7 +59,7 @@ class PipelineStep:
 
     Attributes:
         seconds: from when the hosts begin until the last device is done.
-        ranks: one of each place.
+        ranks: one of each coordinate.
     """
 
     seconds: float
@@ -81,19 +80,19 @@ def simulate_pipeline(
     program: Program,
     *,
     world: int,
-    places: int,
+    pp: int,
     kind: Kind,
     cost: Callable[[Timed], Cost],
     host: Host,
     measure: Callable[[Trace], Any] = lambda _: None,
     whole: bool = False,
 ) -> PipelineStep:
-    """Capture one rank of each place on the `pp` axis, and time a step of all of them.
+    """Capture one rank of each coordinate on the `pp` axis, and time a step of all of them.
 
     Args:
         program: as lowered.
         world: number of ranks for which it was lowered; `pp` is the outermost axis.
-        places: ranks of the `pp` axis.
+        pp: ranks along the `pp` axis.
         kind: whose kernels the device has.
         cost: of an operation when nothing runs beside it.
         host: of every rank.
@@ -103,17 +102,16 @@ def simulate_pipeline(
     Raises:
         SimulationError: the program cannot be captured, or its ranks wait for each other.
     """
-    numbers = [place * (world // places) for place in range(places)]
+    numbers = [coordinate * (world // pp) for coordinate in range(pp)]
     captured = _captured(program, numbers, world, kind, measure)
-    elsewhere = [[place] for place, (trace, _) in enumerate(captured) if not _costs_the_same(trace, cost)]
-    for place, found in _in_processes(_Job(program, world, places, kind), elsewhere, measure):
-        captured[place] = found
-    pieces = Pieces(cost=cost, host=host, together=frozenset(numbers))
+    elsewhere = [[coordinate] for coordinate, (trace, _) in enumerate(captured) if not _costs_the_same(trace, cost)]
+    for coordinate, found in _in_processes(_Job(program, world, pp, kind), elsewhere, measure):
+        captured[coordinate] = found
+    timer = ActionTimer(cost=cost, host=host, together=frozenset(numbers))
     records = {}
     for number, (trace, _) in zip(numbers, captured, strict=True):
-        last = steps(trace)[-1]
-        step, renaming = items_between(trace.records, last), renaming_of(trace.records)
-        records[number] = list(records_of(step, renaming)) if whole else pieces.compressed(step, renaming)
+        step, translation = trace.between(trace.steps[-1]), trace.translation
+        records[number] = list(records_of(step, translation)) if whole else timer.compressed(step, translation)
     try:
         times = simulate_ranks(records, cost, host)
     except StandstillError as error:
@@ -131,17 +129,17 @@ def simulate_pipeline(
 def _costs_the_same(trace: Trace, cost: Callable[[Timed], Cost]) -> bool:
     """Whether the groups of a rank cost what those of the rank cost from which it was told.
 
-    They may lie on hosts otherwise, where the ranks of a place do not fill whole hosts.
+    They may lie on hosts otherwise, where the ranks of a coordinate do not fill whole hosts.
     """
-    renaming = renaming_of(trace.records)
-    if renaming is None:
+    translation = trace.translation
+    if translation is None:
         return True
     seen = {
         (item.kind, item.ranks, item.bytes): item
-        for item in once_each(trace.records)
+        for item in trace.once_each()
         if isinstance(item, Collective) and item.kind not in ("send", "receive")
     }
-    return all(cost(item).seconds == cost(renaming.collective(item)).seconds for item in seen.values())
+    return all(cost(item).seconds == cost(translation.collective(item)).seconds for item in seen.values())
 
 
 def _bubble(times: RankTimeline, seconds: float) -> float:
@@ -152,30 +150,30 @@ def _bubble(times: RankTimeline, seconds: float) -> float:
 def _captured(
     program: Program, numbers: Sequence[int], world: int, kind: Kind, measure: Callable[[Trace], Any]
 ) -> list[tuple[Trace, Any]]:
-    places = len(numbers)
-    groups = sorted(alike_places(program, places), key=len, reverse=True)
-    found = dict(_in_processes(_Job(program, world, places, kind), groups, measure))
-    missing = [[place] for place in range(places) if place not in found]
+    pp = len(numbers)
+    groups = sorted(equal_coordinates(program, pp), key=len, reverse=True)
+    found = dict(_in_processes(_Job(program, world, pp, kind), groups, measure))
+    missing = [[coordinate] for coordinate in range(pp) if coordinate not in found]
     if missing:  # ranks that look alike, and of which one could not be told from another
-        found |= dict(_in_processes(_Job(program, world, places, kind), missing, measure))
-    return [found[place] for place in range(places)]
+        found |= dict(_in_processes(_Job(program, world, pp, kind), missing, measure))
+    return [found[coordinate] for coordinate in range(pp)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A pipeline that is captured: its program, its ranks, the places of its `pp` axis, and the kind of its devices."""
+    """A pipeline that is captured: its program, its ranks, the length of its `pp` axis, and the kind of its devices."""
 
     program: Program
     world: int
-    places: int
+    pp: int
     kind: Kind
 
     def captured(self, group: Sequence[int], measure: Callable[[Trace], Any]) -> list[tuple[int, tuple[Trace, Any]]]:
-        """Capture the rank of the first of some places that are alike, and tell of the others what it can."""
+        """Capture the rank of the first of some coordinates that are alike, and tell of the others what it can."""
         traces = capture_alike(
-            self.program, world=self.world, places=self.places, place=group[0], others=group[1:], kind=self.kind
+            self.program, world=self.world, pp=self.pp, coordinate=group[0], others=group[1:], kind=self.kind
         )
-        return [(place, (trace, measure(trace))) for place, trace in zip(group, traces, strict=False)]
+        return [(coordinate, (trace, measure(trace))) for coordinate, trace in zip(group, traces, strict=False)]
 
 
 def _in_processes(

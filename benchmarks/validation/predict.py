@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from legoai.cost.estimate import RankEstimate
+from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark
-from legoai.cost.trace.tape import MICRO_BATCH
 from legoai.dsl.lint import lint
 from legoai.specs.plan import Plan
 

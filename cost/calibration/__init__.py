@@ -1,1 +1,1 @@
-"""How fast is this machine, measured and written as a profile?"""
+"""Calibration: the speed of this machine, measured and written as a profile."""

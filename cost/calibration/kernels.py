@@ -1,4 +1,4 @@
-"""How fast are matrix products and attention on this machine, at the sizes measured and between them?"""
+"""Measured times of matrix products and attention on this machine, and curves fitted to them."""
 
 from __future__ import annotations
 

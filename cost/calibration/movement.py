@@ -1,4 +1,4 @@
-"""How fast does this machine move bytes, in each kind of kernel that does little else?"""
+"""Measured rates of kernels on this machine that mostly move bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast are the collectives among processes on this machine?"""
+"""Measured times of collectives among processes on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a calibration run in processes, and written so that a plan can name it?"""
+"""Processes of a calibration, and the files that they write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does something take on this machine, alone or while every rank of the host does the same?"""
+"""Timing of a function on this machine, alone or on every rank of the host at once."""
 
 from __future__ import annotations
 

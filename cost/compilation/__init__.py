@@ -1,1 +1,1 @@
-"""What does `torch.compile` make of a module, on the simulated device?"""
+"""`torch.compile` on the simulated device."""

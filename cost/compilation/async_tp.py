@@ -1,4 +1,4 @@
-"""How do matrix products run in pieces beside the collective that they need or feed (AsyncTP)?
+"""AsyncTP: matrix products in pieces beside the collective that they need or feed.
 
 Inductor's own pass finds the products and makes one operator of each with its all-gather or reduce-scatter. What such
 an operator does on a GPU is in `torch.distributed._symmetric_memory`: each rank reads its peers' pieces over the links

@@ -1,4 +1,4 @@
-"""How is a module traced and compiled for the simulated device, and how does the compiled graph run there?
+"""Tracing and compilation of a module for the simulated device, and execution of the compiled graph.
 
 In place of dynamo the module's own forward is traced with its parameters and arguments, which gives the graph that
 dynamo hands on where nothing breaks it. What follows is PyTorch's own: AOT autograd makes the joint graph with

@@ -1,4 +1,4 @@
-"""Which kernels does inductor make of a graph, and when does each buffer come and go?
+"""Inductor's schedule of a graph: its kernels, and the lifetime of each buffer.
 
 Inductor itself is asked: its lowerings, its scheduler and the fusion rules of its backend run on the graph as they
 would on a GPU (whose properties the catalogue states) or on a CPU, up to where code would be generated. Of its passes

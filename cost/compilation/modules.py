@@ -1,4 +1,4 @@
-"""What does a module do on the simulated device once `torch.compile` has compiled it?
+"""Compiled modules on the simulated device.
 
 The hooks of FSDP units, which dynamo leaves out of the graph, run before and after it, and modules that are alike share
 one graph. What would break the graph, and what a real run would get wrong, is refused.

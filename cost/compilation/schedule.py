@@ -1,4 +1,4 @@
-"""What is a graph once it is compiled: which kernels, in which order, and when does each buffer come and go?"""
+"""Schedule of a compiled graph: its kernels in their order, and the lifetime of each buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has inductor's scheduler decided: which kernels, over which buffers, that come and go when?"""
+"""Decisions of inductor's scheduler: kernels, their buffers, and the lifetime of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a random forest, shipped as arrays, say of one point?"""
+"""Random forests, shipped as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many floating-point operations does a model ask for, however it is trained?"""
+"""Floating-point operations that a model asks for, however it is trained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from legoai.cost.trace.records import Kernel
-from legoai.cost.trace.segments import Use
+from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
@@ -20,7 +20,7 @@ _BACKWARD: Final = 3
 """Forward and backward over forward: a product has two in its backward, one for each factor."""
 
 
-def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[object]]) -> tuple[float, str]:
+def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[Item]]) -> tuple[float, str]:
     """Operations that the model itself asks for in one optimizer step, on all devices, and by which convention.
 
     For the built-in decoders it is `6 N + 12 L H Q T` for each token (PaLM, arXiv 2204.02311, appendix B; TorchTitan's
@@ -32,7 +32,7 @@ def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[object]
     Args:
         plan: the plan.
         manifest: of its model.
-        steps: the records of one step, or the items that stand for them, of one rank for each stage of a pipeline.
+        steps: the items of one step, of one rank for each stage of a pipeline.
     """
     if plan.model.family in DECODERS:
         length = plan.batch.seq_len
@@ -43,13 +43,17 @@ def model_flops(plan: Plan, manifest: Manifest, steps: Sequence[Sequence[object]
     return float(_BACKWARD * forward * plan.mesh.world_size / len(steps)), CAPTURED
 
 
-def _forward(item: object) -> int:
-    """Operations of a record, or of all records for which an item of a trace stands, in forward."""
-    if isinstance(item, Use):
-        found: int | None = item.part.known.get("forward")
-        if found is None:
-            found = item.part.known["forward"] = sum(map(_forward, item.part.records))
-        return found
+class ForwardFlops:
+    """Operations of a segment's kernels in forward."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.total = sum(map(_forward, segment.records))
+
+
+def _forward(item: Item) -> int:
+    """Operations of an item of a trace in forward."""
+    if isinstance(item, Instance):
+        return item.segment.summary(ForwardFlops).total
     return item.flops if isinstance(item, Kernel) and item.phase == "forward" else 0
 
 

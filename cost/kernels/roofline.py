@@ -1,4 +1,4 @@
-"""How long does a kernel take by its peak rates and the efficiency of its class?"""
+"""Roofline model: time of a kernel by peak rates and the efficiency of its class."""
 
 from __future__ import annotations
 

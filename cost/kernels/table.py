@@ -1,4 +1,4 @@
-"""What do the nearest measurements say of one point, in logarithmic space?"""
+"""Tables of measurements, interpolated between the nearest in logarithmic space."""
 
 from __future__ import annotations
 

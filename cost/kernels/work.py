@@ -1,4 +1,4 @@
-"""What does a kernel ask of the device: a matrix product, an attention, or bytes to be moved?"""
+"""Work of a kernel: a matrix product, an attention, or bytes to be moved."""
 
 from __future__ import annotations
 

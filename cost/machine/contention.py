@@ -1,4 +1,4 @@
-"""What do a kernel and a collective that run at the same time take from each other on one device?
+"""Contention between a kernel and a collective that run at the same time on one device.
 
 A collective occupies multiprocessors, one for each channel, for as long as it runs. A kernel of many independent blocks
 is then slower by the share of the multiprocessors that is left. Matrix products of Hopper's library are not of that

@@ -1,4 +1,4 @@
-"""How is a profile read from a file, and written to one?"""
+"""Profile files: reading and writing."""
 
 from __future__ import annotations
 

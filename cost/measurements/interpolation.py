@@ -1,4 +1,4 @@
-"""How long does something take between the sizes at which it was measured?"""
+"""Interpolation of times between measured sizes."""
 
 from __future__ import annotations
 

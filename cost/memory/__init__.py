@@ -1,1 +1,1 @@
-"""How much memory does a trace need: for its storages, in the caching allocator, and of the device in all?"""
+"""Memory of a trace: active, reserved by the caching allocator, and taken of the device in all."""

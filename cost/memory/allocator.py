@@ -1,4 +1,4 @@
-"""How much memory does CUDA's caching allocator take from the device for the storages of a trace?
+"""CUDA's caching allocator: the memory that it reserves for the storages of a trace.
 
 The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes are rounded to 512 bytes;
 blocks of at most 1 MiB come from segments of 2 MiB, larger ones below 10 MiB from segments of 20 MiB, and others from

@@ -1,4 +1,4 @@
-"""What does a part of a trace that is used often do to memory, each time?"""
+"""Effects of a segment on active memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from legoai.cost.memory.allocator import round_block
-from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase, Record, Resize
-from legoai.cost.trace.segments import Part, Use
+from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase, Resize
+from legoai.cost.trace.segments import Instance, Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What one use of a part does to active memory, in bytes, counted from what is active before it.
+    """What one instance of a segment does to active memory, in bytes, counted from what is active before it.
 
     Attributes:
         change: what is active more, or less, behind it.
         most: the most that is active while it lasts; 0 where it never is more than before.
-        place: the record of the part at which that is first reached.
+        index: the record of the segment at which that is first reached.
         most_phase: the phase of that record.
         by_phase: the most behind each change, by phase.
         phase: in which it ends.
@@ -27,51 +27,97 @@ class Effect:
 
     change: int
     most: int
-    place: int
+    index: int
     most_phase: Phase
     by_phase: tuple[tuple[Phase, int], ...]
     phase: Phase
     sizes: tuple[tuple[int, int], ...]
     ended: tuple[int, ...]
 
-    def apply(self, use: Use, sizes: dict[int, int]) -> None:
-        """Let storages of a use live and end, in a table of their bytes."""
+    def apply(self, instance: Instance, sizes: dict[int, int]) -> None:
+        """Let storages of an instance live and end, in a table of their bytes."""
         for slot in self.ended:
-            del sizes[use.number(slot)]
+            del sizes[instance.number(slot)]
         for slot, size in self.sizes:
-            sizes[use.number(slot)] = size
+            sizes[instance.number(slot)] = size
 
 
-def effect_of(use: Use, sizes: Mapping[int, int], phase: Phase) -> Effect:
-    """Return what a use does, which is found out once for all uses of a part that begin alike.
+class MemoryEffects:
+    """What a segment does to storages.
+
+    Attributes:
+        segment: whose summary this is.
+        changed: slots of storages that were there before and end or change their size.
+        ended: those of them that are gone behind it.
+        survivors: slots of storages that live on, with their allocation, if it is the segment's, and their bytes.
+        categories: the records that tell what a storage holds, each with its slot.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        made: set[int] = set()
+        changed: dict[int, None] = {}
+        self.survivors: dict[int, tuple[Allocate | None, int]] = {}
+        categories: list[tuple[Categorise, int]] = []
+        for record, slot in zip(segment.records, segment.slots, strict=True):
+            if isinstance(record, Allocate):
+                made.add(slot)
+                self.survivors[slot] = record, round_block(record.bytes)
+            elif isinstance(record, Free | Resize):
+                if slot not in made:
+                    changed[slot] = None
+                if isinstance(record, Resize):
+                    self.survivors[slot] = self.survivors.get(slot, (None, 0))[0], round_block(record.bytes)
+                else:
+                    self.survivors.pop(slot, None)
+            elif isinstance(record, Categorise):
+                categories.append((record, slot))
+        self.changed = tuple(changed)
+        self.ended = changed.keys() - self.survivors.keys()
+        self.categories = tuple(categories)
+        self._effects: dict[tuple[Phase, tuple[tuple[int, int], ...]], Effect] = {}
+
+    def effect(self, before: tuple[tuple[int, int], ...], phase: Phase) -> Effect:
+        """Return the effect of an instance, which is computed once for all that begin alike.
+
+        Args:
+            before: the slots of :attr:`changed`, with the bytes of their storages.
+            phase: of the record before it.
+        """
+        key = phase, before
+        found = self._effects.get(key)
+        if found is None:
+            found = self._effects[key] = _effect(self.segment, dict(before), phase)
+        return found
+
+
+def effect_of(instance: Instance, sizes: Mapping[int, int], phase: Phase) -> Effect:
+    """Return what an instance does to active memory.
 
     Args:
-        use: of a part.
+        instance: of a segment.
         sizes: bytes of the storages that are there.
-        phase: in which the record before it was.
+        phase: of the record before it.
 
     Raises:
-        ValueError: the part names a storage that does not live.
+        ValueError: it names a storage that does not live.
     """
+    effects = instance.segment.summary(MemoryEffects)
     before = []
-    for slot in changed_by(use.part):
-        number = use.number(slot)
+    for slot in effects.changed:
+        number = instance.number(slot)
         if number not in sizes:
             raise ValueError(f"storage {number} is not allocated")
         before.append((slot, sizes[number]))
-    key = "effect", phase, tuple(before)
-    found: Effect | None = use.part.known.get(key)
-    if found is None:
-        found = use.part.known[key] = _effect(use.part, dict(before), phase)
-    return found
+    return effects.effect(tuple(before), phase)
 
 
-def _effect(part: Part, sizes: dict[int, int], phase: Phase) -> Effect:
+def _effect(segment: Segment, sizes: dict[int, int], phase: Phase) -> Effect:
     outside = frozenset(sizes)
-    active = most = place = 0
+    active = most = most_index = 0
     most_phase = phase
     by_phase: dict[Phase, int] = {}
-    for index, (record, slot) in enumerate(zip(part.records, part.slots, strict=True)):
+    for index, (record, slot) in enumerate(zip(segment.records, segment.slots, strict=True)):
         if isinstance(record, Kernel | Allocate):
             phase = record.phase
         if not isinstance(record, Allocate | Free | Resize):
@@ -82,11 +128,11 @@ def _effect(part: Part, sizes: dict[int, int], phase: Phase) -> Effect:
             sizes[slot] = size
         by_phase[phase] = max(by_phase.get(phase, active), active)
         if active > most:
-            most, place, most_phase = active, index, phase
+            most, most_index, most_phase = active, index, phase
     return Effect(
         change=active,
         most=most,
-        place=place,
+        index=most_index,
         most_phase=most_phase,
         by_phase=tuple(by_phase.items()),
         phase=phase,
@@ -95,47 +141,11 @@ def _effect(part: Part, sizes: dict[int, int], phase: Phase) -> Effect:
     )
 
 
-def changed_by(part: Part) -> tuple[int, ...]:
-    """Return the slots of storages that were there before and end or change their size."""
-    found: tuple[int, ...] | None = part.known.get("changed")
-    if found is None:
-        made: set[int] = set()
-        changed: dict[int, None] = {}
-        for record, slot in zip(part.records, part.slots, strict=True):
-            if isinstance(record, Allocate):
-                made.add(slot)
-            elif isinstance(record, Free | Resize) and slot not in made:
-                changed[slot] = None
-        found = part.known["changed"] = tuple(changed)
-    return found
-
-
-def survive(use: Use, alive: dict[int, tuple[Allocate, int]]) -> None:
-    """Let storages of a use live and end, in a table of their allocation and bytes."""
-    found: tuple[dict[int, tuple[Allocate | None, int]], set[int]] | None = use.part.known.get("survivors")
-    if found is None:
-        made: dict[int, tuple[Allocate | None, int]] = {}
-        for record, slot in zip(use.part.records, use.part.slots, strict=True):
-            if isinstance(record, Allocate):
-                made[slot] = record, round_block(record.bytes)
-            elif isinstance(record, Resize):
-                made[slot] = made.get(slot, (None, 0))[0], round_block(record.bytes)
-            elif isinstance(record, Free):
-                made.pop(slot, None)
-        ended = set(changed_by(use.part)) - made.keys()
-        found = use.part.known["survivors"] = made, ended
-    for slot in found[1]:
-        del alive[use.number(slot)]
-    for slot, (allocated, size) in found[0].items():
-        number = use.number(slot)
+def survive(instance: Instance, alive: dict[int, tuple[Allocate, int]]) -> None:
+    """Let storages of an instance live and end, in a table of their allocation and bytes."""
+    effects = instance.segment.summary(MemoryEffects)
+    for slot in effects.ended:
+        del alive[instance.number(slot)]
+    for slot, (allocated, size) in effects.survivors.items():
+        number = instance.number(slot)
         alive[number] = allocated if allocated is not None else alive[number][0], size
-
-
-def categories_of(part: Part) -> tuple[tuple[Categorise, int], ...]:
-    """Return the records of a part that tell what a storage holds, each with its slot."""
-    found: tuple[tuple[Categorise, int], ...] | None = part.known.get("categories")
-    if found is None:
-        pairs: zip[tuple[Record, int]] = zip(part.records, part.slots, strict=True)
-        found = tuple((record, slot) for record, slot in pairs if isinstance(record, Categorise))
-        part.known["categories"] = found
-    return found

@@ -1,8 +1,8 @@
-"""How much memory does the allocator take for a trace, in which the same is asked of it over and over?
+"""Reserved memory of a trace: its storages in the caching allocator, repeated segments served at once.
 
-What the requests of a part come to depends on the free blocks of the pools that they are served from: on their sizes,
-on which of two equal ones has the lower address, and on what lies beside the blocks that the part gives back. Where it
-finds these as an earlier use found them, the same happens, at other addresses; it is then done at once.
+What the requests of a segment come to depends on the free blocks of the pools that they are served from: on their
+sizes, on which of two equal ones has the lower address, and on what lies beside the blocks that the segment gives back.
+Where an instance finds these as an earlier one found them, the same happens, at other addresses, and is done at once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from legoai.cost.memory.allocator import SMALL, Block, CachingAllocator, OutOfMemoryError, Pool, round_block
-from legoai.cost.memory.effects import changed_by
-from legoai.cost.trace.records import Allocate, Free, Resize, Trace
-from legoai.cost.trace.segments import Part, Use, items_of
+from legoai.cost.memory.effects import MemoryEffects
+from legoai.cost.trace.records import Allocate, Free, Resize
+from legoai.cost.trace.segments import Instance, Segment
+from legoai.cost.trace.trace import Trace
 
 _FREE: Final = -(2**31)
 """In the place of a slot: a piece of a segment that is free."""
@@ -42,23 +43,8 @@ class Reserved:
 
 
 @dataclass(frozen=True, slots=True)
-class _Requests:
-    """What a part asks of the allocator.
-
-    Attributes:
-        all: in their order: slot, bytes, stream; -1 bytes give the storage back.
-        pools: from which its storages are served.
-        held: slots of storages that have memory behind it, of those that it names.
-    """
-
-    all: tuple[tuple[int, int, int], ...]
-    pools: frozenset[PoolKey]
-    held: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What the requests of a part come to.
+    """What the requests of a segment come to.
 
     Attributes:
         runs: the pieces into which neighbouring blocks turn, by the place of these among those that were found.
@@ -75,8 +61,34 @@ class _Outcome:
     most: int
 
 
+class _Requests:
+    """What a segment asks of the allocator.
+
+    Attributes:
+        all: in their order: slot, bytes, stream; -1 bytes give the storage back.
+        pools: from which its storages are served.
+        held: slots of storages that have memory behind it, of those that it names.
+        outcomes: what the requests came to, by what decides that.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        asked: list[tuple[int, int, int]] = []
+        held: dict[int, None] = {}
+        for record, slot in zip(segment.records, segment.slots, strict=True):
+            if isinstance(record, Free | Resize):
+                asked.append((slot, -1, 0))
+                held.pop(slot, None)
+            if isinstance(record, Allocate | Resize):
+                asked.append((slot, record.bytes, record.stream))
+                held[slot] = None
+        self.all = tuple(asked)
+        self.pools = frozenset((stream, round_block(size) <= SMALL) for _, size, stream in asked if size > 0)
+        self.held = tuple(held)
+        self.outcomes: dict[object, _Outcome] = {}
+
+
 class RepeatingAllocator(CachingAllocator):
-    """An allocator that serves a part's requests at once where it served them before."""
+    """An allocator that serves a segment's requests at once where it served them before."""
 
     def __init__(self, *, capacity: int | None = None) -> None:
         super().__init__(capacity=capacity)
@@ -89,33 +101,33 @@ class RepeatingAllocator(CachingAllocator):
         self.taken.append(block)
         return block
 
-    def use(self, use: Use) -> None:
-        """Serve the requests of a use of a part.
+    def replay(self, instance: Instance) -> None:
+        """Serve the requests of an instance of a segment.
 
         Raises:
             OutOfMemoryError: one of them does not fit.
         """
-        requests = _requests(use.part)
+        requests = instance.segment.summary(_Requests)
         if not requests.all:
             return
-        key, runs = self._found(use, requests)
-        outcome: _Outcome | None = use.part.known.get(("blocks", key))
+        key, runs = self._found(instance, requests)
+        outcome = requests.outcomes.get(key)
         if outcome is None:
-            outcome = self._serve(use, requests, runs)
+            outcome = self._serve(instance, requests, runs)
             if outcome is not None:
-                use.part.known["blocks", key] = outcome
+                requests.outcomes[key] = outcome
         elif self.capacity is not None and self.reserved + outcome.reserved > self.capacity:
-            self._serve(use, requests, runs)
+            self._serve(instance, requests, runs)
         else:
-            self._repeat(use, runs, outcome)
+            self._repeat(instance, runs, outcome)
 
-    def _found(self, use: Use, requests: _Requests) -> tuple[object, list[tuple[PoolKey, list[Block]]]]:
+    def _found(self, instance: Instance, requests: _Requests) -> tuple[object, list[tuple[PoolKey, list[Block]]]]:
         """Return what decides what becomes of the requests, and the blocks that may change, neighbours together."""
         given: dict[int, int] = {}
         keys = set(requests.pools)
         ends: list[Block] = []
-        for slot in changed_by(use.part):
-            held = self.used.get(use.number(slot))
+        for slot in instance.segment.summary(MemoryEffects).changed:
+            held = self.used.get(instance.number(slot))
             if held is not None:
                 block, pool, small = held
                 given[id(block)] = slot
@@ -133,7 +145,7 @@ class RepeatingAllocator(CachingAllocator):
             while (after := run[-1].after) is not None and (after.free or id(after) in given):
                 run.append(after)
             beside.update(map(id, run))
-            _, pool, small = self.used[use.number(given[id(end)])]
+            _, pool, small = self.used[instance.number(given[id(end)])]
             runs.append(((pool.stream, small), run))
         for key in keys:
             if key in self.pools:
@@ -147,7 +159,9 @@ class RepeatingAllocator(CachingAllocator):
         )
         return told, runs
 
-    def _serve(self, use: Use, requests: _Requests, runs: list[tuple[PoolKey, list[Block]]]) -> _Outcome | None:
+    def _serve(
+        self, instance: Instance, requests: _Requests, runs: list[tuple[PoolKey, list[Block]]]
+    ) -> _Outcome | None:
         """Serve the requests one by one; what they come to, unless memory ran out meanwhile."""
         bounds = [(run[0], run[-1].address + run[-1].size) for _, run in runs]
         before = [((run[0].size, _FREE),) if len(run) == 1 and run[0].free else () for _, run in runs]
@@ -156,15 +170,17 @@ class RepeatingAllocator(CachingAllocator):
         try:
             for slot, size, stream in requests.all:
                 if size < 0:
-                    self.free(use.number(slot))
+                    self.free(instance.number(slot))
                 else:
-                    self.allocate(use.number(slot), size, stream)
+                    self.allocate(instance.number(slot), size, stream)
         finally:
             most = self.peak_allocated - allocated
             self.peak_allocated = max(peak, self.peak_allocated)
         if self.retries != retries:
             return None
-        owners = {id(held[0]): slot for slot in requests.held if (held := self.used.get(use.number(slot))) is not None}
+        owners = {
+            id(held[0]): slot for slot in requests.held if (held := self.used.get(instance.number(slot))) is not None
+        }
         changed = []
         for place, (start, end) in enumerate(bounds):
             pieces = tuple(_pieces(start, end, owners))
@@ -177,7 +193,7 @@ class RepeatingAllocator(CachingAllocator):
         return _Outcome(tuple(changed), tuple(segments), self.reserved - reserved, self.allocated - allocated, most)
 
     def _pool_of(self, segment: Block) -> PoolKey:
-        """Return the pool of a segment, of which it may be free or in use."""
+        """Return the pool of a segment, of which it may be free or in instance."""
         for key, pool in self.pools.items():
             block: Block | None = segment
             while block is not None:
@@ -187,19 +203,19 @@ class RepeatingAllocator(CachingAllocator):
         held = {id(block): (pool.stream, small) for block, pool, small in self.used.values()}
         return held[id(segment)]
 
-    def _repeat(self, use: Use, runs: list[tuple[PoolKey, list[Block]]], outcome: _Outcome) -> None:
+    def _repeat(self, instance: Instance, runs: list[tuple[PoolKey, list[Block]]], outcome: _Outcome) -> None:
         """Do at once what the requests come to."""
-        for slot in changed_by(use.part):
-            self.used.pop(use.number(slot), None)
+        for slot in instance.segment.summary(MemoryEffects).changed:
+            self.used.pop(instance.number(slot), None)
         for place, pieces in outcome.runs:
             key, run = runs[place]
             pool = self.pools[key]
             for block in run:
                 if block.free:
                     pool.remove(block)
-            self._cut(use, key, run[0].address, pieces, run[0].before, run[-1].after)
+            self._cut(instance, key, run[0].address, pieces, run[0].before, run[-1].after)
         for key, pieces in outcome.segments:
-            self._cut(use, key, self.next_address, pieces, None, None)
+            self._cut(instance, key, self.next_address, pieces, None, None)
             self.next_address += sum(size for size, _ in pieces)
         self.peak_allocated = max(self.peak_allocated, self.allocated + outcome.most)
         self.allocated += outcome.allocated
@@ -207,7 +223,7 @@ class RepeatingAllocator(CachingAllocator):
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _cut(  # noqa: PLR0917
-        self, use: Use, key: PoolKey, address: int, pieces: Pieces, before: Block | None, after: Block | None
+        self, instance: Instance, key: PoolKey, address: int, pieces: Pieces, before: Block | None, after: Block | None
     ) -> None:
         """Put pieces in the place of what lay between two blocks."""
         pool = self.pools.get(key)
@@ -222,7 +238,7 @@ class RepeatingAllocator(CachingAllocator):
                 pool.add(block)
             else:
                 block.free = False
-                self.used[use.number(slot)] = block, pool, key[1]
+                self.used[instance.number(slot)] = block, pool, key[1]
             before, address = block, address + size
         assert before is not None
         before.after = after
@@ -238,23 +254,6 @@ def _pieces(start: Block, end: int | None, owners: dict[int, int]) -> Iterator[t
         block = block.after
 
 
-def _requests(part: Part) -> _Requests:
-    found: _Requests | None = part.known.get("requests")
-    if found is None:
-        asked: list[tuple[int, int, int]] = []
-        held: dict[int, None] = {}
-        for record, slot in zip(part.records, part.slots, strict=True):
-            if isinstance(record, Free | Resize):
-                asked.append((slot, -1, 0))
-                held.pop(slot, None)
-            if isinstance(record, Allocate | Resize):
-                asked.append((slot, record.bytes, record.stream))
-                held[slot] = None
-        pools = frozenset((stream, round_block(size) <= SMALL) for _, size, stream in asked if size > 0)
-        found = part.known["requests"] = _Requests(tuple(asked), pools, tuple(held))
-    return found
-
-
 def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
     """Run the storages of a trace through the allocator.
 
@@ -265,9 +264,9 @@ def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
     allocator = RepeatingAllocator(capacity=capacity)
     fits = True
     try:
-        for item in items_of(trace.records):
-            if isinstance(item, Use):
-                allocator.use(item)
+        for item in trace.items:
+            if isinstance(item, Instance):
+                allocator.replay(item)
             elif isinstance(item, Allocate):
                 allocator.allocate(item.storage, item.bytes, item.stream)
             elif isinstance(item, Free):

@@ -1,31 +1,20 @@
-"""How much memory do the storages of a trace need, when, and for what?"""
+"""Active memory of a trace: its peak in a step, what it holds, and which modules and phases need it."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
 from legoai.cost.memory.allocator import round_block
-from legoai.cost.memory.effects import categories_of, effect_of, survive
-from legoai.cost.trace.records import (
-    Allocate,
-    Categorise,
-    Category,
-    Free,
-    Kernel,
-    Mark,
-    Phase,
-    Record,
-    Resize,
-    Trace,
-)
-from legoai.cost.trace.segments import Composed, Item, Use, length_of, renaming_of
+from legoai.cost.memory.effects import MemoryEffects, effect_of, survive
+from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Kernel, Mark, Phase, Record, Resize
+from legoai.cost.trace.segments import Instance
+from legoai.cost.trace.trace import Trace
 
-_STEP: Final = "step "
 _TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
 """Records from which the phases of a step and its memory are told."""
 
@@ -69,36 +58,17 @@ class MemoryReport:
     live: tuple[LiveStorage, ...]
 
 
-def steps(trace: Trace) -> list[range]:
-    """Return the indices of the records of each step, its marks included.
-
-    Raises:
-        ValueError: a step has no end.
-    """
-    begun: dict[str, int] = {}
-    found = []
-    for index, item in _placed(trace.records, {Mark}):
-        if isinstance(item, Mark):
-            if item.name.startswith(_STEP):
-                begun[item.name] = index
-            elif item.name.removeprefix("end ") in begun:
-                found.append(range(begun.pop(item.name.removeprefix("end ")), index + 1))
-    if begun:
-        raise ValueError(f"the trace has no end of {', '.join(begun)}")
-    return found
-
-
 def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
     """Follow the storages of a trace through one step.
 
     Args:
         trace: of one rank, from the setup on.
-        step: which, as an index of :func:`steps`; the last is the one that all further steps are like.
+        step: which, as an index of the trace's steps; the last is the one that all further steps are like.
 
     Raises:
         ValueError: the trace has no such step, or names a storage that does not live.
     """
-    found = steps(trace)
+    found = trace.steps
     if not -len(found) <= step < len(found):
         raise ValueError(f"the trace has {len(found)} steps, and no step {step}")
     span = found[step]
@@ -108,7 +78,7 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
     phase: Phase = "other"
     peak_phase: Phase = phase
     by_phase: dict[Phase, int] = {}
-    for index, item in _placed(trace.records, _TELLING):
+    for index, item in trace.placed(_TELLING):
         if isinstance(item, Kernel):
             phase = item.phase
         elif isinstance(item, Mark):
@@ -116,13 +86,13 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
                 start = peak = active
             elif index + 1 == span.stop:
                 break
-        elif isinstance(item, Use):
+        elif isinstance(item, Instance):
             effect = effect_of(item, sizes, phase)
             if index >= span.start:
                 for name, most in effect.by_phase:
                     by_phase[name] = max(by_phase.get(name, 0), active + most)
                 if active + effect.most > peak:
-                    peak, peak_record, peak_phase = active + effect.most, index + effect.place, effect.most_phase
+                    peak, peak_record, peak_phase = active + effect.most, index + effect.index, effect.most_phase
             active += effect.change
             phase = effect.phase
             effect.apply(item, sizes)
@@ -170,21 +140,22 @@ def _size(sizes: Mapping[int, int], storage: int) -> int:
 def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
     """Return the storages behind a record, with what they turn out to hold."""
     alive: dict[int, tuple[Allocate, int]] = {}
-    for index, item in _placed(trace.records, {Allocate, Free, Resize}):
+    for index, item in trace.placed({Allocate, Free, Resize}):
         if index > at:
             break
-        if not isinstance(item, Use):
+        if not isinstance(item, Instance):
             _survive(item, alive)
-        elif index + len(item.part.records) <= at + 1:
+        elif index + len(item) <= at + 1:
             survive(item, alive)
         else:
             for record in itertools.islice(item.records(), at + 1 - index):
                 _survive(record, alive)
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
-    for _, item in _placed(trace.records, {Categorise}):
-        if isinstance(item, Use):
-            told = tuple((record, item.number(slot)) for record, slot in categories_of(item.part))
+    for _, item in trace.placed({Categorise}):
+        if isinstance(item, Instance):
+            categories = item.segment.summary(MemoryEffects).categories
+            told = tuple((record, item.number(slot)) for record, slot in categories)
         else:
             assert isinstance(item, Categorise)
             told = ((item, item.storage),)
@@ -193,13 +164,13 @@ def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
                 held[number] = record.category
                 if record.module:
                     modules[number] = record.module
-    renaming = renaming_of(trace.records)
+    translation = trace.translation
     found = [
         LiveStorage(
             storage=number,
             bytes=size,
             category=held.get(number, made.category),
-            module=path if renaming is None else renaming.path(path),
+            module=path if translation is None else translation.path(path),
             phase=made.phase,
         )
         for number, (made, size) in alive.items()
@@ -219,34 +190,17 @@ def _survive(record: Record, alive: dict[int, tuple[Allocate, int]]) -> None:
         alive[record.storage] = alive[record.storage][0], round_block(record.bytes)
 
 
-def _placed(records: Sequence[Record], kinds: AbstractSet[type]) -> Iterator[tuple[int, Item]]:
-    """Yield what a trace's records are held as, each with the place of its first record: all uses, and some records.
-
-    Args:
-        records: of the trace.
-        kinds: of the records that are wanted.
-    """
-    if not isinstance(records, Composed):
-        return ((index, record) for index, record in enumerate(records) if type(record) in kinds)
-    starts = itertools.accumulate(map(length_of, records.items), initial=0)
-    return (
-        (index, item)
-        for index, item in zip(starts, records.items, strict=False)
-        if type(item) is Use or type(item) in kinds
-    )
-
-
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:
     """Yield the bytes that are active when a step begins, and then behind each change of them.
 
     Args:
         trace: of one rank, from the setup on.
-        step: which, as an index of :func:`steps`.
+        step: which, as an index of the trace's steps.
 
     Yields:
         The index of a record of the trace, and bytes.
     """
-    span = steps(trace)[step]
+    span = trace.steps[step]
     sizes: dict[int, int] = {}
     active = 0
     for index, record in enumerate(itertools.islice(trace.records, span.stop)):

@@ -9,8 +9,8 @@ from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.memory.reserving import Reserved, reserve
 from legoai.cost.memory.storages import memory
-from legoai.cost.trace.records import Collective, Kernel, Trace
-from legoai.cost.trace.segments import once_each
+from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +72,14 @@ def _workspace(trace: Trace, machine: Machine) -> int:
     one = machine.constant("cublas_workspace_bytes")
     if one is None:
         return 0
-    streams = {(item.stream, item.op) for item in once_each(trace.records) if isinstance(item, Kernel)}
+    streams = {(item.stream, item.op) for item in trace.once_each() if isinstance(item, Kernel)}
     return int(one) * len({stream for stream, op in streams if is_product(op)})
 
 
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is made when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
-    calls = (item for item in once_each(trace.records) if isinstance(item, Collective) and item.kind != "peer_copy")
+    calls = (item for item in trace.once_each() if isinstance(item, Collective) and item.kind != "peer_copy")
     for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
         if len(ranks) > 1:
             ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator

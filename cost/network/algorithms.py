@@ -1,4 +1,4 @@
-r"""How many bytes does each collective send over which link, and over how many hops?
+r"""Algorithms of collectives: bytes over each link, and hops.
 
 In every formula S is the *whole* buffer, as `Collective.bytes` has it: the gathered output of an all-gather, the input
 of a reduce-scatter, the buffer of an all-reduce, a broadcast or a transfer, and of an all-to-all the local input. P

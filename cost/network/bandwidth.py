@@ -1,4 +1,4 @@
-"""How does bandwidth grow with the size of a message?"""
+"""Bandwidth of a link by message size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do measurements add to the time that a formula gives?"""
+"""Corrections of a formula's time by measurements: regressions, and stragglers."""
 
 from __future__ import annotations
 

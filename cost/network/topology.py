@@ -1,4 +1,4 @@
-"""How do the ranks of a group lie on the hosts of a cluster?"""
+"""Placement of the ranks of a group on the hosts of a cluster."""
 
 from __future__ import annotations
 

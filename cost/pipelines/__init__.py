@@ -1,1 +1,1 @@
-"""What do ranks with stages of a model do, and when, where one waits for another?"""
+"""Pipelines: capture of ranks that hold stages of a model."""

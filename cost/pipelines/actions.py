@@ -1,4 +1,4 @@
-"""Which actions of a pipeline are equal, and how are they recorded without being run?
+"""Replay of equal actions of a pipeline's stages.
 
 The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was
 computed before. Of each kind of action of each stage the first two and the last of the first step are run, and the
@@ -29,9 +29,10 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from legoai.cost.simulated.device import SIM, backend
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.results import tensor_like
+from legoai.cost.trace.numbers import NONE, alike
 from legoai.cost.trace.records import Free, Record
-from legoai.cost.trace.segments import KIND_OF, Part, Use, records_of, used
-from legoai.cost.trace.tape import NONE, alike
+from legoai.cost.trace.segments import KIND_OF, Instance, Segment, first_instance
+from legoai.cost.trace.trace import records_of
 
 Action: TypeAlias = tuple[int, str, int]
 """Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
@@ -79,21 +80,21 @@ class _Pattern:
     """What an action was seen to do.
 
     Attributes:
-        use: its records.
+        instance: its records.
         outside: how each number is told that it names and does not make.
         results: tensors with which the schedule goes on.
         on_buffers: of a backward, for each input: whether its gradient is that of the buffer in which it was received.
         gives_up: the record at which the outputs of the stage are given up; -1 where they are not.
-        parts: what is recorded where the action is not run: all but the end of tensors with which the schedule goes on,
-            in two parts where the outputs are given up between them.
+        segments: recorded where the action is not run: all but the end of tensors with which the schedule goes on, two
+            where the outputs are given up between them.
     """
 
-    use: Use
+    instance: Instance
     outside: tuple[Place, ...]
     results: tuple[_Tensor | None, ...]
     on_buffers: tuple[bool, ...] = ()
     gives_up: int = -1
-    parts: tuple[Part, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ class Repeats:
     step: int = 0
     passes: int = 0
     patterns: dict[tuple[int, str], _Pattern] = field(default_factory=dict)
-    made: dict[Action, Use] = field(default_factory=dict)
+    made: dict[Action, Instance] = field(default_factory=dict)
     """What each action of this pass made."""
     maker: dict[tuple[int, int], tuple[Action, int]] = field(default_factory=dict)
     """The action that made a number of a kind, and its slot there, of those that were run."""
@@ -126,7 +127,7 @@ class Repeats:
     """The storages of what the forward of a stage returned for a micro batch."""
     firsts: dict[tuple[int, int, str], _Pattern] = field(default_factory=dict)
     """What the first action of each kind of each stage did in each step."""
-    alone: dict[tuple[int, int, str], list[Use]] = field(default_factory=dict)
+    alone: dict[tuple[int, int, str], list[Instance]] = field(default_factory=dict)
     """What was done for no micro batch in particular, by step, stage and name."""
     like: torch.Tensor | None = None
     """A tensor whose mode and device all have."""
@@ -177,18 +178,18 @@ class Repeats:
             return
         stage, kind, micro_batch = action
         records = self.recorder.records
-        use = used(list(records_of(records[start:])))
-        self.made[action] = use
-        outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(use))
-        for of, numbers in enumerate(use.own):
+        instance = first_instance(list(records_of(records[start:])))
+        self.made[action] = instance
+        outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(instance))
+        for of, numbers in enumerate(instance.own):
             self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
-        described = tuple(self._described(item, use) for item in results)
-        pattern = _Pattern(use, outside, described, on_buffers)
+        described = tuple(self._described(item, instance) for item in results)
+        pattern = _Pattern(instance, outside, described, on_buffers)
         if kind == "F":
-            self.outputs[stage, micro_batch] = _storages(described, use.own)
-        pattern.gives_up = self._first_end(use, self.outputs.get((stage, micro_batch), set()))
+            self.outputs[stage, micro_batch] = _storages(described, instance.own)
+        pattern.gives_up = self._first_end(instance, self.outputs.get((stage, micro_batch), set()))
         self.latest[stage, kind] = micro_batch
-        records[start:] = [use]
+        records[start:] = [instance]
         if micro_batch == self._first(stage, kind):
             self.firsts.setdefault((self.step, stage, kind), pattern)
             return
@@ -215,9 +216,9 @@ class Repeats:
         """Keep what was recorded from an index on, for no micro batch in particular."""
         if self.micro_batches >= _FEWEST:
             records = self.recorder.records
-            use = used(list(records_of(records[start:])))
-            records[start:] = [use]
-            self.alone.setdefault((self.step, stage, name), []).append(use)
+            instance = first_instance(list(records_of(records[start:])))
+            records[start:] = [instance]
+            self.alone.setdefault((self.step, stage, name), []).append(instance)
 
     def again(self, stage: int, name: str) -> None:
         """Record what was kept of the same place in a pass like this one."""
@@ -228,28 +229,29 @@ class Repeats:
         self.replayed[key] += 1
         self.recorder.records.append(known[place])
 
-    def _first_end(self, use: Use, storages: set[int]) -> int:
+    def _first_end(self, instance: Instance, storages: set[int]) -> int:
         """Return the record at which the first of some storages ends; -1 for none."""
-        for index, (record, slot) in enumerate(zip(use.part.records, use.part.slots, strict=True)):
-            if isinstance(record, Free) and use.number(slot) in storages:
+        for index, (record, slot) in enumerate(zip(instance.segment.records, instance.segment.slots, strict=True)):
+            if isinstance(record, Free) and instance.number(slot) in storages:
                 return index
         return -1
 
-    def _described(self, value: Any, use: Use) -> _Tensor | None:
+    def _described(self, value: Any, instance: Instance) -> _Tensor | None:
         if value is None:
             return None
         spec = value._spec if isinstance(value, DTensor) else None
         local = value._local_tensor if isinstance(value, DTensor) else value
         local = local.elem if isinstance(local, AsyncCollectiveTensor) else local
         number = self.recorder.number_of(local)
-        if number is None or number not in use.own[_STORAGE]:
+        if number is None or number not in instance.own[_STORAGE]:
             raise UnequalError("an action returns what it did not make")
         self.tied.add(number)
         work = self.recorder.pending.get(number)
-        if work is not None and work not in use.own[_WORK]:
+        if work is not None and work not in instance.own[_WORK]:
             raise UnequalError("an action returns what another one gathers")
-        place = None if work is None else use.own[_WORK].index(work)
-        return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, use.own[_STORAGE].index(number), place)
+        place = None if work is None else instance.own[_WORK].index(work)
+        storage = instance.own[_STORAGE].index(number)
+        return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, storage, place)
 
     def _place(self, kind: int, number: int, micro_batch: int) -> Place:
         """Tell a number that an action names and does not make."""
@@ -281,17 +283,17 @@ class Repeats:
         mine, theirs = self._told(known), self._told(other)
         return (
             (known.results, known.on_buffers) == (other.results, other.on_buffers)
-            and [len(numbers) for numbers in known.use.own] == [len(numbers) for numbers in other.use.own]
+            and [len(numbers) for numbers in known.instance.own] == [len(numbers) for numbers in other.instance.own]
             and len(mine) == len(theirs)
             and all(one[1] == two[1] and alike(one[0], two[0]) for one, two in zip(mine, theirs, strict=True))
         )
 
     def _told(self, pattern: _Pattern) -> list[tuple[Record, object]]:
-        use = pattern.use
+        instance = pattern.instance
         return [
             (record, slot if slot >= NONE else pattern.outside[-2 - slot])
-            for record, slot in zip(use.part.records, use.part.slots, strict=True)
-            if not (isinstance(record, Free) and use.number(slot) in self.tied)
+            for record, slot in zip(instance.segment.records, instance.segment.slots, strict=True)
+            if not (isinstance(record, Free) and instance.number(slot) in self.tied)
         ]
 
     def write(self, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
@@ -304,17 +306,17 @@ class Repeats:
         stage, kind, micro_batch = action
         first = self.replays and micro_batch == self._first(stage, kind)
         pattern = self._pattern(action)
-        pattern.parts = pattern.parts or self._parts(pattern)
-        own = pattern.use.own if first else self._reserved(pattern.use)
+        pattern.segments = pattern.segments or self._segments(pattern)
+        own = pattern.instance.own if first else self._reserved(pattern.instance)
         outside = tuple(self._number(action, place) for place in pattern.outside)
         if own[_STORAGE] and not self.replays:
             self.written.append((own[_STORAGE][0], action))
-        uses = [Use(part, own, outside) for part in pattern.parts]
-        self.recorder.records.append(uses[0])
+        instances = [Instance(segment, own, outside) for segment in pattern.segments]
+        self.recorder.records.append(instances[0])
         if pattern.gives_up >= 0:
             give_up()
-            self.recorder.records.append(uses[1])
-        self.made[action] = uses[0]
+            self.recorder.records.append(instances[1])
+        self.made[action] = instances[0]
         if kind == "F":
             self.outputs[stage, micro_batch] = _storages(pattern.results, own)
         self.latest[stage, kind] = micro_batch
@@ -337,14 +339,14 @@ class Repeats:
         """For each input of a backward that is not run, whether its gradient is that of the buffer."""
         return self._pattern(action).on_buffers
 
-    def _parts(self, pattern: _Pattern) -> tuple[Part, ...]:
-        use = pattern.use
+    def _segments(self, pattern: _Pattern) -> tuple[Segment, ...]:
+        instance = pattern.instance
         kept: tuple[list[tuple[Record, int]], ...] = ([], [])
-        for index, (record, slot) in enumerate(zip(use.part.records, use.part.slots, strict=True)):
-            if not (isinstance(record, Free) and use.number(slot) in self.tied):
+        for index, (record, slot) in enumerate(zip(instance.segment.records, instance.segment.slots, strict=True)):
+            if not (isinstance(record, Free) and instance.number(slot) in self.tied):
                 kept[0 <= pattern.gives_up <= index].append((record, slot))
         return tuple(
-            Part(tuple(record for record, _ in pairs), tuple(slot for _, slot in pairs))
+            Segment(tuple(record for record, _ in pairs), tuple(slot for _, slot in pairs))
             for pairs in kept[: 1 + (pattern.gives_up >= 0)]
         )
 
@@ -359,10 +361,10 @@ class Repeats:
             raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
         return made.number(slot)
 
-    def _reserved(self, use: Use) -> tuple[range, range, range]:
+    def _reserved(self, instance: Instance) -> tuple[range, range, range]:
         """Set numbers aside for what an action makes that is not run."""
         recorder = self.recorder
-        storages, works, events = (len(numbers) for numbers in use.own)
+        storages, works, events = (len(numbers) for numbers in instance.own)
         storage, work = recorder.storage_count, recorder.work_count
         recorder.storage_count += storages
         recorder.work_count += works
@@ -394,10 +396,10 @@ def _storages(results: Iterable[_Tensor | None], own: Sequence[Sequence[int]]) -
     return {own[_STORAGE][item.place] for item in results if item is not None}
 
 
-def _outside(use: Use) -> Iterator[tuple[int, int]]:
-    """Yield the kind and the number of each of those that a use names and does not make, in their order."""
+def _outside(instance: Instance) -> Iterator[tuple[int, int]]:
+    """Yield the kind and the number of each of those that an instance names and does not make, in their order."""
     seen = 0
-    for record, slot in zip(use.part.records, use.part.slots, strict=True):
+    for record, slot in zip(instance.segment.records, instance.segment.slots, strict=True):
         if slot == -2 - seen:
-            yield KIND_OF[type(record)], use.outside[seen]
+            yield KIND_OF[type(record)], instance.outside[seen]
             seen += 1

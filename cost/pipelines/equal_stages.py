@@ -1,4 +1,4 @@
-"""Which ranks of a pipeline do the same, but for the order in which micro batches pass their stages?
+"""Groups of pipeline ranks with equal stages, one of which is captured for all.
 
 Those whose stages are equal one by one: as many modules, of the same classes and shapes, to which the program does the
 same. The first stage, which reads the samples, and the last, which has the loss, are equal to none.
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline
 
 
-def alike_places(program: Program, places: int) -> list[list[int]]:
-    """Sort the places of the `pp` axis into groups of which all do the same.
+def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
+    """Sort the coordinates on the `pp` axis into groups of which all do the same.
 
     Args:
         program: as lowered.
-        places: of the axis.
+        pp: ranks along the axis.
 
     Returns:
-        The groups, each ascending; as many as places where the program treats blocks of the model differently.
+        The groups, each ascending; one for each coordinate where the program treats blocks of the model differently.
     """
-    apart = [[place] for place in range(places)]
+    apart = [[coordinate] for coordinate in range(pp)]
     if not program.repeated_blocks:
         return apart
     try:
         with without_compiler():
             trainer = trainer_of(program)
             pipeline = trainer.pipeline
-            if pipeline is None or len(pipeline.stages_of_rank) != places:
+            if pipeline is None or len(pipeline.stages_of_rank) != pp:
                 return apart
             with torch.device("meta"), Unfilled():
                 model = trainer.build_model()
@@ -63,8 +63,8 @@ def _groups(pipeline: Pipeline, model: nn.Module, containers: Collection[str]) -
         if kind == len(representatives):
             representatives.append(modules)
     groups: dict[tuple[int, ...], list[int]] = {}
-    for place, stages in enumerate(pipeline.stages_of_rank):
-        groups.setdefault(tuple(kinds[stage] for stage in sorted(stages)), []).append(place)
+    for coordinate, stages in enumerate(pipeline.stages_of_rank):
+        groups.setdefault(tuple(kinds[stage] for stage in sorted(stages)), []).append(coordinate)
     return list(groups.values())
 
 
@@ -72,12 +72,12 @@ def _are_alike(model: nn.Module, modules: Sequence[str], others: Sequence[str], 
     """Whether two stages have equal modules in the same order, all of them blocks that are treated equally."""
     return len(modules) == len(others) and all(
         (mine == theirs or mine.rpartition(".")[0] == theirs.rpartition(".")[0] in containers)
-        and are_equal(model.get_submodule(mine), model.get_submodule(theirs), _place(mine), _place(theirs))
+        and are_equal(model.get_submodule(mine), model.get_submodule(theirs), _index(mine), _index(theirs))
         for mine, theirs in zip(modules, others, strict=True)
     )
 
 
-def _place(path: str) -> int:
-    """Return the place of a module in its container; -1 where it has a name."""
+def _index(path: str) -> int:
+    """Return the index of a module in its container; -1 where it has a name."""
     name = path.rpartition(".")[2]
     return int(name) if name.isdecimal() else -1

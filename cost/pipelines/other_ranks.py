@@ -1,4 +1,4 @@
-"""What do the other ranks of a pipeline do that have stages equal to those of the rank that was captured?
+"""Traces of the other pipeline ranks that have stages equal to those of the captured rank.
 
 They set up the same, gather the same and update the same, under other names; only the order in which micro batches pass
 their stages is another. So the schedule is run once more for each of them, by torch as before, in the order of that
@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
 
-from legoai.cost.memory.effects import changed_by
+from legoai.cost.memory.effects import MemoryEffects
 from legoai.cost.pipelines.actions import UnequalError
 from legoai.cost.pipelines.stages import Heard, computing
 from legoai.cost.trace.records import Allocate, Free
-from legoai.cost.trace.segments import Composed, Item, Use
-from legoai.cost.trace.translation import Renaming
+from legoai.cost.trace.segments import Instance, Item
+from legoai.cost.trace.translation import Translation
 from legoai.runtime.pipeline import Pipeline
+
+OtherItems: TypeAlias = tuple[tuple[Item, ...], Translation]
+"""Items of another rank's trace, and the translation of the names in their segments."""
 
 _CHANGED: Final = ("pipeline_order_with_comms", "_comp_type_to_function_map")
 """What a schedule has otherwise while it is run for another rank."""
@@ -32,27 +35,27 @@ class Other:
     """A rank that is like the one that was captured.
 
     Attributes:
-        place: on the `pp` axis.
+        coordinate: on the `pp` axis.
         stages: that it has, ascending.
-        renaming: from the names of the one that was captured to its own.
+        translation: from the names of the one that was captured to its own.
     """
 
-    place: int
+    coordinate: int
     stages: tuple[int, ...]
-    renaming: Renaming
+    translation: Translation
 
 
-def others_of(pipeline: Pipeline, place: int, others: Sequence[int], *, stride: int) -> list[Other]:
+def others_of(pipeline: Pipeline, coordinate: int, others: Sequence[int], *, stride: int) -> list[Other]:
     """Return ranks that are like one.
 
     Args:
         pipeline: of the program.
-        place: of the one on the `pp` axis.
-        others: places of ranks whose stages are equal to its own, in their order.
-        stride: ranks of a place.
+        coordinate: of the one on the `pp` axis.
+        others: coordinates of ranks whose stages are equal to its own, in their order.
+        stride: ranks of a coordinate.
     """
     found = []
-    mine = sorted(pipeline.stages_of_rank[place])
+    mine = sorted(pipeline.stages_of_rank[coordinate])
     for other in others:
         theirs = sorted(pipeline.stages_of_rank[other])
         modules = {
@@ -60,14 +63,14 @@ def others_of(pipeline: Pipeline, place: int, others: Sequence[int], *, stride: 
             for stage, like in zip(mine, theirs, strict=True)
             for own, path in zip(pipeline.stages[stage], pipeline.stages[like], strict=True)
         }
-        here = range(place * stride, (place + 1) * stride)
-        renaming = Renaming(modules, dict(zip(mine, theirs, strict=True)), here, (other - place) * stride)
-        found.append(Other(place=other, stages=tuple(theirs), renaming=renaming))
+        here = range(coordinate * stride, (coordinate + 1) * stride)
+        translation = Translation(modules, dict(zip(mine, theirs, strict=True)), here, (other - coordinate) * stride)
+        found.append(Other(coordinate=other, stages=tuple(theirs), translation=translation))
     return found
 
 
-def records_of_others(heard: Heard, others: Sequence[Other]) -> list[Composed]:
-    """Return the records of other ranks of a pipeline.
+def items_of_others(heard: Heard, others: Sequence[Other]) -> list[OtherItems]:
+    """Return the items of the traces of other ranks of a pipeline; their segments keep the names of this one.
 
     Args:
         heard: of the rank that was captured, which has taken its steps, one pass in each.
@@ -88,8 +91,9 @@ def records_of_others(heard: Heard, others: Sequence[Other]) -> list[Composed]:
             first, second = (_pass(heard, other, step) for step in (1, 2))
             items = [*parts[0], *first, *parts[1], *second, *parts[2]]
             _check(items)
-            rename = other.renaming.record
-            found.append(Composed([i if isinstance(i, Use) else rename(i) for i in items], other.renaming))
+            rename = other.translation.record
+            translated = tuple(item if isinstance(item, Instance) else rename(item) for item in items)
+            found.append((translated, other.translation))
     finally:
         recorder.records = own
         heard.passes[:] = passes
@@ -103,14 +107,14 @@ def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
     recorder.records = []
     recorder.step = step
     recorder.outside = recorder.phase = "forward"
-    like = {theirs: mine for mine, theirs in other.renaming.stages.items()}
+    like = {theirs: mine for mine, theirs in other.translation.stages.items()}
     before = {
         name: getattr(schedule, name, None) for name in ("pipeline_order_with_comms", "_comp_type_to_function_map")
     }
     stage = heard.stages[0]
     index = stage.stage_index
     if isinstance(schedule, _PipelineScheduleRuntime):
-        order = [_translated(action, like) for action in schedule.pipeline_order_with_comms[other.place]]
+        order = [_translated(action, like) for action in schedule.pipeline_order_with_comms[other.coordinate]]
         schedule.pipeline_order_with_comms = {schedule.rank: order}
         schedule._comp_type_to_function_map = {UNSHARD: _gather(heard), RESHARD: _free(heard)}
         _check_order(heard)
@@ -170,9 +174,9 @@ def _check(items: Sequence[Item]) -> None:
     """Check that what is seen to end was made, and ends only once."""
     made: set[int] = set()
     for item in items:
-        if isinstance(item, Use):
+        if isinstance(item, Instance):
             made.update(item.own[0])
-            if not all(item.number(slot) in made for slot in changed_by(item.part)):
+            if not all(item.number(slot) in made for slot in item.segment.summary(MemoryEffects).changed):
                 raise UnequalError("something changes or ends that was not made")
         elif isinstance(item, Allocate):
             made.add(item.storage)

@@ -1,4 +1,4 @@
-"""Which actions of a pipeline does a rank take, and when does each begin and end?
+"""Actions of a pipeline's rank, as marks in its trace.
 
 The schedule is torch's own. Its stages and its schedule are only listened to: every action that computes is put between
 `Mark("action 3F7")` and `Mark("end action 3F7")`, named as `torch.distributed.pipelining` names it: the stage, what is

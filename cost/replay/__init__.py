@@ -1,1 +1,1 @@
-"""What does a step repeat, so that it need not be run again: blocks that are equal, and micro batches?"""
+"""Replay of what a step repeats: equal blocks of the model, and equal micro batches."""

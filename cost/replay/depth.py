@@ -1,4 +1,4 @@
-"""How does the trace of a model of few equal blocks become that of one of many?
+"""Extension of the trace of a model of few equal blocks to one of many.
 
 Wherever a trace goes through the blocks, in order or against it, the part of one block in the middle is repeated. That
 is right if the parts of two neighbours in the middle are equal, once every number is told by the block that made it,
@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 from legoai.cost.replay.blocks import RepeatedBlocks
 from legoai.cost.replay.lists import Lists
 from legoai.cost.replay.walk import Unequal
+from legoai.cost.trace.editing import EditableTrace
+from legoai.cost.trace.numbers import NONE, alike
 from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, Record, Resize
-from legoai.cost.trace.tape import NONE, Tape, alike
 
 _FAR: Final = 2
 """Blocks that are farther apart than this have nothing to do with each other in particular."""
@@ -31,26 +32,26 @@ class _Made(NamedTuple):
     order: int
 
 
-def lengthen(tape: Tape, repeated: RepeatedBlocks, *, last: bool = True) -> Tape | None:
-    """Return the tape of the model with all of its repeated blocks; None where they are not equal.
+def lengthen(trace: EditableTrace, repeated: RepeatedBlocks, *, last: bool = True) -> EditableTrace | None:
+    """Return the trace of the model with all of its repeated blocks; None where they are not equal.
 
     Args:
-        tape: with the touches of all kernels.
+        trace: with the operands of all kernels.
         repeated: blocks some of which were left out.
-        last: whether no other run follows, so that the touches are not needed any more.
+        last: whether no others follow, so that the operands are not needed any more.
     """
     if not repeated.missing:
-        return tape
+        return trace
     try:
-        return _Lengthening(tape, repeated, keep_touches=not last).result()
+        return _Lengthening(trace, repeated, keep_operands=not last).result()
     except Unequal:
         return None
 
 
 class _Lengthening(Lists):
-    def __init__(self, tape: Tape, repeated: RepeatedBlocks, *, keep_touches: bool = False) -> None:
-        super().__init__(tape, repeated)
-        self.keep_touches = keep_touches
+    def __init__(self, trace: EditableTrace, repeated: RepeatedBlocks, *, keep_operands: bool = False) -> None:
+        super().__init__(trace, repeated)
+        self.keep_operands = keep_operands
         self.renamed_path = functools.cache(self._renamed_path)
         self.made: dict[int, _Made] = {}
         self.numbers: dict[_Made, int] = {}
@@ -58,7 +59,7 @@ class _Lengthening(Lists):
         """Numbers that all blocks name, as of a mask that the first block computes for all."""
         self.relative: set[int] = set()
         self.stretched = self.find_stretched()
-        self.own: list[int] = [NONE] * len(tape)
+        self.own: list[int] = [NONE] * len(trace)
         self._place_numbers()
         self.copies = self._number_copies()
         self.shared: dict[tuple[int, int], Record] = {}
@@ -71,7 +72,7 @@ class _Lengthening(Lists):
     def _place_numbers(self) -> None:
         for index, sweep in enumerate(self.sweeps):
             for block, start, stop in zip(sweep.blocks, sweep.bounds, sweep.bounds[1:], strict=False):
-                found = self.tape.made(start, stop)
+                found = self.trace.made(start, stop)
                 for number, order in found.items():
                     if number not in self.made:
                         made = _Made(index, block, order - len(found))
@@ -79,31 +80,31 @@ class _Lengthening(Lists):
                         self.numbers[made] = number
                 self.own[start:stop] = [block] * (stop - start)
 
-    def result(self) -> Tape:
-        """Return the lengthened tape."""
+    def result(self) -> EditableTrace:
+        """Return the lengthened trace."""
         for sweep in self.sweeps:
             place = sweep.blocks.index(self.middle)
             before, start, stop = sweep.bounds[place - 1 : place + 2]
             self._compare(before, start, stop, sweep.blocks[place - 1])
         if self.fixed & self.relative:
             raise Unequal
-        result = Tape([], [], [])
+        result = EditableTrace([], [], [])
         at = 0
         for sweep in self.sweeps:
             place = sweep.blocks.index(self.middle)
             forward = sweep.blocks[place + 1] > self.middle
             start, stop = sweep.bounds[place], sweep.bounds[place + 1]
-            part = self.tape.part(start, stop)
+            part = self.trace.part(start, stop)
             insert = stop if forward else start
             self._copy_range(result, at, insert)
             news = range(self.middle + 1, self.middle + 1 + self.missing)
             self._repeat(result, part, news if forward else reversed(news))
             at = insert
-        self._copy_range(result, at, len(self.tape))
+        self._copy_range(result, at, len(self.trace))
         self._check(result)
         return result
 
-    def _check(self, result: Tape) -> None:
+    def _check(self, result: EditableTrace) -> None:
         """Check that all that is named was made, and that the missing blocks free what the middle one does."""
         made: set[int] = set()
         for record, number in zip(result.records, result.numbers, strict=True):
@@ -112,21 +113,21 @@ class _Lengthening(Lists):
             elif number != NONE and number % 3 != 2 and number not in made:
                 raise Unequal
         ours = {number for number, place in self.made.items() if place.block == self.middle}
-        kept = _living(self.tape)
+        kept = _living(self.trace)
         if len(_living(result)) != len(kept) + self.missing * len(kept & ours):
             raise Unequal
 
     def _compare(self, before: int, start: int, stop: int, other: int) -> None:
         """Check that the part of the middle block is equal to that of the one before it."""
-        tape = self.tape
+        trace = self.trace
         if stop - start != start - before:
             raise Unequal
         for place in range(stop - start):
             one, two = before + place, start + place
-            if not alike(self._moved(tape.records[one], other), self._moved(tape.records[two], self.middle)):
+            if not alike(self._moved(trace.records[one], other), self._moved(trace.records[two], self.middle)):
                 raise Unequal
-            self._compare_numbers(tape.numbers[one], tape.numbers[two], other)
-            first, second = tape.touches[one], tape.touches[two]
+            self._compare_numbers(trace.numbers[one], trace.numbers[two], other)
+            first, second = trace.operands[one], trace.operands[two]
             if (first is None) != (second is None):
                 raise Unequal
             if first is not None and second is not None:
@@ -187,11 +188,11 @@ class _Lengthening(Lists):
             For each sweep the first number of the first missing block, how many each block has, and the place among
             them and the kind of each thing that a block makes.
         """
-        base = max(self.tape.numbers, default=0) // 3 + 1
+        base = max(self.trace.numbers, default=0) // 3 + 1
         found = []
         for index, sweep in enumerate(self.sweeps):
             place = sweep.blocks.index(self.middle)
-            made = self.tape.made(sweep.bounds[place], sweep.bounds[place + 1])
+            made = self.trace.made(sweep.bounds[place], sweep.bounds[place + 1])
             orders = {
                 self.made[number].order: (order, number % 3)
                 for order, number in enumerate(made)
@@ -201,16 +202,16 @@ class _Lengthening(Lists):
             base += len(made) * self.missing
         return found
 
-    def _copy_range(self, result: Tape, start: int, stop: int) -> None:
+    def _copy_range(self, result: EditableTrace, start: int, stop: int) -> None:
         """Append records as they are, with names and numbers of the whole model."""
-        tape = self.tape
+        trace = self.trace
         for index in range(start, stop):
-            own, touch = self.own[index], tape.touches[index]
+            own, used = self.own[index], trace.operands[index]
             name = functools.partial(self._renumbered, own)
-            record = self._renamed(tape.records[index], own)
-            number = tape.numbers[index]
-            if touch is not None and isinstance(record, Kernel):
-                record, touch = self.widened(record, touch, name)
+            record = self._renamed(trace.records[index], own)
+            number = trace.numbers[index]
+            if used is not None and isinstance(record, Kernel):
+                record, used = self.widened(record, used, name)
             if isinstance(record, Allocate) and number in self.stretched:
                 short, long = self.stretched[number]
                 record = dataclasses.replace(record, bytes=record.bytes * long // short)
@@ -218,7 +219,7 @@ class _Lengthening(Lists):
                 raise Unequal
             result.records.append(record)
             result.numbers.append(NONE if number == NONE else name(number))
-            result.touches.append(touch)
+            result.operands.append(used)
 
     def _renumbered(self, own: int, number: int) -> int:
         made = self.made.get(number)
@@ -247,7 +248,7 @@ class _Lengthening(Lists):
             found = self.shared[key] = _with_path(record, renamed)
         return found
 
-    def _repeat(self, result: Tape, part: Tape, blocks: Iterable[int]) -> None:
+    def _repeat(self, result: EditableTrace, part: EditableTrace, blocks: Iterable[int]) -> None:
         """Append the part of the middle block as that of each block that was left out."""
         middle, last = self.middle, self.middle + self.missing
         bases, steps, near, far = self._relative_numbers(part)
@@ -266,12 +267,12 @@ class _Lengthening(Lists):
                 result.numbers.extend([base + step * block for base, step in zip(bases, steps, strict=True)])
             else:
                 result.numbers.extend([number if number == NONE else name(number) for number in part.numbers])
-            if self.keep_touches:
-                result.touches.extend(None if touch is None else touch.renamed(name) for touch in part.touches)
+            if self.keep_operands:
+                result.operands.extend(None if used is None else used.renumbered(name) for used in part.operands)
             else:
-                result.touches.extend([None] * len(records))
+                result.operands.extend([None] * len(records))
 
-    def _relative_numbers(self, part: Tape) -> tuple[list[int], list[int], int, int]:
+    def _relative_numbers(self, part: EditableTrace) -> tuple[list[int], list[int], int, int]:
         """Return the numbers of a part as multiples of the block that it is repeated for.
 
         Returns:
@@ -309,9 +310,9 @@ class _Lengthening(Lists):
         return self._number(made, block + made.block - self.middle)
 
 
-def _living(tape: Tape) -> set[int]:
+def _living(trace: EditableTrace) -> set[int]:
     """Return the storages that are there in the end."""
-    pairs = list(zip(tape.records, tape.numbers, strict=True))
+    pairs = list(zip(trace.records, trace.numbers, strict=True))
     freed = {number for record, number in pairs if isinstance(record, Free)}
     return {number for record, number in pairs if isinstance(record, Allocate)} - freed
 

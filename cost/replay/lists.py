@@ -1,4 +1,4 @@
-"""How do kernels that take the tensors of all blocks as a list get a longer list?
+"""Extension of kernels that take the tensors of all blocks as a list.
 
 The norm of the gradients, their clipping and the optimizer take every parameter at once. Their lists are lengthened
 where those of the middle block stand, with the traffic of each tensor; and so are the vectors that have one element
@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from legoai.cost.replay.walk import Unequal, Walk
+from legoai.cost.trace.editing import Operands
+from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Kernel, TensorType
-from legoai.cost.trace.tape import NONE, Touch
 
 _JOINS: Final = frozenset({"aten.stack", "aten.cat"})
 """Operators whose one result is as long as their list of inputs."""
@@ -37,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Lists(Walk, ABC):
-    """Lengthens the lists of a tape's kernels.
+    """Lengthens the lists of a trace's kernels.
 
     Attributes:
         stretched: storages of vectors with one element for each of a list, and how long they were and become.
@@ -49,18 +50,18 @@ class Lists(Walk, ABC):
     def copy_of(self, number: int, block: int) -> int:
         """Return what a number of the middle block is for a block that was left out."""
 
-    def widened(self, kernel: Kernel, touch: Touch, name: Callable[[int], int]) -> tuple[Kernel, Touch]:
+    def widened(self, kernel: Kernel, used: Operands, name: Callable[[int], int]) -> tuple[Kernel, Operands]:
         """Return a kernel whose lists have the tensors of all blocks."""
-        stretched = [number for number in touch.inputs if number in self.stretched]
-        spans = self._spans(kernel, touch)
+        stretched = [number for number in used.inputs if number in self.stretched]
+        spans = self._spans(kernel, used)
         if not stretched and not spans:
-            return kernel, touch.renamed(name)
-        if not touch.whole or kernel.flops:
+            return kernel, used.renumbered(name)
+        if not used.whole or kernel.flops:
             raise Unequal
         sides = []
         for types, numbers, *traffic in (
-            (kernel.inputs, touch.inputs, touch.read, touch.written),
-            (kernel.outputs, touch.outputs, touch.new),
+            (kernel.inputs, used.inputs, used.read, used.written),
+            (kernel.outputs, used.outputs, used.new),
         ):
             entries = self._entries(types, numbers, traffic)
             sides.append(self._longer(entries, name) if spans else [(e, name(e.number)) for e in entries])
@@ -80,21 +81,21 @@ class Lists(Walk, ABC):
                 bytes_read=reads,
                 bytes_written=writes + sum(entry.traffic[0] for entry, _ in outputs),
             ),
-            Touch(
+            Operands(
                 tuple(number for _, number in inputs),
                 tuple(number for _, number in outputs),
                 tuple(entry.traffic[0] for entry, _ in inputs),
                 tuple(entry.traffic[1] for entry, _ in inputs),
                 tuple(entry.traffic[0] for entry, _ in outputs),
-                touch.whole,
+                used.whole,
             ),
         )
 
-    def _spans(self, kernel: Kernel, touch: Touch) -> bool:
+    def _spans(self, kernel: Kernel, used: Operands) -> bool:
         """Whether a kernel outside of the blocks takes tensors of all of them."""
-        if self.block_of(kernel.module) != NONE or len(touch.inputs) < len(self.repeated.kept):
+        if self.block_of(kernel.module) != NONE or len(used.inputs) < len(self.repeated.kept):
             return False
-        blocks = {self.owners.get(number, NONE) for number in touch.inputs}
+        blocks = {self.owners.get(number, NONE) for number in used.inputs}
         return {self.middle - 1, self.middle, self.middle + 1} <= blocks
 
     def _entries(
@@ -144,14 +145,14 @@ class Lists(Walk, ABC):
     def find_stretched(self) -> dict[int, tuple[int, int]]:
         """Return the storages of vectors with one element for each of a list, and how long they were and become."""
         found: dict[int, tuple[int, int]] = {}
-        for record, touch in zip(self.tape.records, self.tape.touches, strict=True):
-            if touch is None or not isinstance(record, Kernel) or len(touch.outputs) != 1:
+        for record, used in zip(self.trace.records, self.trace.operands, strict=True):
+            if used is None or not isinstance(record, Kernel) or len(used.outputs) != 1:
                 continue
-            shape, result = record.outputs[0].shape, touch.outputs[0]
-            if record.op in _JOINS and shape[:1] == (len(touch.inputs),) and self._spans(record, touch):
-                more = sum(self.owners.get(number, NONE) == self.middle for number in touch.inputs)
+            shape, result = record.outputs[0].shape, used.outputs[0]
+            if record.op in _JOINS and shape[:1] == (len(used.inputs),) and self._spans(record, used):
+                more = sum(self.owners.get(number, NONE) == self.middle for number in used.inputs)
                 found[result] = shape[0], shape[0] + more * self.missing
-            for number in touch.inputs:
+            for number in used.inputs:
                 if number in found and shape == (found[number][0],):
                     found[result] = found[number]
         return found

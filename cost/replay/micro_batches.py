@@ -1,4 +1,4 @@
-"""Which micro batches of a step are equal, and how are they repeated without being run again?
+"""Replay of equal micro batches.
 
 Two parts of a trace are equal if their records are, once every number is told by where it was made: in the part
 itself, in the part before it, or earlier still.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from legoai.cost.trace.editing import EditableTrace, is_micro_batch, micro_batches
+from legoai.cost.trace.marks import MICRO_BATCH
+from legoai.cost.trace.numbers import alike
 from legoai.cost.trace.records import Allocate, Free, Mark
-from legoai.cost.trace.tape import MICRO_BATCH, Tape, alike, is_micro_batch, micro_batches
 
 
-def repeat_micro_batches(tape: Tape, *, wanted: int) -> Tape | None:
+def repeat_micro_batches(trace: EditableTrace, *, wanted: int) -> EditableTrace | None:
     """Lengthen the steps of a trace to more micro batches.
 
     A micro batch in the middle of each step is repeated, which is right if the one behind it is equal to it, and if
@@ -21,14 +23,14 @@ def repeat_micro_batches(tape: Tape, *, wanted: int) -> Tape | None:
     longer, by what follows the micro batches.
 
     Args:
-        tape: whole steps, and what is before them. A step of one micro batch stays as it is.
+        trace: whole steps, and what is before them. A step of one micro batch stays as it is.
         wanted: micro batches of the others.
 
     Returns:
-        The lengthened tape; None where the two are not equal.
+        The lengthened trace; None where the two are not equal.
     """
-    result = tape
-    for marks in micro_batches(tape.records)[::-1]:
+    result = trace
+    for marks in micro_batches(trace.records)[::-1]:
         have = len(marks)
         if have in (1, wanted):
             continue
@@ -49,7 +51,7 @@ def repeat_micro_batches(tape: Tape, *, wanted: int) -> Tape | None:
     return result
 
 
-def _moving(tape: Tape, before: int, first: int, second: int, end: int) -> dict[int, int] | None:
+def _moving(trace: EditableTrace, before: int, first: int, second: int, end: int) -> dict[int, int] | None:
     """Compare the records from `first` to `second` with those from `second` to `end`.
 
     Returns:
@@ -58,14 +60,14 @@ def _moving(tape: Tape, before: int, first: int, second: int, end: int) -> dict[
     """
     if end - second != second - first:
         return None
-    outer, one, two = tape.made(before, first), tape.made(first, second), tape.made(second, end)
+    outer, one, two = trace.made(before, first), trace.made(first, second), trace.made(second, end)
     moving: dict[int, int] = {}
     staying: set[int] = set()
     for index in range(first, second):
         other = index + second - first
-        if not alike(tape.records[index], tape.records[other]):
+        if not alike(trace.records[index], trace.records[other]):
             return None
-        mine, theirs = tape.numbers[index], tape.numbers[other]
+        mine, theirs = trace.numbers[index], trace.numbers[other]
         if mine in one or theirs in two:
             if one.get(mine) != two.get(theirs):
                 return None
@@ -78,22 +80,22 @@ def _moving(tape: Tape, before: int, first: int, second: int, end: int) -> dict[
     return None if staying & moving.keys() else moving
 
 
-def _lengthened(tape: Tape, first: int, second: int, moving: Mapping[int, int], count: int) -> Tape:
+def _lengthened(trace: EditableTrace, first: int, second: int, moving: Mapping[int, int], count: int) -> EditableTrace:
     """Put so many copies of a micro batch behind it."""
-    own = list(tape.made(first, second))
-    base = max(tape.numbers) // 3 + 1
-    part = tape.part(first, second)
-    result = tape.part(0, second)
-    number = _micro_batch(tape, first)
+    own = list(trace.made(first, second))
+    base = max(trace.numbers) // 3 + 1
+    part = trace.part(first, second)
+    result = trace.part(0, second)
+    number = _micro_batch(trace, first)
     current = {n: n for n in own}
     for index in range(count):
         previous = current
         current = {n: (base + index * len(own) + place) * 3 + n % 3 for place, n in enumerate(own)}
         names = current | {n: previous[own[place]] for n, place in moving.items()}
-        copy = part.renamed(functools.partial(_look_up, names))
+        copy = part.renumbered(functools.partial(_look_up, names))
         copy.records[0] = Mark(f"{MICRO_BATCH}{number + 1 + index}")
         result.extend(copy)
-    rest = tape.part(second, len(tape)).renamed(functools.partial(_look_up, current))
+    rest = trace.part(second, len(trace)).renumbered(functools.partial(_look_up, current))
     for index, record in enumerate(rest.records):
         if isinstance(record, Mark) and record.name.startswith("end step "):
             break
@@ -103,8 +105,8 @@ def _lengthened(tape: Tape, first: int, second: int, moving: Mapping[int, int], 
     return result
 
 
-def _micro_batch(tape: Tape, index: int) -> int:
-    record = tape.records[index]
+def _micro_batch(trace: EditableTrace, index: int) -> int:
+    record = trace.records[index]
     assert isinstance(record, Mark)
     return int(record.name.removeprefix(MICRO_BATCH))
 

@@ -1,12 +1,13 @@
-"""Where does a trace go through the blocks of a model, in order or against it, and which record is of which block?"""
+"""Order in which a trace visits the blocks of a model, and the block of each record."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from legoai.cost.replay.blocks import RepeatedBlocks
+from legoai.cost.trace.editing import EditableTrace, Operands, is_micro_batch
+from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Resize
-from legoai.cost.trace.tape import NONE, Tape, Touch, is_micro_batch
 
 
 class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
@@ -26,20 +27,20 @@ class Sweep(NamedTuple):
 
 
 class Walk:
-    """The way of a tape through repeated blocks.
+    """The way of a trace through repeated blocks.
 
     Attributes:
-        tape: of few blocks.
+        trace: of few blocks.
         repeated: its blocks.
         owners: the block of each storage that has one.
-        sweeps: every time that the tape goes through the blocks.
+        sweeps: every time that the trace goes through the blocks.
 
     Raises:
         Unequal: it does not go from block to block.
     """
 
-    def __init__(self, tape: Tape, repeated: RepeatedBlocks) -> None:
-        self.tape = tape
+    def __init__(self, trace: EditableTrace, repeated: RepeatedBlocks) -> None:
+        self.trace = trace
         self.repeated = repeated
         self.place = {name: index for index, name in enumerate(repeated.kept)}
         self.blocks: dict[str, int] = {}
@@ -68,29 +69,29 @@ class Walk:
     def _owners(self) -> dict[int, int]:
         """Return of which block each storage is, as far as that is told by a module or a list."""
         owners: dict[int, int] = {}
-        tape = self.tape
-        for record, number in zip(tape.records, tape.numbers, strict=True):
+        trace = self.trace
+        for record, number in zip(trace.records, trace.numbers, strict=True):
             if isinstance(record, Allocate | Categorise):
                 block = self.block_of(record.module)
                 if block != NONE:
                     owners[number] = block
-        for touch in tape.touches:
-            if touch is not None and len(touch.outputs) > 1 and len(touch.outputs) == len(touch.inputs):
-                for source, target in zip(touch.inputs, touch.outputs, strict=True):
+        for used in trace.operands:
+            if used is not None and len(used.outputs) > 1 and len(used.outputs) == len(used.inputs):
+                for source, target in zip(used.inputs, used.outputs, strict=True):
                     if source in owners and target != NONE:
                         owners.setdefault(target, owners[source])
         return owners
 
     def _labels(self) -> list[int]:
         """Return for each record the block on whose behalf it is made, where that is certain."""
-        tape, labels = self.tape, [NONE] * len(self.tape)
+        trace, labels = self.trace, [NONE] * len(self.trace)
         owners = self.owners
         between = self._between_passes()
-        for index, record in enumerate(tape.records):
+        for index, record in enumerate(trace.records):
             if isinstance(record, Kernel):
                 labels[index] = self.block_of(record.module)
                 if labels[index] == NONE and between[index]:
-                    labels[index] = self._touched(tape.touches[index])
+                    labels[index] = self._block_used_by(trace.operands[index])
             elif isinstance(record, Mark):
                 head, _, path = record.name.partition(" ")
                 if head == "forward" and path.removeprefix(self.repeated.prefix) in self.place:
@@ -98,21 +99,21 @@ class Walk:
             elif between[index]:
                 if isinstance(record, Allocate | Categorise):
                     block = self.block_of(record.module)
-                    labels[index] = block if block != NONE else owners.get(tape.numbers[index], NONE)
+                    labels[index] = block if block != NONE else owners.get(trace.numbers[index], NONE)
                 elif isinstance(record, Free | Resize):
-                    labels[index] = owners.get(tape.numbers[index], NONE)
+                    labels[index] = owners.get(trace.numbers[index], NONE)
         return labels
 
-    def _touched(self, touch: Touch | None) -> int:
-        """Return the only block whose storages a kernel touches."""
-        if touch is None:
+    def _block_used_by(self, used: Operands | None) -> int:
+        """Return the only block whose storages a kernel uses."""
+        if used is None:
             return NONE
-        blocks = {self.owners.get(number, NONE) for number in (*touch.inputs, *touch.outputs)} - {NONE}
+        blocks = {self.owners.get(number, NONE) for number in (*used.inputs, *used.outputs)} - {NONE}
         return blocks.pop() if len(blocks) == 1 else NONE
 
     def _between_passes(self) -> list[bool]:
         """Return which records are neither of a forward nor of a backward."""
-        records = self.tape.records
+        records = self.trace.records
         between = [True] * len(records)
         start = None
         last = 0
@@ -132,7 +133,7 @@ class Walk:
         runs: list[tuple[int, int]] = []
         before = None
         backward = False
-        for index, (record, label) in enumerate(zip(self.tape.records, self._labels(), strict=True)):
+        for index, (record, label) in enumerate(zip(self.trace.records, self._labels(), strict=True)):
             if isinstance(record, Kernel):
                 backward = record.phase in ("backward", "recompute")
             if label != NONE and (label, backward) != before:
@@ -153,7 +154,7 @@ class Walk:
                 first -= 1
             while last + 1 < size and runs[last + 1][1] == runs[last][1] + step:
                 last += 1
-            end = self._end(runs[last][0], runs[last + 1][0] if last + 1 < size else len(self.tape))
+            end = self._end(runs[last][0], runs[last + 1][0] if last + 1 < size else len(self.trace))
             starts = [start for start, _ in runs[first : last + 1]]
             found.append(Sweep((*starts, end), tuple(block for _, block in runs[first : last + 1])))
         beside = [sum(label == middle + step for _, label in runs) for step in (-1, 0, 1)]
@@ -163,11 +164,11 @@ class Walk:
 
     def _end(self, start: int, stop: int) -> int:
         """Return where the last part of a sweep ends, which begins at one place and ends before another."""
-        first = self.tape.records[start]
+        first = self.trace.records[start]
         if isinstance(first, Mark):
             last = first.name.replace("forward", "end", 1)
             for index in range(start, stop):
-                record = self.tape.records[index]
+                record = self.trace.records[index]
                 if isinstance(record, Mark) and record.name == last:
                     return index + 1
         return stop

@@ -11,7 +11,7 @@ from legoai.cost.estimate import RankEstimate
 from legoai.cost.report.chrome import Lines, title, tracks
 from legoai.cost.report.words import path
 from legoai.cost.timing.breakdown import COMMUNICATION
-from legoai.cost.timing.intervals import Intervals, Stretch
+from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.timing.timeline import Interval, Timed
 from legoai.cost.trace.records import Collective, Copy
 
@@ -121,13 +121,13 @@ class _Group:
 
 
 def _groups(intervals: Intervals, level: _Level | None) -> dict[str, list[_Group]]:
-    """The groups of each queue in order. A stretch that occurs often is merged once; without a level nothing is."""
+    """The groups of each queue in order. A segment that occurs often is merged once; without a level nothing is."""
     merged: dict[int, dict[str, list[_Group]]] = {}
     found: dict[str, list[_Group]] = {}
-    for at, stretch in intervals.stretches:
-        if id(stretch) not in merged:
-            merged[id(stretch)] = _merged(intervals, stretch, level)
-        for queue, groups in merged[id(stretch)].items():
+    for at, segment in intervals.segments:
+        if id(segment) not in merged:
+            merged[id(segment)] = _merged(intervals, segment, level)
+        for queue, groups in merged[id(segment)].items():
             found.setdefault(queue, []).extend(group.shifted(at) for group in groups)
     for queue, groups in found.items():
         groups.sort(key=lambda group: (group.start, group.end))
@@ -136,16 +136,16 @@ def _groups(intervals: Intervals, level: _Level | None) -> dict[str, list[_Group
     return found
 
 
-def _merged(intervals: Intervals, stretch: Stretch, level: _Level | None) -> dict[str, list[_Group]]:
-    """The groups of a stretch by queue, with the records that are meant."""
+def _merged(intervals: Intervals, segment: SegmentIntervals, level: _Level | None) -> dict[str, list[_Group]]:
+    """The groups of a segment by queue, with the records that are meant."""
     queues: dict[str, list[_Group]] = {}
-    for item in sorted(stretch.intervals, key=lambda item: (item.start, item.end)):
+    for item in sorted(segment.intervals, key=lambda item: (item.start, item.end)):
         record, seconds = item.record, item.end - item.start
-        module = record.module if stretch.named else intervals.path(record.module)
+        module = record.module if segment.named else intervals.path(record.module)
         common = level(module, record.phase) if level is not None else None
         group = _Group(item.start, item.end, seconds, 1, _look(item), record, record, seconds, common)
         queues.setdefault(item.queue, []).append(group)
-    if stretch.named:  # others may run between its operations
+    if segment.named:  # others may run between its operations
         return queues
     if level is not None:
         queues = {queue: _joined(groups) for queue, groups in queues.items()}

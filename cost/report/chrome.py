@@ -30,12 +30,12 @@ def chrome_trace(estimate: Estimate, causes: Causes) -> str:
 
 def tracks(item: RankEstimate) -> list[str]:
     """The queues of a rank: the stream with most operations first, other streams, then communicators."""
-    stretches = [stretch for _, stretch in Intervals.of(item.intervals).stretches]
-    times = Counter(map(id, stretches))
+    segments = [segment for _, segment in Intervals.of(item.intervals).segments]
+    times = Counter(map(id, segments))
     count: Counter[str] = Counter()
-    for stretch in {id(stretch): stretch for stretch in stretches}.values():
-        for queue, operations in Counter(interval.queue for interval in stretch.intervals).items():
-            count[queue] += operations * times[id(stretch)]
+    for segment in {id(segment): segment for segment in segments}.values():
+        for queue, operations in Counter(interval.queue for interval in segment.intervals).items():
+            count[queue] += operations * times[id(segment)]
     return sorted(count, key=lambda queue: (not queue.startswith("stream"), -count[queue], queue))
 
 

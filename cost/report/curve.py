@@ -15,9 +15,9 @@ from legoai.cost.estimate import RankEstimate
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.timing.intervals import Floats, Intervals
 from legoai.cost.timing.timeline import Interval
+from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
-from legoai.cost.trace.segments import Item, Part, Use, items_between
-from legoai.cost.trace.tape import NONE
+from legoai.cost.trace.segments import Instance, Item, Segment
 
 Integers: TypeAlias = NDArray[np.int64]
 
@@ -45,11 +45,11 @@ def memory_curve(item: RankEstimate, *, points: int = 1200) -> tuple[Point, ...]
     allocated it, until it reaches the place where the host freed it. Its category is the last that it was given.
     """
     stream, ends = _busiest_stream(item)
-    records, span, seconds = item.trace.records, item.span, item.breakdown.seconds
+    trace, span, seconds = item.trace, item.span, item.breakdown.seconds
     known: dict[int, _Changes] = {}
     before, step, after = (
-        _changes(items_between(records, part), stream, known)
-        for part in (range(span.start), span, range(span.stop, len(records)))
+        _changes(trace.between(part), stream, known)
+        for part in (range(span.start), span, range(span.stop, len(trace.records)))
     )
     changes = _Changes.joined([before, step])
     begin, deltas, categories = len(before.storages), changes.deltas(), changes.categories(after)
@@ -81,13 +81,13 @@ def _peaks(totals: Integers, positions: Floats) -> Integers:
 
 def _busiest_stream(item: RankEstimate) -> tuple[int, Floats]:
     """The stream with most operations, and when each of them ends, ascending."""
-    stretches = Intervals.of(item.intervals).stretches
-    places = {id(stretch): _places_by_stream(stretch.intervals) for _, stretch in stretches}
+    segments = Intervals.of(item.intervals).segments
+    places = {id(segment): _places_by_stream(segment.intervals) for _, segment in segments}
     count: Counter[int] = Counter()
-    for _, stretch in stretches:
-        count.update({stream: len(found) for stream, found in places[id(stretch)].items()})
+    for _, segment in segments:
+        count.update({stream: len(found) for stream, found in places[id(segment)].items()})
     chosen = max(count, key=lambda stream: count[stream], default=0)
-    ends = [stretch.ends[places[id(stretch)].get(chosen, [])] + at for at, stretch in stretches]
+    ends = [segment.ends[places[id(segment)].get(chosen, [])] + at for at, segment in segments]
     return chosen, np.sort(np.concatenate(ends)) if ends else np.empty(0)
 
 
@@ -134,8 +134,9 @@ class _Changes:
                 changes.append((number, 0, ops))
             if isinstance(record, Allocate | Categorise):
                 labels.append((number, _CODE[record.category]))
-        changed, labelled = (np.array(rows, dtype=np.int64) for rows in (changes, labels))
-        return cls(*changed.reshape(-1, 3).T, *labelled.reshape(-1, 2).T, length=ops)
+        storages, sizes, before = np.array(changes, dtype=np.int64).reshape(-1, 3).T
+        labelled, codes = np.array(labels, dtype=np.int64).reshape(-1, 2).T
+        return cls(storages=storages, sizes=sizes, ops=before, labelled=labelled, labels=codes, length=ops)
 
     @classmethod
     def joined(cls, parts: Sequence[_Changes]) -> _Changes:
@@ -177,22 +178,24 @@ class _Changes:
 
 
 def _changes(items: Iterable[Item], stream: int, known: dict[int, _Changes]) -> _Changes:
-    """The changes by items of a trace, ``known`` having those of parts that were read already."""
+    """The changes by items of a trace, ``known`` having those of segments that were read already."""
     found = []
-    for in_parts, group in itertools.groupby(items, key=lambda item: isinstance(item, Use)):
-        if not in_parts:
-            found.append(_Changes.of(((record, getattr(record, "storage", NONE)) for record in group), stream))
+    for in_segments, group in itertools.groupby(items, key=lambda item: isinstance(item, Instance)):
+        if not in_segments:
+            alone = (item for item in group if not isinstance(item, Instance))
+            found.append(_Changes.of(((record, getattr(record, "storage", NONE)) for record in alone), stream))
             continue
-        for use in group:
-            if id(use.part) not in known:
-                known[id(use.part)] = _Changes.of(_numbered(use.part), stream)
-            numbers = np.array([*use.own[0], *reversed(use.outside)], dtype=np.int64)
-            found.append(known[id(use.part)].renumbered(numbers))
+        for instance in group:
+            assert isinstance(instance, Instance)
+            segment = instance.segment
+            if id(segment) not in known:
+                known[id(segment)] = _Changes.of(_numbered(segment), stream)
+            numbers = np.array([*instance.own[0], *reversed(instance.outside)], dtype=np.int64)
+            found.append(known[id(segment)].renumbered(numbers))
     return _Changes.joined(found)
 
 
-def _numbered(part: Part) -> Iterable[tuple[Record, int]]:
-    """The records of a part, each with its storage: those that a use makes from 0 on, others from -1 downwards."""
-    return (
-        (record, slot // 3 if slot >= 0 else slot + 1) for record, slot in zip(part.records, part.slots, strict=True)
-    )
+def _numbered(segment: Segment) -> Iterable[tuple[Record, int]]:
+    """The records of a segment, each with its storage: those that it makes from 0 on, others from -1 downwards."""
+    pairs = zip(segment.records, segment.slots, strict=True)
+    return ((record, slot // 3 if slot >= 0 else slot + 1) for record, slot in pairs)

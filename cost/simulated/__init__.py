@@ -1,1 +1,1 @@
-"""What does a program do on an accelerator that is not there, as one rank of many?"""
+"""The simulated device: one rank of many on an accelerator that is not there."""

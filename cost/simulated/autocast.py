@@ -1,4 +1,4 @@
-"""Which operators does autocast run in which dtype on the simulated device?
+"""Autocast on the simulated device: the dtype in which each operator runs.
 
 PyTorch has rules of autocast for its own device types, and none for one that is a Python backend. Here the device gets
 those of the type whose kernels it has, on autocast's own dispatch key: which operators have a rule is asked of the

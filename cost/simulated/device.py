@@ -1,4 +1,4 @@
-"""What is the accelerator on which a lowered program runs without a GPU and without values?
+"""The simulated accelerator, which runs a program without a GPU and without values.
 
 It is a PyTorch device named `sim` whose backend is written in Python: tensors are fake, streams and events tell a
 recorder what the program does with them, and process groups are of the `fake` backend, of any size.

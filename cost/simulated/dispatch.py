@@ -1,4 +1,4 @@
-"""Which record is an operator that a program calls on the simulated device?"""
+"""Dispatch of operators on the simulated device, and their records."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from legoai.cost.simulated.device import (
     current_stream,
     read_from_device,
 )
+from legoai.cost.simulated.operands import operands_of
 from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import Results
-from legoai.cost.simulated.touches import touch_of
 from legoai.cost.trace.records import (
     Categorise,
     Category,
@@ -198,9 +198,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 number = capture.number_of(item)
                 if number is not None:
                     capture.record(Categorise(number, "unsharded_gradient", capture.module))
-        if capture.touches is not None:
+        if capture.operands is not None:
             moved = said["bytes_read"], said["bytes_written"]
-            capture.touches[len(capture.records)] = touch_of(
+            capture.operands[len(capture.records)] = operands_of(
                 known, args, kwargs, inputs, fresh, moved, capture.number_of
             )
         capture.record(Kernel(stream=current_stream(), module=capture.module, phase=capture.phase, **said))

@@ -1,4 +1,4 @@
-"""What is memory of the host, to a program on the simulated device that keeps some of its state there?
+"""Host memory of a program on the simulated device.
 
 Tensors on the host are fake as those on the device are. They count for no memory of the device; copies between the two
 and the operators that run on the host are recorded.

@@ -1,4 +1,4 @@
-"""Which kernels does the simulated device have for attention and normalisation?"""
+"""Kernels of the simulated device for attention and normalisation."""
 
 from __future__ import annotations
 

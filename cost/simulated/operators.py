@@ -1,4 +1,4 @@
-"""What does one call of an operator compute, read and write?"""
+"""Operators: what one call computes, reads and writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a process become one rank of many on the simulated device?
+"""A process as one rank of many on the simulated device.
 
 What torch does there otherwise than on a real device is patched while a simulation runs, and restored after it.
 """

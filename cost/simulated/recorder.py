@@ -1,4 +1,4 @@
-"""How is what one rank does written down: its phases, modules, storages and process groups?
+"""Recorder of one rank: its phases, modules, storages and process groups.
 
 The recorder keeps the trace while the program runs. It knows which module runs, in which phase, and which storages
 live.
@@ -30,19 +30,10 @@ from legoai.cost.simulated.device import (
     current_stream,
 )
 from legoai.cost.simulated.operators import UnknownCollective
-from legoai.cost.trace.records import (
-    LOSS,
-    Allocate,
-    Categorise,
-    Category,
-    Free,
-    Mark,
-    Phase,
-    Record,
-    Resize,
-)
+from legoai.cost.trace.editing import Operands
+from legoai.cost.trace.marks import MICRO_BATCH
+from legoai.cost.trace.records import LOSS, Allocate, Categorise, Category, Free, Mark, Phase, Record, Resize
 from legoai.cost.trace.segments import Item
-from legoai.cost.trace.tape import MICRO_BATCH, Touch
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.training import Training
@@ -64,8 +55,8 @@ class Capture(Recorder):
 
     def __init__(self) -> None:
         self.records: list[Item] = []
-        self.touches: dict[int, Touch] | None = None
-        """What kernels touch, by the index of their record; None where nobody asks."""
+        self.operands: dict[int, Operands] | None = None
+        """The operands of kernels, by the index of their record; None where nobody asks."""
         self.closed = False
         self.storages: dict[int, StorageRef] = {}
         self.storage_count = 0

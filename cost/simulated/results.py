@@ -1,4 +1,4 @@
-"""What does a call of an operator return, whose like has been made before?
+"""Cache of fake-tensor outputs, keyed by operator and argument metadata.
 
 A fake tensor mode finds out shapes, strides and aliases of every call anew, or from a cache of its own that costs as
 much. Here a call on tensors of the simulated device that looks like an earlier one is answered from that.

@@ -1,4 +1,4 @@
-"""How many rows reach each expert of a model whose router has no values?
+"""Rows that reach each expert of a model whose router has no values.
 
 Which token goes to which expert is decided by values, and the simulated device has none. A router is trained to use
 its experts alike (Shazeer et al. 2017, section 4), so that each is given the same number of rows, to within one.

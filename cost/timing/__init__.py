@@ -1,1 +1,1 @@
-"""When the operations of ranks run, and where the time of a step goes."""
+"""Timing: when the ops of ranks execute, and where the time of a step goes."""

@@ -1,4 +1,4 @@
-"""Where does the time of a step go?"""
+"""Breakdown of the time of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Final, TypeVar
 
 from legoai.cost.kernels.work import is_product, kind_of
-from legoai.cost.timing.intervals import RESOURCES, Floats, Intervals, Stretch, exposed_seconds, seconds_busy
+from legoai.cost.timing.intervals import RESOURCES, Floats, Intervals, SegmentIntervals, exposed_seconds, seconds_busy
 from legoai.cost.timing.timeline import Interval, Resource
 from legoai.cost.trace.records import Collective, Copy, Kernel, Phase
 
@@ -119,16 +119,16 @@ def breakdown(intervals: Sequence[Interval], seconds: float) -> Breakdown:
         seconds: of the step.
     """
     held = Intervals.of(intervals)
-    uses: dict[int, tuple[Stretch, int]] = {}
-    for _, stretch in held.stretches:
-        uses[id(stretch)] = stretch, uses.get(id(stretch), (stretch, 0))[1] + 1
+    uses: dict[int, tuple[SegmentIntervals, int]] = {}
+    for _, segment in held.segments:
+        uses[id(segment)] = segment, uses.get(id(segment), (segment, 0))[1] + 1
     kinds: defaultdict[str, float] = defaultdict(float)
     phases: defaultdict[Phase, float] = defaultdict(float)
     models: defaultdict[str, float] = defaultdict(float)
     modules: defaultdict[str, list[tuple[Kernel, float]]] = defaultdict(list)
     compute = slowed = communication = 0.0
-    for stretch, times in uses.values():
-        for item in stretch.intervals:
+    for segment, times in uses.values():
+        for item in segment.intervals:
             once = item.end - item.start
             took = once * times
             models[item.cost.model] += took
@@ -216,14 +216,14 @@ def _modules(
 
 
 def _collectives(intervals: Intervals) -> tuple[CollectiveCost, ...]:
-    alone: dict[int, tuple[Stretch, int, Floats]] = {}
-    for (_, stretch), seconds in zip(intervals.stretches, exposed_seconds(intervals), strict=True):
-        _, times, before = alone.get(id(stretch), (stretch, 0, 0.0))
-        alone[id(stretch)] = stretch, times + 1, before + seconds
+    alone: dict[int, tuple[SegmentIntervals, int, Floats]] = {}
+    for (_, segment), seconds in zip(intervals.segments, exposed_seconds(intervals), strict=True):
+        _, times, before = alone.get(id(segment), (segment, 0, 0.0))
+        alone[id(segment)] = segment, times + 1, before + seconds
     groups: defaultdict[tuple[str, str, int, str, Phase], list[tuple[Interval, int, float]]] = defaultdict(list)
-    for stretch, times, seconds in alone.values():
-        for place, bare in zip(stretch.collectives.tolist(), seconds.tolist(), strict=True):
-            item = stretch.intervals[place]
+    for segment, times, seconds in alone.values():
+        for place, bare in zip(segment.collectives.tolist(), seconds.tolist(), strict=True):
+            item = segment.intervals[place]
             record = item.record
             assert isinstance(record, Collective)
             key = record.kind, record.axis, len(record.ranks), pattern_of(record.module), record.phase

@@ -1,4 +1,4 @@
-"""What must an operation of a stream wait for: the order of its queue, and what the program synchronises with.
+"""Stream dependencies: the order of each queue, and the waits of the program.
 
 A stream runs its operations in order; waits hold its next operation back until what they name is complete. A collective
 runs on its communicator's own queue and not on the stream that asked for it, as NCCL's do, behind what that stream

@@ -1,8 +1,8 @@
-"""When is a device busy, and with what, if most of what it does is done over and over?
+"""Intervals of a timeline, in which repeated segments are stored once.
 
-The operations of an action of a pipeline run one after the other in the same way whenever the action is taken. A
-:class:`Stretch` has their times once, from its own beginning; :class:`Intervals` puts stretches behind each other. What
-adds up looks at each stretch once; what needs every operation gets them in the order in which they begin.
+The ops of a pipeline's action run one after the other in the same way whenever the action is taken.
+:class:`SegmentIntervals` has their times once, from the beginning of the action; :class:`Intervals` puts segments
+behind each other. Sums look at each segment once; what needs every op gets them in the order in which they begin.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from legoai.cost.timing.timeline import Interval, Resource, Timed
 from legoai.cost.trace.records import Collective
-from legoai.cost.trace.translation import Renaming
+from legoai.cost.trace.translation import Translation
 
 Floats: TypeAlias = NDArray[np.float64]
 RESOURCES: Final[tuple[Resource, ...]] = get_args(Resource)
@@ -25,7 +25,7 @@ _PLACE: Final = {resource: place for place, resource in enumerate(RESOURCES)}
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
+class SegmentIntervals:
     """Operations that run in the same way whenever they are run; times are in seconds from its beginning.
 
     Attributes:
@@ -61,44 +61,46 @@ class Intervals(Sequence[Interval]):
     """The operations of a rank, in the order in which they begin.
 
     Attributes:
-        stretches: what they are made of, each with the second in which it begins.
-        renaming: from the names in the stretches to those that are meant; None where they are the same.
+        segments: what they are made of, each with the second in which it begins.
+        translation: from the names in the segments to those that are meant; None where they are the same.
     """
 
-    def __init__(self, stretches: Iterable[tuple[float, Stretch]], renaming: Renaming | None = None) -> None:
-        self.stretches = tuple((at, stretch) for at, stretch in stretches if stretch.intervals)
-        self.renaming = renaming
+    def __init__(
+        self, segments: Iterable[tuple[float, SegmentIntervals]], translation: Translation | None = None
+    ) -> None:
+        self.segments = tuple((at, segment) for at, segment in segments if segment.intervals)
+        self.translation = translation
 
     @classmethod
     def of(cls, intervals: Sequence[Interval]) -> Intervals:
-        """Return intervals as one stretch, unless they are made of stretches already."""
-        return intervals if isinstance(intervals, Intervals) else cls([(0.0, Stretch(tuple(intervals)))])
+        """Return intervals as one segment, unless they are made of segments already."""
+        return intervals if isinstance(intervals, Intervals) else cls([(0.0, SegmentIntervals(tuple(intervals)))])
 
     @functools.cached_property
     def _whole(self) -> tuple[Interval, ...]:
         found = [
             Interval(
-                item.record if stretch.named else self.meant(item.record),
+                item.record if segment.named else self.meant(item.record),
                 item.cost,
                 item.queue,
                 item.start + at,
                 item.end + at,
             )
-            for at, stretch in self.stretches
-            for item in stretch.intervals
+            for at, segment in self.segments
+            for item in segment.intervals
         ]
         return tuple(sorted(found, key=lambda item: (item.start, item.end)))
 
     def meant(self, record: Timed) -> Timed:
-        """Return a record of the stretches with the names that are meant."""
-        return record if self.renaming is None else self.renaming.record(record)  # type: ignore[return-value]
+        """Return a record of the segments with the names that are meant."""
+        return record if self.translation is None else self.translation.record(record)  # type: ignore[return-value]
 
     def path(self, path: str) -> str:
-        """Return the module that is meant by a path in the stretches."""
-        return path if self.renaming is None else self.renaming.path(path)
+        """Return the module that is meant by a path in the segments."""
+        return path if self.translation is None else self.translation.path(path)
 
     def __len__(self) -> int:
-        return sum(len(stretch.intervals) for _, stretch in self.stretches)
+        return sum(len(segment.intervals) for _, segment in self.segments)
 
     def __iter__(self) -> Iterator[Interval]:
         return iter(self._whole)
@@ -113,16 +115,16 @@ class Intervals(Sequence[Interval]):
     @property
     def end(self) -> float:
         """When the last of them is over; 0 where there are none."""
-        return max((at + float(stretch.ends.max()) for at, stretch in self.stretches), default=0.0)
+        return max((at + float(segment.ends.max()) for at, segment in self.segments), default=0.0)
 
     def times(self, resources: Sequence[Resource]) -> tuple[Floats, Floats]:
         """When what occupies any of the resources begins and ends, in no order."""
         places = [_PLACE[name] for name in resources]
         starts, ends = [np.empty(0)], [np.empty(0)]
-        for at, stretch in self.stretches:
-            chosen = np.isin(stretch.resources, places)
-            starts.append(stretch.starts[chosen] + at)
-            ends.append(stretch.ends[chosen] + at)
+        for at, segment in self.segments:
+            chosen = np.isin(segment.resources, places)
+            starts.append(segment.starts[chosen] + at)
+            ends.append(segment.ends[chosen] + at)
         return np.concatenate(starts), np.concatenate(ends)
 
 
@@ -149,13 +151,13 @@ def seconds_busy(intervals: Sequence[Interval], resources: Sequence[Resource]) -
 
 
 def exposed_seconds(intervals: Intervals) -> list[Floats]:
-    """For each stretch, for how many seconds of each of its collectives no computation runs beside it.
+    """For each segment, for how many seconds of each of its collectives no computation runs beside it.
 
     Where two collectives run at once and nothing computes, the time belongs to the one that began first.
     """
-    sizes = [len(stretch.collectives) for _, stretch in intervals.stretches]
-    starts = _joined([stretch.starts[stretch.collectives] + at for at, stretch in intervals.stretches])
-    ends = _joined([stretch.ends[stretch.collectives] + at for at, stretch in intervals.stretches])
+    sizes = [len(segment.collectives) for _, segment in intervals.segments]
+    starts = _joined([segment.starts[segment.collectives] + at for at, segment in intervals.segments])
+    ends = _joined([segment.ends[segment.collectives] + at for at, segment in intervals.segments])
     order = np.lexsort((ends, starts))
     starts, ends = starts[order], ends[order]
     if len(ends):
@@ -176,29 +178,29 @@ def exposed_seconds(intervals: Intervals) -> list[Floats]:
 
 def exposed(intervals: Sequence[Interval]) -> Iterator[tuple[Interval, float]]:
     """Each collective, and for how many of its seconds no computation ran beside it."""
-    found = Intervals([(0.0, Stretch(tuple(intervals)))])
-    for (_, stretch), seconds in zip(found.stretches, exposed_seconds(found), strict=True):
-        for place, alone in zip(stretch.collectives.tolist(), seconds.tolist(), strict=True):
-            yield stretch.intervals[place], alone
+    found = Intervals([(0.0, SegmentIntervals(tuple(intervals)))])
+    for (_, segment), seconds in zip(found.segments, exposed_seconds(found), strict=True):
+        for place, alone in zip(segment.collectives.tolist(), seconds.tolist(), strict=True):
+            yield segment.intervals[place], alone
 
 
 def _joined(parts: Sequence[Any]) -> Floats:
     return np.concatenate(parts) if parts else np.empty(0)
 
 
-def since(intervals: Sequence[Interval], begin: float, renaming: Renaming | None = None) -> Intervals:
+def since(intervals: Sequence[Interval], begin: float, translation: Translation | None = None) -> Intervals:
     """Return those that do not begin before a moment, in seconds from it.
 
     Args:
         intervals: of a rank.
         begin: the moment.
-        renaming: from the names in them to those that are meant.
+        translation: from the names in them to those that are meant.
     """
     if not begin and isinstance(intervals, Intervals):
-        return Intervals(intervals.stretches, renaming)
+        return Intervals(intervals.segments, translation)
     found = (
         Interval(item.record, item.cost, item.queue, item.start - begin, item.end - begin)
         for item in intervals
         if item.start >= begin
     )
-    return Intervals([(0.0, Stretch(tuple(found)))], renaming)
+    return Intervals([(0.0, SegmentIntervals(tuple(found)))], translation)

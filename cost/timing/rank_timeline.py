@@ -1,15 +1,15 @@
-"""What goes into the timing of ranks that wait for each other, and what comes out of it?"""
+"""Timelines of ranks that wait for each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from legoai.cost.timing.intervals import Stretch
+from legoai.cost.timing.intervals import SegmentIntervals
 from legoai.cost.timing.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class ActionOp:
     """Many operations of one rank as one, where nothing in them waits for another rank.
 
     Attributes:
@@ -19,7 +19,7 @@ class Piece:
         host_seconds: for which the host issues them.
         works: the collectives among them, by number, which later operations may wait for.
         events: those that they record.
-        stretch: when each runs, from the beginning of the piece.
+        intervals: when each runs, from the beginning of the action.
     """
 
     stream: int
@@ -28,7 +28,7 @@ class Piece:
     host_seconds: float
     works: tuple[int, ...] = ()
     events: tuple[int, ...] = ()
-    stretch: Stretch = field(default_factory=lambda: Stretch(()))
+    intervals: SegmentIntervals = field(default_factory=lambda: SegmentIntervals(()))
 
 
 class StandstillError(ValueError):

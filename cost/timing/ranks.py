@@ -1,4 +1,4 @@
-"""When does each operation of several ranks run, where one waits for another?
+"""Simulation of several ranks that wait for each other.
 
 Each rank has its streams, its host and its resources as in :mod:`legoai.cost.timing.timeline`, whose rules hold here
 too. What ranks do together, sends and receives and the collectives whose group holds more than one of them, begins when
@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from legoai.cost.timing.dependencies import Queues, communicator_name, stream_name, unfinished
-from legoai.cost.timing.intervals import Intervals, Stretch
-from legoai.cost.timing.rank_timeline import ActionTime, Piece, RankTimeline, StandstillError
+from legoai.cost.timing.intervals import Intervals, SegmentIntervals
+from legoai.cost.timing.rank_timeline import ActionOp, ActionTime, RankTimeline, StandstillError
 from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import (
@@ -43,7 +43,7 @@ _POINT_TO_POINT: Final = ("send", "receive")
 
 
 def simulate_ranks(
-    ranks: Mapping[int, Sequence[Record | Piece]], cost: Callable[[Timed], Cost], host: Host
+    ranks: Mapping[int, Sequence[Record | ActionOp]], cost: Callable[[Timed], Cost], host: Host
 ) -> dict[int, RankTimeline]:
     """Run the records of several ranks together.
 
@@ -74,7 +74,7 @@ class _Node:
 
     rank: _Rank
     order: int
-    record: Timed | Piece | None
+    record: Timed | ActionOp | None
     cost: Cost
     queue: str
     meeting: _Meeting | None = None
@@ -97,7 +97,7 @@ class _Node:
 
 class _Ranks:
     def __init__(
-        self, ranks: Mapping[int, Sequence[Record | Piece]], cost: Callable[[Timed], Cost], host: Host
+        self, ranks: Mapping[int, Sequence[Record | ActionOp]], cost: Callable[[Timed], Cost], host: Host
     ) -> None:
         self.cost, self.host = cost, host
         self.now = 0.0
@@ -150,7 +150,7 @@ class _Ranks:
 class _Rank(Queues[_Node]):
     """One rank: its host, its streams, its resources."""
 
-    def __init__(self, all_ranks: _Ranks, number: int, records: Sequence[Record | Piece]) -> None:
+    def __init__(self, all_ranks: _Ranks, number: int, records: Sequence[Record | ActionOp]) -> None:
         super().__init__()
         self.all, self.number, self.records = all_ranks, number, records
         self.place = 0
@@ -166,7 +166,7 @@ class _Rank(Queues[_Node]):
         self.idle_since = 0.0
         self.idle: list[tuple[float, float]] = []
         self.intervals: list[Interval] = []
-        self.stretches: list[tuple[float, Stretch]] = []
+        self.segments: list[tuple[float, SegmentIntervals]] = []
         self.marks: list[tuple[str, float]] = []
         self.action = -1
         self.actions: list[tuple[str, float, float]] = []
@@ -193,7 +193,7 @@ class _Rank(Queues[_Node]):
         return f"rank {self.number} after {where} for {', '.join(sorted(names)) or 'its own streams'}"
 
     def result(self) -> RankTimeline:
-        intervals = Intervals([(0.0, Stretch(tuple(self.intervals), named=True)), *self.stretches])
+        intervals = Intervals([(0.0, SegmentIntervals(tuple(self.intervals), named=True)), *self.segments])
         return RankTimeline(
             timeline=Timeline(
                 intervals=intervals,
@@ -218,9 +218,9 @@ class _Rank(Queues[_Node]):
                     return
             elif isinstance(record, Mark):
                 self._mark(record.name)
-            elif isinstance(record, Piece):
+            elif isinstance(record, ActionOp):
                 begun = self.host_time
-                node = self._put(record, Cost(seconds=record.seconds, resource="compute", model="piece"), begun)
+                node = self._put(record, Cost(seconds=record.seconds, resource="compute", model="action"), begun)
                 self.works.update(dict.fromkeys(record.works, node))
                 self.events.update(dict.fromkeys(record.events, node))
                 self.host_time = begun + record.host_seconds
@@ -268,7 +268,7 @@ class _Rank(Queues[_Node]):
         self.order += 1
         return self.order
 
-    def _put(self, record: Kernel | Collective | Copy | Piece, cost: Cost, at: float | None = None) -> _Node:
+    def _put(self, record: Kernel | Collective | Copy | ActionOp, cost: Cost, at: float | None = None) -> _Node:
         stream = stream_name(record.stream)
         queue, meeting = stream, None
         if isinstance(record, Collective):
@@ -278,7 +278,7 @@ class _Rank(Queues[_Node]):
             self.issued[issued] += 1
         node = _Node(self, self._next(), record, cost, queue, meeting, self.action)
         node.remaining = cost.seconds
-        if isinstance(record, Piece):
+        if isinstance(record, ActionOp):
             node.earliest = self.host_time + record.latency
         self.put(node, stream, queue)
         if self.batch is not None and isinstance(record, Collective):
@@ -377,8 +377,8 @@ class _Rank(Queues[_Node]):
     def _complete(self, node: _Node) -> None:
         node.done = True
         now = self.all.now
-        if isinstance(node.record, Piece):
-            self.stretches.append((node.start, node.record.stretch))
+        if isinstance(node.record, ActionOp):
+            self.segments.append((node.start, node.record.intervals))
         elif node.record is not None:
             self.intervals.append(Interval(node.record, node.cost, node.queue, node.start, now))
         if node.action >= 0:

@@ -1,4 +1,4 @@
-"""When does each operation of a rank run: streams as queues, the host before them, and resources that they share.
+"""Simulation of one rank: streams, the host before them, and resources that they share.
 
 The semantics are those of section 4.6 of the LegoAI dissertation (Algorithms 1 to 6, Table 4.6): a stream runs its
 operations in order, waits release when what they name is complete, and an operation needs its resource. Here they are
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from legoai.cost.timing.dependencies import Queues, communicator_name, stream_name
+from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import (
     Allocate,
     Categorise,
@@ -33,9 +34,8 @@ from legoai.cost.trace.records import (
     Kernel,
     Mark,
     Resize,
-    Trace,
 )
-from legoai.cost.trace.tape import uncollected
+from legoai.cost.trace.trace import Trace, records_of
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
 Timed: TypeAlias = Kernel | HostKernel | Collective | Copy
@@ -196,7 +196,7 @@ class _Simulation(Queues[_Node]):
     def run(self, trace: Trace) -> Timeline:
         marks: list[tuple[str, float]] = []
         host_time = 0.0
-        for record in trace.records:
+        for record in records_of(trace.items, trace.translation) if trace.segmented else trace.items:
             if type(record) in _MEMORY:
                 continue
             if isinstance(record, Mark):

@@ -1,4 +1,4 @@
-"""How are the points of a pipeline's trace named?"""
+"""Names of marks in a trace."""
 
 from __future__ import annotations
 
@@ -15,3 +15,6 @@ BATCH: Final = "batch"
 
 END_BATCH: Final = "end batch"
 """Behind them."""
+
+MICRO_BATCH: Final = "micro batch "
+"""Before a micro batch outside of pipelines; its number follows."""

@@ -1,10 +1,9 @@
-"""What did one rank do in a step: the records from which memory and time are told."""
+"""Records of what one rank does: ops, collectives, synchronisation, allocations and marks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 Phase = Literal["setup", "forward", "backward", "recompute", "optimizer", "other"]
@@ -256,60 +255,10 @@ Record: TypeAlias = (
     | Mark
 )
 
-_RECORDS: Final = {
+RECORDS: Final = {
     record.__name__: record
     for record in (
         Kernel, HostKernel, Collective, Copy, RecordEvent, WaitEvent, WaitStream, WaitWork, HostWaitEvent,
         HostWaitStream, HostWaitDevice, Allocate, Categorise, Resize, Free, Mark,
     )
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """The records of one rank, in the order in which the host made them.
-
-    ``rank`` is the global rank that was simulated in a world of ``world`` ranks; ``stage`` its place on the pipeline
-    axis.
-    """
-
-    rank: int
-    world: int
-    stage: int
-    records: Sequence[Record]
-
-
-def save(trace: Trace) -> str:
-    """The trace as JSON lines: a head, then a record in each line."""
-    head = {"format": 1, "rank": trace.rank, "world": trace.world, "stage": trace.stage}
-    lines = [head, *({"record": type(record).__name__, **asdict(record)} for record in trace.records)]
-    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-
-
-def load(text: str) -> Trace:
-    """The trace that :func:`save` wrote.
-
-    Raises:
-        ValueError: the text is no trace.
-    """
-    lines = iter(text.splitlines())
-    try:
-        head = json.loads(next(lines))
-        if head["format"] != 1:
-            raise ValueError(f"a trace of format {head['format']}")
-        records = tuple(_records(lines))
-        return Trace(rank=head["rank"], world=head["world"], stage=head["stage"], records=records)
-    except (StopIteration, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a trace: {error!r}") from error
-
-
-def _records(lines: Iterable[str]) -> Iterator[Record]:
-    for line in lines:
-        fields = json.loads(line)
-        record = _RECORDS[fields.pop("record")]
-        for name in ("inputs", "outputs"):
-            if name in fields:
-                fields[name] = tuple(TensorType(tuple(item["shape"]), item["dtype"]) for item in fields[name])
-        if "ranks" in fields:
-            fields["ranks"] = tuple(fields["ranks"])
-        yield record(**fields)

@@ -1,4 +1,4 @@
-"""What is what one rank of a pipeline does called on a rank that does the same with other modules?"""
+"""Translation of a captured trace to another pipeline rank with structurally equal stages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MODULE: Final = re.compile(r"(forward |end )(?!step |action )(.*)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Renaming:
+class Translation:
     """From one rank to another.
 
     Attributes:

@@ -19,8 +19,8 @@ import itertools
 import pytest
 
 from legoai.cost.capture import capture
-from legoai.cost.memory.storages import steps
-from legoai.cost.trace.records import Collective, Trace
+from legoai.cost.trace.records import Collective
+from legoai.cost.trace.trace import Trace
 from support.combinations import COMBINATIONS
 from support.plans import lowered
 from support.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
@@ -52,7 +52,7 @@ def by_step(trace: Trace) -> list[list[Issued]]:
             for record in trace.records[span.start : span.stop]
             if isinstance(record, Collective)
         ]
-        for span in steps(trace)
+        for span in trace.steps
     ]
 
 

@@ -11,20 +11,10 @@ import pytest
 import torch.distributed as dist
 
 from legoai.cost.capture import capture
-from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.trace.records import (
-    Collective,
-    Copy,
-    HostWaitDevice,
-    HostWaitStream,
-    Kernel,
-    Mark,
-    Trace,
-    WaitWork,
-    load,
-    save,
-)
+from legoai.cost.trace.file import load, save
+from legoai.cost.trace.records import Collective, Copy, HostWaitDevice, HostWaitStream, Kernel, Mark, WaitWork
+from legoai.cost.trace.trace import Trace
 from legoai.runtime import chunked_cross_entropy
 from support import simulated
 
@@ -43,7 +33,7 @@ def traced():
 
 
 def steady(trace: Trace) -> list:
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     return list(trace.records[span.start : span.stop])
 
 

@@ -9,12 +9,11 @@ import pytest
 from legoai.api import estimate
 from legoai.cost import step as pipeline
 from legoai.cost.step import simulate_pipeline
-from legoai.cost.timing.actions import Pieces
+from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.intervals import since
-from legoai.cost.timing.rank_timeline import Piece
+from legoai.cost.timing.rank_timeline import ActionOp
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
-from legoai.cost.trace.segments import renaming_of
 from legoai.lowering.program import Program
 from support.pipelines import four_ranks, two_ranks
 from support.simulated import in_a_fork
@@ -33,14 +32,14 @@ def price(record) -> Cost:
 
 
 def _both(program: Program, world: int) -> list[list[tuple[float, list[float], list[int]]]]:
-    """For each host the seconds, the bubbles and the numbers of operations, of every operation and of pieces."""
+    """For each host the seconds, the bubbles and the numbers of operations, of every operation and of actions."""
     found, captured = [], pipeline._captured
     taken = captured(program, [0, world // 2], world, "cuda", lambda _: None)
     pipeline._captured = lambda *_: taken
     try:
         for host in HOSTS:
             steps = [
-                simulate_pipeline(program, world=world, places=2, kind="cuda", cost=price, host=host, whole=whole)
+                simulate_pipeline(program, world=world, pp=2, kind="cuda", cost=price, host=host, whole=whole)
                 for whole in (True, False)
             ]
             found.append(
@@ -69,18 +68,18 @@ def _both(program: Program, world: int) -> list[list[tuple[float, list[float], l
 )
 def test_actions_as_pieces_agree_with_every_operation_of_every_rank(schedule: str, sharded: bool, tmp_path: Path):
     program = two_ranks(tmp_path, schedule, sharded=sharded)
-    for whole, pieces in in_a_fork(_both, program, 4 if sharded else 2):
-        assert pieces[0] == pytest.approx(whole[0], rel=0.01)
-        assert pieces[1] == pytest.approx(whole[1], abs=0.01)
-        assert pieces[2] == whole[2]
+    for whole, actions in in_a_fork(_both, program, 4 if sharded else 2):
+        assert actions[0] == pytest.approx(whole[0], rel=0.01)
+        assert actions[1] == pytest.approx(whole[1], abs=0.01)
+        assert actions[2] == whole[2]
 
 
 def _names(program: Program) -> list[tuple[set[str], set[tuple[int, ...]], float]]:
     """Of each rank, stages and blocks that its operations are of, the ends of what it sends, and its end."""
-    step = simulate_pipeline(program, world=4, places=4, kind="cuda", cost=price, host=Host())
+    step = simulate_pipeline(program, world=4, pp=4, kind="cuda", cost=price, host=Host())
     found = []
     for item in step.ranks:
-        held = since(item.times.timeline.intervals, 0.0, renaming_of(item.trace.records))
+        held = since(item.times.timeline.intervals, 0.0, item.trace.translation)
         blocks = {".".join(one.record.module.split(".")[:2]) for one in held if "layers." in one.record.module}
         sent = {one.record.ranks for one in held if isinstance(one.record, Collective) and one.record.kind == "send"}
         found.append((blocks | {one.name[0] for one in item.times.actions}, sent, step.seconds))
@@ -155,16 +154,16 @@ def collective(work: int, ranks: tuple[int, ...]) -> Collective:
     ],
 )
 def test_an_action_is_no_piece_where_others_have_a_part_in_it(inside: list):
-    pieces = Pieces(cost=price, host=Host(), together=frozenset({0, 1}))
+    timer = ActionTimer(cost=price, host=Host(), together=frozenset({0, 1}))
     records = [Mark("action 0F0"), *inside, Mark("end action 0F0")]
-    assert pieces.compressed(records) == records
+    assert timer.compressed(records) == records
 
 
 def test_equal_actions_are_timed_once():
-    pieces = Pieces(cost=price, host=Host(), together=frozenset({0, 1}))
+    timer = ActionTimer(cost=price, host=Host(), together=frozenset({0, 1}))
     work = [kernel(), kernel()]
     first = [Mark("action 0F0"), *work, Mark("end action 0F0")]
-    found = pieces.compressed([*first, Mark("action 0F1"), *work, Mark("end action 0F1")])
-    assert [type(item) for item in found] == [Mark, Piece, Mark, Mark, Piece, Mark]
-    assert len(pieces.known) == 1
+    found = timer.compressed([*first, Mark("action 0F1"), *work, Mark("end action 0F1")])
+    assert [type(item) for item in found] == [Mark, ActionOp, Mark, Mark, ActionOp, Mark]
+    assert len(timer.known) == 1
     assert found[1].seconds == pytest.approx(4e-6)

@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 
 from legoai.cost.capture import capture
-from legoai.cost.memory.storages import steps
 from legoai.cost.trace.records import Collective
 from support.plans import lowered
 from support.simulated import in_a_fork
@@ -43,7 +42,7 @@ precision (param = fp32)
 
 def _collectives(program: str, world: int) -> list[Collective]:
     trace = capture(program, world=world, kind="cpu")
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     return [item for item in trace.records[span.start : span.stop] if isinstance(item, Collective)]
 
 

@@ -8,11 +8,11 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from legoai.cost.capture import _outside_of_fake, _Source
-from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.process import simulated_device
-from legoai.cost.trace.records import Allocate, Free, Resize, Trace
+from legoai.cost.trace.records import Allocate, Free, Resize
+from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
 from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
@@ -52,7 +52,7 @@ def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
 
 def exact_peak(trace: Trace) -> int:
     """Return the peak of the second step in bytes that are not rounded."""
-    span, sizes, peak = steps(trace)[-1], {}, 0
+    span, sizes, peak = trace.steps[-1], {}, 0
     for index, record in enumerate(trace.records[: span.stop]):
         if isinstance(record, Allocate | Resize):
             sizes[record.storage] = record.bytes

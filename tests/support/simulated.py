@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from legoai.cost.capture import capture
 from legoai.cost.simulated.operators import operator
-from legoai.cost.trace.records import Trace
+from legoai.cost.trace.trace import Trace
 from legoai.runtime import Trainer
 from legoai.runtime.batches import Batches
 from legoai.runtime.data import SequenceBatch

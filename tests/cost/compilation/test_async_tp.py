@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.memory.use import MemoryUse
-from legoai.cost.trace.records import Collective, Kernel, Trace, WaitStream
+from legoai.cost.trace.records import Collective, Kernel, WaitStream
+from legoai.cost.trace.trace import Trace
 from support import simulated
 from support.plans import SEQUENCE_PARALLEL
 

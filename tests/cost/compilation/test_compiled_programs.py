@@ -12,9 +12,9 @@ import torch
 
 from legoai.cost.capture import capture
 from legoai.cost.compilation import graphs, inductor  # noqa: F401 (imported once, before the processes that need it)
-from legoai.cost.memory.storages import steps
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel, Trace
+from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel
+from legoai.cost.trace.trace import Trace
 from legoai.runtime import keep_outputs, wait_for_output
 from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
@@ -60,7 +60,7 @@ def _traced(kind: str, replay: bool, world: int, options) -> Trace:
 
 
 def steady(trace: Trace) -> list:
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     return list(trace.records[span.start : span.stop])
 
 

@@ -15,7 +15,8 @@ from legoai.cost.compilation.modules import compilation
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace.records import Kernel, Trace
+from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.trace import Trace
 from legoai.runtime import keep_outputs
 from support import programs, simulated
 
@@ -155,7 +156,7 @@ def test_the_host_starts_a_cuda_graph_at_once():
     replayed = dataclasses.replace(kernel, attributes={"replayed": True})
 
     def end(record: Kernel) -> float:
-        trace = Trace(rank=0, world=1, stage=0, records=(record,) * 10)
+        trace = Trace(rank=0, world=1, stage=0, items=(record,) * 10)
         cost = Cost(seconds=1e-6, resource="compute", model="given")
         return simulate(trace, lambda _: cost, Host(dispatch_seconds=5e-6)).end
 

@@ -19,7 +19,8 @@ from legoai.cost.profiles import profile
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace.records import Kernel, Trace
+from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.trace import Trace
 from support import programs, simulated
 
 ROWS, WIDTH = 8192, 4096

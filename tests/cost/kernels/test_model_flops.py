@@ -8,7 +8,6 @@ import pytest
 
 from legoai.cost.capture import capture
 from legoai.cost.kernels.model_flops import forward_flops_per_token, model_flops
-from legoai.cost.memory.storages import steps
 from legoai.cost.trace.records import Kernel
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
@@ -55,7 +54,7 @@ def both_ways(model: str) -> tuple[float, float]:
     linted = lint(text, "one.plan", directory=Path())
     assert linted.plan is not None and linted.analysis is not None and linted.analysis.manifest is not None
     trace = capture(lower(linted.analysis).text, world=1, kind="cpu")
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     records = trace.records[span.start : span.stop]
     forward = sum(item.flops for item in records if isinstance(item, Kernel) and item.phase == "forward")
     return model_flops(linted.plan, linted.analysis.manifest, [records])[0], 3.0 * forward

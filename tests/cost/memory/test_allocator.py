@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from legoai.cost.memory.allocator import MIB, CachingAllocator, OutOfMemoryError, round_block, segment_size
 from legoai.cost.memory.reserving import reserve
-from legoai.cost.trace.records import Allocate, Free, Resize, Trace
+from legoai.cost.trace.records import Allocate, Free, Resize
+from legoai.cost.trace.trace import Trace
 
 
 def allocator_after(*sizes: int) -> CachingAllocator:
@@ -95,6 +96,6 @@ def test_a_trace_is_served_in_order_and_a_resize_is_a_free_and_a_request():
         return Allocate(storage=storage, bytes=size, stream=0, category="other", module="", phase="forward")
 
     records = (made(0, 30 * MIB), Resize(0, 0), made(1, 30 * MIB), Free(1), Resize(0, 30 * MIB))
-    found = reserve(Trace(rank=0, world=1, stage=0, records=records))
+    found = reserve(Trace(rank=0, world=1, stage=0, items=records))
     assert (found.peak_reserved, found.peak_allocated, found.fits) == (30 * MIB, 30 * MIB, True)
-    assert not reserve(Trace(rank=0, world=1, stage=0, records=records), capacity=20 * MIB).fits
+    assert not reserve(Trace(rank=0, world=1, stage=0, items=records), capacity=20 * MIB).fits

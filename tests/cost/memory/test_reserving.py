@@ -9,7 +9,8 @@ import pytest
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.use import memory_use
-from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, TensorType, Trace
+from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, TensorType
+from legoai.cost.trace.trace import Trace
 from legoai.specs.directives.cluster import ClusterUse
 
 MIB = 2**20
@@ -35,7 +36,7 @@ def collective(ranks: tuple[int, ...], kind="all_reduce") -> Collective:
 
 
 def trace(*records) -> Trace:
-    return Trace(rank=0, world=8, stage=0, records=(Mark("step 1"), *records, Mark("end step 1")))
+    return Trace(rank=0, world=8, stage=0, items=(Mark("step 1"), *records, Mark("end step 1")))
 
 
 def test_each_stream_that_multiplies_has_a_workspace_of_cublas():

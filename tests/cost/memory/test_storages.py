@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from legoai.cost.memory.storages import changes, memory
-from legoai.cost.trace.records import Allocate, Free, Mark, Resize, Trace
+from legoai.cost.trace.records import Allocate, Free, Mark, Resize
+from legoai.cost.trace.trace import Trace
 from support import simulated
 from support.memory_peaks import exact_peak, tracked_peak
 
@@ -52,7 +53,7 @@ def test_a_hand_made_step():
     records = (
         made(0, 100), Mark("step 1"), made(1, 1024), Resize(1, 0), made(2, 600), Free(2), Mark("end step 1"),
     )  # fmt: skip
-    trace = Trace(rank=0, world=1, stage=0, records=records)
+    trace = Trace(rank=0, world=1, stage=0, items=records)
     report = memory(trace)
     assert (report.start, report.peak, report.peak_record) == (512, 1536, 2)
     assert list(changes(trace)) == [(1, 512), (2, 1536), (3, 512), (4, 1536), (5, 512)]
@@ -64,4 +65,4 @@ def test_a_hand_made_step():
 )
 def test_what_is_no_trace_of_steps_is_refused(records, why):
     with pytest.raises(ValueError, match=why):
-        memory(Trace(rank=0, world=1, stage=0, records=records))
+        memory(Trace(rank=0, world=1, stage=0, items=records))

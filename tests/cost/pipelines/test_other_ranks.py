@@ -10,15 +10,15 @@ import pytest
 
 from legoai.cost.capture import capture, capture_alike
 from legoai.cost.memory.reserving import reserve
-from legoai.cost.memory.storages import memory, steps
-from legoai.cost.pipelines.equal_stages import alike_places
-from legoai.cost.timing.actions import Pieces
+from legoai.cost.memory.storages import memory
+from legoai.cost.pipelines.equal_stages import equal_coordinates
+from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.breakdown import breakdown
-from legoai.cost.timing.intervals import Intervals, Stretch, exposed
+from legoai.cost.timing.intervals import Intervals, SegmentIntervals, exposed
 from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import Collective, Kernel
-from legoai.cost.trace.segments import Composed, Use, items_between
+from legoai.cost.trace.segments import Instance
 from legoai.lowering.program import Program
 from support.pipelines import four_ranks
 from support.simulated import in_a_fork
@@ -31,11 +31,9 @@ the first action of a kind goes on with what one of another micro batch left, it
 
 def _compared(program: Program, world: int) -> tuple[int, bool]:
     """How many ranks were told, and whether the last of them is what is captured in its place, nothing left out."""
-    told = capture_alike(program, world=world, places=4, place=1, others=[2])
+    told = capture_alike(program, world=world, pp=4, coordinate=1, others=[2])
     whole = capture(program, world=world, rank=2 * world // 4, replay=False)
-    return len(told), dataclasses.replace(told[-1], records=()) == dataclasses.replace(whole, records=()) and (
-        told[-1].records == whole.records
-    )
+    return len(told), told[-1] == whole
 
 
 def check(folder: Path, schedule: str, *, sharded: bool) -> None:
@@ -58,20 +56,20 @@ def test_a_rank_is_told_from_another_under_every_schedule(schedule: str, sharded
 
 
 def test_ranks_between_the_first_and_the_last_are_alike_where_their_stages_are(tmp_path: Path):
-    assert alike_places(four_ranks(tmp_path, "Interleaved1F1B"), 4) == [[0], [1, 2], [3]]
+    assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B"), 4) == [[0], [1, 2], [3]]
     # 13 blocks: of the eight stages the second has one, the third two.
-    assert alike_places(four_ranks(tmp_path, "Interleaved1F1B", layers=13), 4) == [[0], [1], [2], [3]]
+    assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B", layers=13), 4) == [[0], [1], [2], [3]]
     told_apart = four_ranks(tmp_path, "1F1B", body="checkpoint { layers.1 = full }\n")
-    assert alike_places(told_apart, 4) == [[0], [1], [2], [3]]
+    assert equal_coordinates(told_apart, 4) == [[0], [1], [2], [3]]
 
 
 def _sums(program: Program, world: int) -> list[bool]:
     """For each of two ranks, whether memory and the allocator say of its parts what they say of its records."""
     said = []
-    for trace in capture_alike(program, world=world, places=4, place=1, others=[2]):
-        flat = dataclasses.replace(trace, records=tuple(trace.records))
-        assert isinstance(trace.records, Composed)
-        assert len(trace.records) == len(flat.records) > 3 * len(trace.records.items)
+    for trace in capture_alike(program, world=world, pp=4, coordinate=1, others=[2]):
+        flat = dataclasses.replace(trace, items=tuple(trace.records), translation=None)
+        assert trace.segmented
+        assert len(trace.records) == len(flat.records) > 3 * len(trace.items)
         ours, theirs = memory(trace), memory(flat)
         blocks = [
             sorted((item.bytes, item.category, item.module, item.phase) for item in one.live) for one in (ours, theirs)
@@ -138,10 +136,10 @@ def test_communication_is_exposed_where_nothing_computes_moment_by_moment():
 
 
 def test_stretches_sum_up_to_the_operations_that_they_stand_for():
-    stretch = Stretch(tuple(MIXED))
-    held = Intervals([(0.0, stretch), (9.0, stretch), (8.5, Stretch((gather(0, 3, "dp"),)))])
+    segment = SegmentIntervals(tuple(MIXED))
+    held = Intervals([(0.0, segment), (9.0, segment), (8.5, SegmentIntervals((gather(0, 3, "dp"),)))])
     whole = [
-        Interval(i.record, i.cost, i.queue, i.start + at, i.end + at) for at, s in held.stretches for i in s.intervals
+        Interval(i.record, i.cost, i.queue, i.start + at, i.end + at) for at, s in held.segments for i in s.intervals
     ]
     assert sorted((i.start, i.end) for i in held) == sorted((i.start, i.end) for i in whole)
     ours, theirs = breakdown(held, 20), breakdown(whole, 20)
@@ -153,17 +151,17 @@ def test_stretches_sum_up_to_the_operations_that_they_stand_for():
 
 def _timed(program: Program) -> list[tuple[float, int]]:
     """The seconds of a rank's first stage alone, and its operations, of records and of parts."""
-    trace = capture_alike(program, world=4, places=4, place=1, others=[])[0]
-    items = [item for item in items_between(trace.records, steps(trace)[-1]) if isinstance(item, Use | Kernel)]
-    pieces = Pieces(
+    trace = capture_alike(program, world=4, pp=4, coordinate=1, others=[])[0]
+    items = [item for item in trace.between(trace.steps[-1]) if isinstance(item, Instance | Kernel)]
+    timer = ActionTimer(
         cost=lambda _: Cost(seconds=1e-6, resource="compute", model="test"), host=Host(), together=frozenset()
     )
     found = []
     for records in (
-        pieces.compressed(items),
-        [r for i in items for r in (i.records() if isinstance(i, Use) else (i,))],
+        timer.compressed(items),
+        [r for i in items for r in (i.records() if isinstance(i, Instance) else (i,))],
     ):
-        timeline = simulate_ranks({1: records}, pieces.cost, Host())[1].timeline
+        timeline = simulate_ranks({1: records}, timer.cost, Host())[1].timeline
         found.append((timeline.end, len(timeline.intervals)))
     return found
 

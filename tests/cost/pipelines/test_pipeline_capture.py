@@ -12,9 +12,10 @@ from torch.distributed.pipelining import schedules
 
 from legoai.cost import capture as capturing
 from legoai.cost.capture import capture
-from legoai.cost.memory.storages import memory, steps
+from legoai.cost.memory.storages import memory
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.trace.records import Collective, Kernel, Mark, Trace, WaitWork
+from legoai.cost.trace.records import Collective, Kernel, Mark, WaitWork
+from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from support.orders import stages_of
 from support.pipelines import MICRO_BATCHES, two_ranks
@@ -41,7 +42,7 @@ def traces(tmp_path_factory):
 
 
 def second_step(trace: Trace) -> list:
-    last = steps(trace)[-1]
+    last = trace.steps[-1]
     return list(trace.records[last.start : last.stop])
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from legoai.cost import capture as capturing
 from legoai.cost.replay.blocks import TAKEN, shorten
 from legoai.cost.replay.depth import lengthen
+from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.records import Kernel, Mark, TensorType
-from legoai.cost.trace.tape import Tape
 from legoai.lowering.program import Program
 from support import combinations, simulated
 from support.plans import lowered
@@ -121,7 +121,7 @@ def test_few_blocks_are_kept():
     assert shorten(model, ["blocks"]) == [] and len(model.blocks) == TAKEN
 
 
-def of_blocks(sizes: list[int]) -> Tape:
+def of_blocks(sizes: list[int]) -> EditableTrace:
     """Return a forward through blocks whose kernels read so many bytes."""
     records = [Mark("step 1"), Mark("micro batch 0")]
     for index, size in enumerate(sizes):
@@ -130,7 +130,7 @@ def of_blocks(sizes: list[int]) -> Tape:
             bytes_written=0, attributes={}, module=f"blocks.{index}", phase="forward",
         )  # fmt: skip
         records += [Mark(f"forward blocks.{index}"), kernel, Mark(f"end blocks.{index}")]
-    return Tape.of([*records, Mark("end step 1")])
+    return EditableTrace.of([*records, Mark("end step 1")])
 
 
 def test_edges_may_differ_and_the_middle_may_not():

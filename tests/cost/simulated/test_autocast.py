@@ -12,11 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.capture import capture
-from legoai.cost.memory.storages import memory, steps
+from legoai.cost.memory.storages import memory
 from legoai.cost.simulated.autocast import autocast_rules, rules
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
-from legoai.cost.trace.records import Allocate, Kernel, Trace
+from legoai.cost.trace.records import Allocate, Kernel
+from legoai.cost.trace.trace import Trace
 from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.step import take_step
@@ -69,7 +70,7 @@ def real_step(options) -> list[tuple[str, tuple[str, ...]]]:
 def test_operators_and_dtypes_are_those_of_a_real_run_on_the_cpu(options, gloo):
     real = gloo(1)(real_step, options)[0]
     trace = traced("cpu", **options)
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     found = [
         (item.op, tuple(tensor.dtype for tensor in item.inputs))
         for item in trace.records[span.start : span.stop]
@@ -101,7 +102,7 @@ def test_the_rules_of_a_gpu_are_those_of_the_header_that_torch_ships():
 
 def test_casts_of_parameters_are_made_once_and_live_until_backward_needs_them_no_more():
     trace = traced("cuda")
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     records = trace.records[span.start : span.stop]
     matrices = 2 * 7 + 1
     casts = [

@@ -11,7 +11,8 @@ from torch.distributed.fsdp._fully_shard import _fsdp_common
 
 from legoai.cost.capture import capture
 from legoai.cost.simulated.large_worlds import Chunks
-from legoai.cost.trace.records import Allocate, Collective, Kernel, Record, Trace
+from legoai.cost.trace.records import Allocate, Collective, Kernel, Record
+from legoai.cost.trace.trace import Trace
 from support import simulated
 from support.plans import SEQUENCE_PARALLEL
 

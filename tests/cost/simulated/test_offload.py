@@ -11,11 +11,13 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
 from legoai.cost.capture import capture
-from legoai.cost.memory.storages import memory, steps
+from legoai.cost.memory.storages import memory
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
 from legoai.cost.timing.timeline import Cost, Host, simulate
-from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel, Trace, load, save
+from legoai.cost.trace.file import load, save
+from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
+from legoai.cost.trace.trace import Trace
 from legoai.runtime.offload import offload_activations, offload_optimizer_state
 from support import programs, simulated
 
@@ -54,7 +56,7 @@ def _traced(what: str, kind: str, micro_batches: int) -> Trace:
 
 
 def steady(trace: Trace) -> list:
-    span = steps(trace)[-1]
+    span = trace.steps[-1]
     return list(trace.records[span.start : span.stop])
 
 
@@ -135,7 +137,7 @@ def test_the_host_computes_before_it_goes_on_and_beside_the_device():
         return Cost(seconds=5.0, resource="compute", model="given")
 
     def end(*records) -> float:
-        return simulate(Trace(rank=0, world=1, stage=0, records=records), cost, Host()).end
+        return simulate(Trace(rank=0, world=1, stage=0, items=records), cost, Host()).end
 
     assert end(kernel, work) == pytest.approx(5.0)  # the device computes meanwhile
     assert end(work, kernel) == pytest.approx(7.0)  # the kernel is dispatched after it

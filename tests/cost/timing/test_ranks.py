@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.cost.timing.rank_timeline import Piece, StandstillError
+from legoai.cost.timing.rank_timeline import ActionOp, StandstillError
 from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, simulate
 from legoai.cost.trace.records import (
@@ -14,11 +14,11 @@ from legoai.cost.trace.records import (
     Kernel,
     Mark,
     RecordEvent,
-    Trace,
     WaitEvent,
     WaitStream,
     WaitWork,
 )
+from legoai.cost.trace.trace import Trace
 from support import orders
 
 HOST = Host()
@@ -96,7 +96,7 @@ MIXED = [
 
 @pytest.mark.parametrize("host", [Host(), Host(dispatch_seconds=0.3, compute_slowdown=1.25), Host(dispatch_seconds=2)])
 def test_a_rank_that_meets_no_other_is_timed_as_alone(host: Host):
-    alone = simulate(Trace(rank=0, world=2, stage=0, records=tuple(MIXED)), unit, host)
+    alone = simulate(Trace(rank=0, world=2, stage=0, items=tuple(MIXED)), unit, host)
     together = simulate_ranks({0: MIXED, 2: MIXED}, unit, host)
     for found in together.values():
         assert found.timeline.end == pytest.approx(alone.end)
@@ -130,8 +130,8 @@ def test_a_transfer_to_a_rank_that_is_not_there_is_refused():
 
 
 def test_a_piece_is_as_long_as_its_device_or_its_host_makes_it():
-    piece = Piece(stream=0, seconds=1.0, latency=3.0, host_seconds=2.5)
-    found = simulate_ranks({0: [piece, piece, kernel()]}, unit, HOST)[0]
+    action = ActionOp(stream=0, seconds=1.0, latency=3.0, host_seconds=2.5)
+    found = simulate_ranks({0: [action, action, kernel()]}, unit, HOST)[0]
     assert found.timeline.end == pytest.approx(6.5)  # 2.5 s behind the first begins the second, which takes 3 s
-    queued = simulate_ranks({0: [kernel(), kernel(), piece, kernel()]}, unit, HOST)[0]
+    queued = simulate_ranks({0: [kernel(), kernel(), action, kernel()]}, unit, HOST)[0]
     assert queued.timeline.end == pytest.approx(4.0)

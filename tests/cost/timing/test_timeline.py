@@ -17,11 +17,11 @@ from legoai.cost.trace.records import (
     Kernel,
     Mark,
     RecordEvent,
-    Trace,
     WaitEvent,
     WaitStream,
     WaitWork,
 )
+from legoai.cost.trace.trace import Trace
 
 WHERE = {"module": "", "phase": "forward"}
 
@@ -58,7 +58,7 @@ def cost(record):
 
 
 def run(*records, **host):
-    return simulate(Trace(rank=0, world=2, stage=0, records=records), cost, Host(**host))
+    return simulate(Trace(rank=0, world=2, stage=0, items=records), cost, Host(**host))
 
 
 def test_a_stream_runs_in_order():

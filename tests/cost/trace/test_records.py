@@ -2,6 +2,7 @@
 
 import pytest
 
+from legoai.cost.trace.file import load, save
 from legoai.cost.trace.records import (
     Allocate,
     Categorise,
@@ -16,13 +17,11 @@ from legoai.cost.trace.records import (
     RecordEvent,
     Resize,
     TensorType,
-    Trace,
     WaitEvent,
     WaitStream,
     WaitWork,
-    load,
-    save,
 )
+from legoai.cost.trace.trace import Trace
 
 WHERE = {"module": "layers.0", "phase": "forward"}
 EVERY_RECORD = (
@@ -41,7 +40,7 @@ EVERY_RECORD = (
 
 
 def test_every_record_survives():
-    trace = Trace(rank=3, world=8, stage=1, records=EVERY_RECORD)
+    trace = Trace(rank=3, world=8, stage=1, items=EVERY_RECORD)
     assert load(save(trace)) == trace
 
 

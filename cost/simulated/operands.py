@@ -1,4 +1,4 @@
-"""Storages that a kernel reads and writes, with each tensor's share of its traffic."""
+"""Operands of a kernel: the storages of its tensors, and the traffic of each."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from legoai.cost.simulated.operators import Operator, overwrites, size_of, tensors
-from legoai.cost.trace.tape import NONE, Touch, encoded
+from legoai.cost.trace.editing import Operands
+from legoai.cost.trace.numbers import NONE, encoded
 
 
-def touch_of(  # noqa: PLR0917
+def operands_of(  # noqa: PLR0917
     known: Operator,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -19,8 +20,8 @@ def touch_of(  # noqa: PLR0917
     fresh: Sequence[torch.Tensor],
     traffic: tuple[int, int],
     number_of: Callable[[torch.Tensor], int | None],
-) -> Touch:
-    """Return what a call touches.
+) -> Operands:
+    """Return the operands of a call.
 
     Args:
         known: the operator.
@@ -41,7 +42,7 @@ def touch_of(  # noqa: PLR0917
     read = tuple(0 if over and id(item) in written else size for item, size in zip(inputs, sizes, strict=True))
     wrote = tuple(size if id(item) in written else 0 for item, size in zip(inputs, sizes, strict=True))
     new = tuple(item.numel() * item.itemsize for item in fresh)
-    return Touch(
+    return Operands(
         inputs=tuple(_encoded(number_of(item)) for item in inputs),
         outputs=tuple(_encoded(number_of(item)) for item in fresh),
         read=read,

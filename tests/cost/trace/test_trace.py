@@ -1,0 +1,74 @@
+"""A trace that is composed of segments is the trace of its records."""
+
+from __future__ import annotations
+
+import pickle
+
+from legoai.cost.memory.effects import MemoryEffects
+from legoai.cost.memory.reserving import reserve
+from legoai.cost.memory.storages import memory
+from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Record, RecordEvent, Resize, WaitEvent
+from legoai.cost.trace.segments import Instance, first_instance
+from legoai.cost.trace.trace import Trace
+from legoai.cost.trace.translation import Translation
+
+
+def allocate(storage: int, size: int = 1024) -> Allocate:
+    return Allocate(storage=storage, bytes=size, stream=0, category="activation", module="layers.0", phase="forward")
+
+
+def kernel(module: str = "layers.0") -> Kernel:
+    return Kernel(stream=0, op="aten.mm", inputs=(), outputs=(), flops=2, bytes_read=0, bytes_written=0, attributes={},
+                  module=module, phase="forward")  # fmt: skip
+
+
+def block(before: int, own: int, event: int) -> list[Record]:
+    """A block that takes what the one before it made, and frees it."""
+    return [allocate(own), kernel(), RecordEvent(event, 0), WaitEvent(1, event), Resize(own, 2048), Free(before)]
+
+
+def composed() -> tuple[Trace, list[Record]]:
+    """A trace of two instances of a block, and its records one by one."""
+    first = first_instance(block(0, 1, 0))
+    second = Instance(first.segment, ((2,), (), (1,)), (1,))
+    start, end = [Mark("step 1"), allocate(0)], [Free(2), Mark("end step 1")]
+    trace = Trace(rank=0, world=1, stage=0, items=[*start, first, second, *end])
+    return trace, [*start, *block(0, 1, 0), *block(1, 2, 1), *end]
+
+
+def test_a_composed_trace_has_the_records_of_its_segments():
+    trace, records = composed()
+    assert list(trace.records) == records
+    assert [trace.records[index] for index in range(len(records))] == records
+    assert trace == Trace(rank=0, world=1, stage=0, items=records)
+    assert trace.steps == [range(len(records))]
+    assert list(trace.between(trace.steps[0])) == list(trace.items)
+
+
+def test_a_segment_counts_once():
+    trace, records = composed()
+    assert len(list(trace.once_each())) == len(records) - len(block(0, 1, 0))
+    first, second = (item for item in trace.items if isinstance(item, Instance))
+    effects = first.segment.summary(MemoryEffects)
+    assert second.segment.summary(MemoryEffects) is effects and len(effects.changed) == 1
+
+
+def test_memory_of_a_composed_trace_is_that_of_its_records():
+    trace, records = composed()
+    flat = Trace(rank=0, world=1, stage=0, items=records)
+    assert memory(trace) == memory(flat) and memory(trace).peak == 4096
+    assert reserve(trace) == reserve(flat)
+
+
+def test_segments_are_translated_to_the_names_of_another_rank():
+    trace, _ = composed()
+    translation = Translation({"layers.0": "layers.7"}, {}, range(1), 0)
+    other = Trace(rank=1, world=2, stage=1, items=trace.items, translation=translation)
+    modules = {item.module for item in other.records if isinstance(item, Kernel)}
+    assert modules == {"layers.7"}
+
+
+def test_a_trace_that_went_to_another_process_is_the_same():
+    trace, _ = composed()
+    memory(trace)
+    assert pickle.loads(pickle.dumps(trace)) == trace
