@@ -1,4 +1,4 @@
-"""How are a lowered program and its plan's training on one device run side by side?"""
+"""Runs of a lowered program and of its plan's training on one device, side by side."""
 
 from __future__ import annotations
 
