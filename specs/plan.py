@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from legoai.specs.directives import DEFAULTED
 from legoai.specs.directives.base import Directive, PathRule, describe, walk
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import Record
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from legoai.specs.directives.require import Objective, Requirement
     from legoai.specs.directives.schedule import Schedule
     from legoai.specs.directives.shard import Shard
+
+
+DEFAULTS: Final = 1
+"""Version of the options' defaults. It changes when an option's default changes, and not when an option is added."""
 
 
 class Solved(Record, kw_only=True):
@@ -116,12 +121,15 @@ class Plan(Record, kw_only=True):
     def canonical(self) -> dict[str, Any]:
         """The plan as plain data: the same for two plans that say the same, whatever their text, order or file.
 
-        Rules are sorted, since their order has no meaning; defaults are written out; `require`, the objective, the
-        variant's name and the solver's line are left out, since they change nothing that is run.
+        Rules are sorted, since their order has no meaning. What has its default is left out, and the version of the
+        defaults is written instead, so that a plan's identity survives an option that it does not use. `require`, the
+        objective, the variant's name and the solver's line are left out, since they change nothing that is run.
         """
-        body: dict[str, Any] = {"format": 1, "name": self.name}
+        body: dict[str, Any] = {"format": 2, "defaults": DEFAULTS, "name": self.name}
         for directive in self.directives():
-            described = describe(directive)
+            described = describe(directive, defaults=False)
+            if not described and directive.keyword in DEFAULTED:
+                continue
             if "rules" in described:
                 described["rules"] = sorted(described["rules"], key=lambda rule: json.dumps(rule, sort_keys=True))
             if directive.repeats_by_axis:

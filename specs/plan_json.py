@@ -1,4 +1,4 @@
-"""Reads a resolved plan from its canonical JSON, and states the JSON's schema.
+"""Canonical JSON of a resolved plan: reading, and the JSON's schema.
 
 The text of a plan is written by people; its canonical form (:meth:`legoai.specs.plan.Plan.canonical`) travels between
 programs. Both are described by the same directive models: here they become pydantic models, which check and convert.
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, Literal, Union
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic import create_model as create_pydantic_model
 
-from legoai.specs.directives import FAMILIES, REQUIRED, family, kinds
+from legoai.specs.directives import DEFAULTED, FAMILIES, REQUIRED, family, kinds
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, PathRule, Treatment
-from legoai.specs.plan import Plan
+from legoai.specs.plan import DEFAULTS, Plan
 
 
 class PlanJsonError(ValueError):
@@ -44,16 +44,16 @@ def read_plan(text: str) -> Plan:
     except ValidationError as error:
         problems = tuple(f"{'.'.join(map(str, item['loc'])) or 'plan'}: {item['msg']}" for item in error.errors())
         raise PlanJsonError(problems) from error
-    data = checked.model_dump(by_alias=True)
-    fields: dict[str, Any] = {}
-    for keyword in FAMILIES:
-        declared = family(keyword)
-        value = data[keyword]
-        if declared.repeats_by_axis:
-            fields[keyword] = tuple(_directive(item, declared) for item in value)
-        elif value is not None:
-            fields[keyword] = _directive(value, declared)
-    return Plan(name=data["name"], files=tuple(sorted(data["files"].items())), **fields)
+    data = checked.model_dump(by_alias=True, exclude_unset=True)
+    fields: dict[str, Any] = {keyword: family(keyword)() for keyword in DEFAULTED}
+    for keyword, value in data.items():
+        if keyword in FAMILIES:
+            declared = family(keyword)
+            several = declared.repeats_by_axis
+            fields[keyword] = (
+                tuple(_directive(item, declared) for item in value) if several else _directive(value, declared)
+            )
+    return Plan(name=data["name"], files=tuple(sorted(data.get("files", {}).items())), **fields)
 
 
 def schema() -> dict[str, Any]:
@@ -64,23 +64,25 @@ def schema() -> dict[str, Any]:
 @cache
 def plan_model() -> type[BaseModel]:
     """The pydantic model of a plan's canonical form."""
-    fields: dict[str, Any] = {"format": (Literal[1], ...), "name": (StrictStr, ...)}
+    fields: dict[str, Any] = {
+        "format": (Literal[2], ...),
+        "defaults": (Literal[DEFAULTS], ...),
+        "name": (StrictStr, ...),
+    }
     for keyword in FAMILIES:
         declared = family(keyword)
         directive = _model(declared)
         if declared.repeats_by_axis:
             fields[keyword] = (list[directive], Field(default_factory=list))  # type: ignore[valid-type]
-        elif keyword in REQUIRED or keyword in _ALWAYS:
+        elif keyword in REQUIRED:
             fields[keyword] = (directive, ...)
         else:
-            fields[keyword] = (directive | None, None)
+            fields[keyword] = (directive, None)
     fields["files"] = (dict[StrictStr, StrictStr], Field(default_factory=dict))
     return create_pydantic_model("Plan", __config__=_STRICT, __doc__="A resolved plan.", **fields)
 
 
 _STRICT: Final = ConfigDict(extra="forbid", populate_by_name=True)
-_ALWAYS: Final = ("mesh", "precision", "attention", "loss", "optimizer", "schedule")
-"""Directives that the canonical form always writes out."""
 _MODELS: dict[type[Declared], type[BaseModel]] = {}
 
 
@@ -99,10 +101,11 @@ def _model(declared: type[Declared]) -> type[BaseModel]:
 
 
 def _field(item: Option) -> Any:
-    optional = not item.required and item.default is None
     kind = _TYPES[type(item.kind)](item.kind)
-    # The canonical form writes every option out, defaults too: a missing one is a mistake.
-    return (kind | None if optional else kind), Field(alias=item.name, description=item.doc)
+    if item.required:
+        return kind, Field(alias=item.name, description=item.doc)
+    # What is left out has its default, which the directive itself fills in.
+    return kind, Field(default=None, alias=item.name, description=item.doc)
 
 
 def _parts(declared: type[Directive]) -> dict[str, Any]:
@@ -164,7 +167,7 @@ def _directive(data: Mapping[str, Any], declared: type[Directive]) -> Directive:
     rules = []
     if declared.treatments is not None:
         by_name = {treatment.name: treatment for treatment in declared.treatments.treatments}
-        for line in data["rules"]:
+        for line in data.get("rules", ()):
             rules.append(PathRule(path=line["path"], treatment=_declared(line, by_name[line["treatment"]])))
     extra = {"axes": tuple(data.get("on", ())), "rules": tuple(rules), "arguments": data.get("arguments", {})}
     return declared(**_values(data, declared), **extra)
@@ -175,7 +178,7 @@ def _declared(data: Mapping[str, Any], declared: type[Declared]) -> Declared:
 
 
 def _values(data: Mapping[str, Any], declared: type[Declared]) -> dict[str, Any]:
-    return {item.field: _value(data[item.name], item.kind) for item in declared.options}
+    return {item.field: _value(data[item.name], item.kind) for item in declared.options if item.name in data}
 
 
 def _value(data: Any, kind: kinds.Kind) -> Any:

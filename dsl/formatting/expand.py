@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from legoai.dsl.formatting.unparse import format_plan
-from legoai.dsl.frontend.resolve import DEFAULTED, Resolution
+from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
@@ -26,7 +26,7 @@ from legoai.dsl.frontend.syntax import (
     Value,
     Variant,
 )
-from legoai.specs.directives import FAMILIES, family
+from legoai.specs.directives import DEFAULTED, FAMILIES, family
 from legoai.specs.directives import kinds as kind_of
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.record import replace

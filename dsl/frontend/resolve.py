@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
@@ -29,14 +29,11 @@ from legoai.dsl.frontend.syntax import (
     Statement,
     Variant,
 )
-from legoai.specs.directives import FAMILIES, REQUIRED, family
+from legoai.specs.directives import DEFAULTED, FAMILIES, REQUIRED, family
 from legoai.specs.directives.base import Directive
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Plan, Solved
 from legoai.specs.span import Origin, Span
-
-DEFAULTED: Final = ("mesh", "precision", "attention", "loss", "optimizer", "schedule")
-"""Directives that a plan has with their defaults where it does not write them."""
 
 
 @dataclass(slots=True)

@@ -36,6 +36,9 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
 REQUIRED: Final = ("model", "cluster", "batch")
 """Statements that every plan must have."""
 
+DEFAULTED: Final = ("mesh", "precision", "attention", "loss", "optimizer", "schedule")
+"""Statements that take effect with their defaults where a plan does not write them."""
+
 
 def family(keyword: str) -> type[Directive]:
     """The model of the directive that begins with ``keyword``, which must be one of :data:`FAMILIES`."""

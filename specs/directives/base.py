@@ -44,6 +44,10 @@ class Option:
         """Whether a plan must give the value."""
         return self.default is MISSING
 
+    def is_default(self, described: Any) -> bool:
+        """Whether ``described``, a value as :func:`describe` gives it without defaults, is the default."""
+        return not self.required and bool(described == describe(self.default, defaults=False))
+
 
 def option(kind: Kind, *, doc: str, default: Any = MISSING, name: str | None = None) -> Any:
     """Declares a field as an option; ``name`` where the language's word is not a Python identifier."""
@@ -176,21 +180,28 @@ class Directive(Declared):
     """Whether a plan may have one such statement for each axis."""
 
 
-def describe(value: Any) -> Any:
-    """The value as plain JSON data, under the language's own names and without origins."""
+def describe(value: Any, *, defaults: bool = True) -> Any:
+    """The value as plain JSON data, under the language's own names and without origins.
+
+    Args:
+        value: a directive, a treatment, a rule, or a value of one of their options.
+        defaults: whether options that have their default are written out.
+    """
     if isinstance(value, Declared):
-        body = {item.name: describe(getattr(value, item.field)) for item in value.options}
+        body = {item.name: describe(getattr(value, item.field), defaults=defaults) for item in value.options}
+        if not defaults:
+            body = {item.name: body[item.name] for item in value.options if not item.is_default(body[item.name])}
         if isinstance(value, Treatment):
             return {"treatment": value.name, **body}
         assert isinstance(value, Directive)
         extra = {"on": value.axes, "rules": value.rules, "arguments": value.arguments}
-        return body | {name: describe(item) for name, item in extra.items() if item}
+        return body | {name: describe(item, defaults=defaults) for name, item in extra.items() if item}
     if isinstance(value, PathRule):
-        return {"path": value.path, **describe(value.treatment)}
+        return {"path": value.path, **describe(value.treatment, defaults=defaults)}
     if isinstance(value, Mapping):
-        return {str(key): describe(item) for key, item in value.items()}
+        return {str(key): describe(item, defaults=defaults) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
+        return [describe(item, defaults=defaults) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     described = getattr(value, "describe", None)
