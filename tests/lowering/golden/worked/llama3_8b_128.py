@@ -21,6 +21,7 @@ from legoai.runtime import (
     Trainer,
     Training,
     clip_gradients,
+    keep_outputs,
     local_value,
     reduce_loss_and_norm,
     token_cross_entropy,
@@ -31,7 +32,7 @@ from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_8b_128"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-MICRO_BATCHES = 1  # llama3_8b_128.plan:9
+MICRO_BATCHES = 2  # llama3_8b_128.plan:9
 
 
 def build_model() -> nn.Module:
@@ -58,27 +59,33 @@ def build_mesh(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (128,), mesh_dim_names=("dp_shard",))  # llama3_8b_128.plan:11
 
 
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(
+            layer,
+            context_fn=keep_outputs("attention", "matmul"),
+            preserve_rng_state=False,
+        )  # llama3_8b_8.plan:20
+
+
 def apply_compile(model: nn.Module) -> None:
     for layer in model.layers.values():
         layer.compile(fullgraph=True, dynamic=False)  # llama3_8b_128.plan:13
 
 
-def apply_checkpoint(model: nn.Module) -> None:
-    for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_8b_8.plan:15
-
-
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_8b_8.plan:18
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_8b_8.plan:23
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_8b_8.plan:11
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:12
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:13
+    fully_shard(model.tok_embeddings, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_8b_8.plan:14
+    fully_shard(model.output, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:15
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:16
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    apply_checkpoint(model)  # llama3_8b_8.plan:20
     apply_compile(model)  # llama3_8b_128.plan:13
-    apply_checkpoint(model)  # llama3_8b_8.plan:15
-    apply_fsdp(model, mesh["dp_shard"])  # llama3_8b_8.plan:10
+    apply_fsdp(model, mesh["dp_shard"])  # llama3_8b_8.plan:12
     return model
 
 
@@ -90,11 +97,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_8b_8.plan:19
+    )  # llama3_8b_8.plan:24
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_8b_8.plan:21
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_8b_8.plan:26
 
 
 def build_loss() -> LossFunction:
@@ -114,10 +121,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_8b_8.plan:20
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_8b_8.plan:25
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_8b_8.plan:21
+    training.scheduler.step()  # llama3_8b_8.plan:26
     return result
 
 
@@ -134,11 +141,11 @@ def trainer() -> Trainer:
         train_step=train_step,
         data_axes=("dp_shard",),  # llama3_8b_128.plan:11
         global_batch=256,  # llama3_8b_128.plan:9
-        micro_batch=2,  # llama3_8b_128.plan:9
+        micro_batch=1,  # llama3_8b_128.plan:9
         seq_len=8192,  # llama3_8b_128.plan:9
-        master_dtype=torch.float32,  # llama3_8b_8.plan:18
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:16
-        steps=100000,  # llama3_8b_8.plan:21
+        master_dtype=torch.float32,  # llama3_8b_8.plan:23
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:21
+        steps=100000,  # llama3_8b_8.plan:26
     )
 
 
