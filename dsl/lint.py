@@ -32,6 +32,8 @@ class Linted(Record):
     files: Mapping[str, PlanFile]
     resolution: Resolution
     analysis: Analysis | None
+    suppressed: tuple[Diagnostic, ...] = ()
+    """Errors that the plan's own comments accept."""
 
     @property
     def plan(self) -> Plan | None:
@@ -75,8 +77,9 @@ def lint(
             files |= resolution.files
     found.extend(UnusedLet.find(base, used))
     kept, _, unused = suppress.split(found, files.values())
+    accepted = tuple(item for item in found if item.severity == "error" and item not in kept)
     kept.extend(UnusedSuppression.find(unused))
-    return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis)
+    return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
 
 
 def _examine(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -53,10 +53,14 @@ class LoweringError(ValueError):
         self.diagnostics = diagnostics
 
 
-def lower(analysis: Analysis) -> Program:
+def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Program:
     """Lower a plan that has no lint errors, whose model is known.
 
     The program's head names the plan's file, and its comments the files of the plan's spans, without their folders.
+
+    Args:
+        analysis: of the plan.
+        suppressed: lint errors that the plan's own comments accept; those of them that leave no program are raised.
 
     Raises:
         LoweringError: the plan has holes, or what no program supports. Nothing is left out in silence.
@@ -64,8 +68,13 @@ def lower(analysis: Analysis) -> Program:
     check_decided(analysis)
     _raise(list(unsupported(analysis)))
     lowering, draft = Lowering(analysis), Draft()
-    for emit in EMITTERS.values():
-        emit(lowering, draft)
+    try:
+        for emit in EMITTERS.values():
+            emit(lowering, draft)
+    except AssertionError:
+        # Emitters assert what lint has checked, and of this plan a person has accepted that it does not hold.
+        _raise(list(suppressed))
+        raise
     return _write(lowering, draft)
 
 

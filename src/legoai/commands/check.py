@@ -110,7 +110,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     assert linted.analysis is not None
     name = linted.resolution.file.name
     try:
-        program = lower(linted.analysis)
+        program = lower(linted.analysis, suppressed=linted.suppressed)
     except LoweringError as error:
         yield from error.diagnostics
         return

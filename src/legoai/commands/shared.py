@@ -122,7 +122,7 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
 
         assert linted.analysis is not None
         try:
-            program = lower(linted.analysis)
+            program = lower(linted.analysis, suppressed=linted.suppressed)
         except LoweringError as error:
             diagnostics = list(error.diagnostics)
     if program is None:
