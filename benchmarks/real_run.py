@@ -21,17 +21,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass,
-    is_traceable_wrapper_subclass_type,
-)
 
 from legoai.runtime.batches import Batches
 from legoai.runtime.data import SequenceBatch
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
+from legoai.runtime.torch_internals.operators import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from legoai.runtime.torchrun import threads_per_process
 
 WARM_UP = 2

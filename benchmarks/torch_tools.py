@@ -36,7 +36,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from unittest import mock
 
 if TYPE_CHECKING:
     from benchmarks.validation.rows import Row
@@ -186,24 +185,18 @@ def _ask(tool: str, path: Path, *, device: str) -> dict[str, float]:
 def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, float]:
     """Take two steps of a program under one of torch's tools, on fake tensors."""
     import torch.distributed as dist
-    from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-    from torch.distributed._tools.mem_tracker import MemTracker
-    from torch.distributed._tools.runtime_estimator import RuntimeEstimator
-    from torch.distributed.tensor import _sharding_prop
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from legoai.cost.simulated.process import _patched_meshes
+    from legoai.cost.simulated.process import patched_meshes
     from legoai.runtime import step as runtime_step
     from legoai.runtime.batches import Batches
     from legoai.runtime.device import Device
     from legoai.runtime.initialize import cast_parameters
     from legoai.runtime.step import take_step
+    from legoai.runtime.torch_internals.estimators import FSDPMemTracker, MemTracker, RuntimeEstimator
+    from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
+    from legoai.runtime.torch_internals.fake_world import FakeStore
+    from legoai.runtime.torch_internals.patching import patched, patched_attribute
 
-    _sharding_prop.detect_fake_mode = lambda *_: None
-    # Fake tensors have no values: the loss that ranks agree on, and the count of steps that Adam reads.
-    runtime_step.sum_over_world = lambda values: [1.0] * len(values)
-    sys.modules["torch.optim.adam"]._get_value = lambda value: 1.0
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(text, "program.py", "exec"), namespace)
@@ -224,7 +217,14 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
 
     built = trainer.build_model
     trainer = dataclasses.replace(trainer, build_mesh=outside(trainer.build_mesh), build_model=outside(build_model))
-    with _patched_meshes() if world > 1 else contextlib.nullcontext(), FakeTensorMode(allow_non_fake_inputs=True):
+    with (
+        patched("torch.distributed.tensor._sharding_prop:detect_fake_mode", lambda *_: None),
+        # Fake tensors have no values: the loss that ranks agree on, and the count of steps that Adam reads.
+        patched_attribute(runtime_step, "sum_over_world", lambda values: [1.0] * len(values)),
+        patched("torch.optim.adam:_get_value", lambda value: 1.0),
+        patched_meshes() if world > 1 else contextlib.nullcontext(),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
         where = Device(type=device, holds_values=False)
         training = trainer.prepare(where, seed=0)
         batches = Batches(training, _Batches(trainer))
@@ -253,8 +253,8 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
 def _rates_of_h100() -> Iterator[None]:
     """Let torch's estimator run where there is no GPU, with the rates that it would look up for an H100."""
     import torch
-    from torch.utils import _runtime_estimation
 
+    from legoai.runtime.torch_internals.patching import patched
     from legoai.specs.cluster import device
 
     h100 = device("h100_sxm")
@@ -265,10 +265,10 @@ def _rates_of_h100() -> Iterator[None]:
         return h100.peak(named[dtype]) / 1e12
 
     with (
-        mock.patch.object(torch.cuda, "is_available", return_value=True),
-        mock.patch.object(_runtime_estimation, "get_device_tflops", tflops),
-        mock.patch.object(
-            _runtime_estimation, "get_gpu_dram_gbps", lambda: h100.memory.bandwidth_bytes_per_second / 1e9
+        patched("torch.cuda:is_available", lambda: True),
+        patched("torch.utils._runtime_estimation:get_device_tflops", tflops),
+        patched(
+            "torch.utils._runtime_estimation:get_gpu_dram_gbps", lambda: h100.memory.bandwidth_bytes_per_second / 1e9
         ),
     ):
         yield

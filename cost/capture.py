@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.pipelines.actions import UnequalError
-from legoai.cost.replaced import replaced
 from legoai.cost.replay.blocks import RepeatedBlocks, shorten
 from legoai.cost.replay.depth import lengthen
 from legoai.cost.replay.micro_batches import repeat_micro_batches
@@ -50,7 +48,10 @@ from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
+from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
+from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.training import Training
+from legoai.specs.cluster import Device as CatalogueDevice
 from legoai.specs.models.reads import InputShape
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def capture(
     world: int,
     rank: int = 0,
     kind: Kind = "cuda",
+    gpu: CatalogueDevice | None = None,
     replay: bool = True,
 ) -> Trace:
     """Take the first two steps of a lowered program on the simulated device.
@@ -87,6 +89,7 @@ def capture(
         world: number of ranks for which it was lowered.
         rank: the one that is simulated.
         kind: whose kernels the device has.
+        gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
         replay: whether equal micro batches, and the repeated blocks of a lowered program, are captured only once and
             then replayed. The trace is the same.
 
@@ -97,19 +100,27 @@ def capture(
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
     if replay:
         repeated = program.repeated_blocks if isinstance(program, Program) else ()
+        short = functools.partial(_shortened, program, world=world, rank=rank, kind=kind, gpu=gpu)
         for containers in (repeated, ()) if repeated else ((),):
             try:
-                found = _shortened(program, world=world, rank=rank, kind=kind, containers=containers)
+                found = short(containers=containers)
             except UnequalError:  # of a pipeline, of which no blocks are left out
                 break
             if found is not None:
                 return found
-    taken, trace = _taken(program, world=world, rank=rank, kind=kind)
+    taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu)
     return dataclasses.replace(trace, items=taken.finished())
 
 
 def capture_alike(
-    program: Program, *, world: int, pp: int, coordinate: int, others: Sequence[int], kind: Kind = "cuda"
+    program: Program,
+    *,
+    world: int,
+    pp: int,
+    coordinate: int,
+    others: Sequence[int],
+    kind: Kind = "cuda",
+    gpu: CatalogueDevice | None = None,
 ) -> list[Trace]:
     """Take the first two steps of a rank of a pipeline, and tell what ranks do that are like it.
 
@@ -121,6 +132,7 @@ def capture_alike(
         others: coordinates of ranks that have equal stages in the same order; see
             :mod:`legoai.cost.pipelines.equal_stages`.
         kind: whose kernels the device has.
+        gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
 
     Returns:
         The trace of the rank, and those of the others, in their order; none of the others where these cannot be told
@@ -131,9 +143,9 @@ def capture_alike(
     """
     rank, stride = coordinate * (world // pp), world // pp
     try:
-        taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, others=others)
+        taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, others=others)
     except UnequalError:
-        return [capture(program, world=world, rank=rank, kind=kind, replay=False)]
+        return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
     found = [dataclasses.replace(trace, items=taken.finished())]
     for other, (items, translation) in zip(others, taken.others, strict=False):
         found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
@@ -146,11 +158,12 @@ def _shortened(
     world: int,
     rank: int,
     kind: Kind,
+    gpu: CatalogueDevice | None,
     containers: Collection[str],
 ) -> Trace | None:
     """Take few micro batches, and few blocks of some containers, and repeat them; None where they are not equal."""
     try:
-        taken, trace = _taken(program, world=world, rank=rank, kind=kind, few=True, containers=containers)
+        taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, containers=containers)
     except SimulationError:
         if containers:
             return None  # the program may need all of its blocks
@@ -201,6 +214,7 @@ def _taken(
     world: int,
     rank: int,
     kind: Kind,
+    gpu: CatalogueDevice | None = None,
     few: bool = False,
     containers: Collection[str] = (),
     others: Sequence[int] = (),
@@ -234,8 +248,8 @@ def _taken(
         with (
             casts,
             host_memory(kind),
-            compilation(recorder, kind),
-            replaced(preparation, "model_digest", lambda _: ""),  # of checkpoints, which nobody writes
+            compilation(recorder, kind, gpu),
+            patched_attribute(preparation, "model_digest", lambda _: ""),  # of checkpoints, which nobody writes
             attention_kernel(trainer.attention_kernel),
             hearing,
             fake,

@@ -285,7 +285,7 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
     if plan.pipeline is not None:
         return _simulate_pipeline(program, plan, machine, say=say)
     say("running two steps on a simulated device")
-    trace = capture(program, world=plan.mesh.world_size, rank=rank, kind=_kind(machine))
+    trace = capture(program, world=plan.mesh.world_size, rank=rank, kind=_kind(machine), gpu=machine.device)
     with uncollected():
         say("timing its operations")
         timeline = simulate(trace, OpCosts(machine=machine), machine.host())
@@ -302,6 +302,7 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
         world=plan.mesh.world_size,
         pp=plan.mesh.pp,
         kind=_kind(machine),
+        gpu=machine.device,
         cost=OpCosts(machine=machine),
         host=machine.host(),
         measure=lambda trace: (memory(trace), memory_use(trace, machine)),

@@ -34,6 +34,7 @@ from legoai.cost.trace.records import Collective
 from legoai.cost.trace.trace import Trace, records_of
 from legoai.lowering.program import Program
 from legoai.runtime.signals import held_signals, release_signals
+from legoai.specs.cluster import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ def simulate_pipeline(
     world: int,
     pp: int,
     kind: Kind,
+    gpu: Device | None = None,
     cost: Callable[[Timed], Cost],
     host: Host,
     measure: Callable[[Trace], Any] = lambda _: None,
@@ -94,6 +96,7 @@ def simulate_pipeline(
         world: number of ranks for which it was lowered; `pp` is the outermost axis.
         pp: ranks along the `pp` axis.
         kind: whose kernels the device has.
+        gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
         cost: of an operation when nothing runs beside it.
         host: of every rank.
         measure: is asked of each trace where it was captured, which may be another process: its memory, for example.
@@ -103,9 +106,10 @@ def simulate_pipeline(
         SimulationError: the program cannot be captured, or its ranks wait for each other.
     """
     numbers = [coordinate * (world // pp) for coordinate in range(pp)]
-    captured = _captured(program, numbers, world, kind, measure)
+    job = _Job(program, world, pp, kind, gpu)
+    captured = _captured(job, measure)
     elsewhere = [[coordinate] for coordinate, (trace, _) in enumerate(captured) if not _costs_the_same(trace, cost)]
-    for coordinate, found in _in_processes(_Job(program, world, pp, kind), elsewhere, measure):
+    for coordinate, found in _in_processes(job, elsewhere, measure):
         captured[coordinate] = found
     timer = ActionTimer(cost=cost, host=host, together=frozenset(numbers))
     records = {}
@@ -147,32 +151,31 @@ def _bubble(times: RankTimeline, seconds: float) -> float:
     return (waited + seconds - times.timeline.end) / seconds if seconds else 0.0
 
 
-def _captured(
-    program: Program, numbers: Sequence[int], world: int, kind: Kind, measure: Callable[[Trace], Any]
-) -> list[tuple[Trace, Any]]:
-    pp = len(numbers)
-    groups = sorted(equal_coordinates(program, pp), key=len, reverse=True)
-    found = dict(_in_processes(_Job(program, world, pp, kind), groups, measure))
-    missing = [[coordinate] for coordinate in range(pp) if coordinate not in found]
+def _captured(job: _Job, measure: Callable[[Trace], Any]) -> list[tuple[Trace, Any]]:
+    groups = sorted(equal_coordinates(job.program, job.pp), key=len, reverse=True)
+    found = dict(_in_processes(job, groups, measure))
+    missing = [[coordinate] for coordinate in range(job.pp) if coordinate not in found]
     if missing:  # ranks that look alike, and of which one could not be told from another
-        found |= dict(_in_processes(_Job(program, world, pp, kind), missing, measure))
-    return [found[coordinate] for coordinate in range(pp)]
+        found |= dict(_in_processes(job, missing, measure))
+    return [found[coordinate] for coordinate in range(job.pp)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A pipeline that is captured: its program, its ranks, the length of its `pp` axis, and the kind of its devices."""
+    """A pipeline that is captured: its program, its ranks, the length of its `pp` axis, and its devices."""
 
     program: Program
     world: int
     pp: int
     kind: Kind
+    gpu: Device | None
 
     def captured(self, group: Sequence[int], measure: Callable[[Trace], Any]) -> list[tuple[int, tuple[Trace, Any]]]:
         """Capture the rank of the first of some coordinates that are alike, and tell of the others what it can."""
         traces = capture_alike(
-            self.program, world=self.world, pp=self.pp, coordinate=group[0], others=group[1:], kind=self.kind
-        )
+            self.program, world=self.world, pp=self.pp, coordinate=group[0], others=group[1:], kind=self.kind,
+            gpu=self.gpu,
+        )  # fmt: skip
         return [(coordinate, (trace, measure(trace))) for coordinate, trace in zip(group, traces, strict=False)]
 
 

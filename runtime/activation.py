@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """What `torch.utils.checkpoint.checkpoint(context_fn=…)` enters in forward and in recomputation."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from legoai.runtime.attention_kernels import Inputs, Kernel, choose_kernel
 from legoai.runtime.context import Balance
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals import collectives
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName

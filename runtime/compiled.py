@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor, wait_tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map_only
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, wait_tensor
+from legoai.runtime.torch_internals.operators import tree_map_only
+from legoai.runtime.torch_internals.settings import enable_async_tp, enable_symmetric_memory
 
 
 def wait_for_output(module: nn.Module) -> None:
@@ -50,7 +50,5 @@ def overlap_tensor_parallel(mesh: DeviceMesh) -> None:
             "async_tp needs symmetric memory, which processes on a cpu do not share",
             help="leave `async_tp` out of the plan",
         )
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
-    torch._inductor.config._micro_pipeline_tp = True
-    enable_symm_mem_for_group(mesh.get_group().group_name)
+    enable_async_tp()
+    enable_symmetric_memory(mesh.get_group().group_name)

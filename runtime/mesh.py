@@ -6,6 +6,8 @@ import functools
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from legoai.runtime.torch_internals.meshes import concatenate, flatten, unflatten
+
 
 def join_axes(mesh: DeviceMesh, *groups: tuple[str, ...]) -> DeviceMesh:
     """Return the mesh that has one axis for each group of another mesh's axes.
@@ -17,8 +19,8 @@ def join_axes(mesh: DeviceMesh, *groups: tuple[str, ...]) -> DeviceMesh:
     Returns:
         A mesh whose axes are called as those of their groups together: `dp_shard_cp` for `("dp_shard", "cp")`.
     """
-    joined = [mesh[axes] if len(axes) == 1 else mesh[axes]._flatten("_".join(axes)) for axes in groups]
-    return joined[0] if len(joined) == 1 else DeviceMesh._concatenate(joined)
+    joined = [mesh[axes] if len(axes) == 1 else flatten(mesh[axes], "_".join(axes)) for axes in groups]
+    return joined[0] if len(joined) == 1 else concatenate(joined)
 
 
 @functools.cache
@@ -36,7 +38,7 @@ def split_off_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
     axis = (mesh.mesh_dim_names or ())[-1]
     ranks = mesh.size(mesh.ndim - 1)
     assert ranks % ep == 0, f"{ep} does not divide the {ranks} ranks of {axis}"
-    return mesh._unflatten(axis, (ranks // ep, ep), (f"{axis}_mod_ep", "ep"))
+    return unflatten(mesh, axis, (ranks // ep, ep), (f"{axis}_mod_ep", "ep"))
 
 
 def coordinate_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:

@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from legoai.runtime.torch_internals.operators import foreach_mul_, foreach_norm
+
 Decay = Literal["constant", "linear", "cosine"]
 
 
@@ -120,8 +122,7 @@ def squared_norm_share(groups: Iterable[dict[str, Any]], *, holders: int) -> tor
             if parameter.grad is not None:
                 local.setdefault(_shards(parameter.grad), []).append(_local(parameter.grad))
     shares = [
-        torch.stack(torch._foreach_norm(grads)).double().square().sum() * (shards / holders)
-        for shards, grads in local.items()
+        torch.stack(foreach_norm(grads)).double().square().sum() * (shards / holders) for shards, grads in local.items()
     ]
     return torch.stack(shares).sum() if shares else torch.zeros((), dtype=torch.float64)
 
@@ -134,7 +135,7 @@ def clip_gradients(groups: Iterable[dict[str, Any]], *, max_norm: float, total_n
         for group in groups:
             grads = [_local(parameter.grad) for parameter in group["params"] if parameter.grad is not None]
             if grads:
-                torch._foreach_mul_(grads, scale)
+                foreach_mul_(grads, scale)
 
 
 def _shards(tensor: torch.Tensor) -> int:

@@ -15,10 +15,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.stand_ins import held_children
+from legoai.runtime.torch_internals.patching import patched_attribute
+from legoai.runtime.torch_internals.pipelining import Action, ComputationType, PipelineScheduleRuntime
 
 
 class PipelineSchedule(Protocol):
@@ -165,32 +166,29 @@ def _forward_only(schedule: PipelineSchedule) -> Iterator[None]:
 
     `eval` of torch 2.13 passes over backward itself, but for schedules in which neighbouring stages are on one rank.
     """
-    if not isinstance(schedule, _PipelineScheduleRuntime):
+    if not isinstance(schedule, PipelineScheduleRuntime):
         yield
         return
-    kept = schedule.pipeline_order_with_comms
-    schedule.pipeline_order_with_comms = {
+    forward = {
         rank: [part for action in actions for part in (action.sub_actions or (action,)) if _is_forward(part)]
-        for rank, actions in kept.items()
+        for rank, actions in schedule.pipeline_order_with_comms.items()
     }
-    try:
+    with patched_attribute(schedule, "pipeline_order_with_comms", forward):
         yield
-    finally:
-        schedule.pipeline_order_with_comms = kept
 
 
 _FORWARD = frozenset(
     {
-        _ComputationType.FORWARD,
-        _ComputationType.SEND_F,
-        _ComputationType.RECV_F,
-        _ComputationType.UNSHARD,
-        _ComputationType.RESHARD,
+        ComputationType.FORWARD,
+        ComputationType.SEND_F,
+        ComputationType.RECV_F,
+        ComputationType.UNSHARD,
+        ComputationType.RESHARD,
     }
 )
 
 
-def _is_forward(action: _Action) -> bool:
+def _is_forward(action: Action) -> bool:
     return action.computation_type in _FORWARD
 
 
@@ -214,11 +212,10 @@ def ordered_schedule(
         scale_grads: whether gradients are divided by the number of micro batches.
     """
     actions = {
-        rank: [_Action.from_str(text) for piece in pieces for text in piece.split()]
-        for rank, pieces in enumerate(order)
+        rank: [Action.from_str(text) for piece in pieces for text in piece.split()] for rank, pieces in enumerate(order)
     }
     explicit = any(not action.is_compute_op for row in actions.values() for action in row)
     options = {"n_microbatches": n_microbatches, "loss_fn": loss_fn, "scale_grads": scale_grads}
-    schedule = _PipelineScheduleRuntime(stages, **options)  # type: ignore[no-untyped-call]
+    schedule = PipelineScheduleRuntime(stages, **options)  # type: ignore[no-untyped-call]
     schedule._prepare_schedule_with_comms(actions, format="compute_comms" if explicit else "compute_only")
     return schedule

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -43,7 +42,9 @@ def process_group(device: Device, *, timeout_seconds: float) -> Iterator[None]:
             help="start the program with torchrun",
         )
     else:
-        dist.init_process_group(device.collective_backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(
+            device.collective_backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+        )
     try:
         yield
     finally:

@@ -12,14 +12,9 @@ from typing import Any, Final, Literal
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import nn
-from torch._ops import OpOverload
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
@@ -29,6 +24,8 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import flop_registry
 
 from legoai.runtime.activation import Contexts, is_collective, is_random, save
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 
 Method = Literal["greedy", "knapsack"]
 
@@ -265,7 +262,7 @@ def _agree(measured: Measured, recorder: _Recorder) -> Measured:
     device = next(iter(recorder.groups.values()))
     agreed = torch.tensor(numbers, dtype=torch.float64, device=device)
     for name in sorted(recorder.groups):
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=c10d._resolve_process_group(name))  # type: ignore[attr-defined,arg-type]
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=resolve_process_group(name))  # type: ignore[arg-type]
     total, *rest = agreed.tolist()
     operators = tuple(
         Operator(call=item.call, size=int(size), cost=cost)

@@ -29,7 +29,7 @@ def _first_to_report() -> bool:
     """Ask the agent's store, which stands before and after the process group does."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     try:
         store = TCPStore(

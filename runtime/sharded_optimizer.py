@@ -10,7 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement, _StridedShard
+from torch.distributed.tensor.placement_types import Placement
+
+from legoai.runtime.torch_internals.meshes import StridedShard
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -133,7 +135,7 @@ def _sharded(placements: tuple[Placement, ...], mesh: DeviceMesh, dim: int) -> t
         placement = placements[inner]
         if isinstance(placement, Shard) and placement.dim == 0:
             parts *= mesh.size(inner)
-    cut = _StridedShard(0, split_factor=parts) if parts > 1 else Shard(0)
+    cut = StridedShard(0, split_factor=parts) if parts > 1 else Shard(0)
     return (*placements[:dim], cut, *placements[dim + 1 :])
 
 

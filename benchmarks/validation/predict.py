@@ -153,7 +153,7 @@ def _remembered(text: str) -> dict[str, Any]:
     machine = machine_of(plan.cluster, world, directory=Path())
     looked_at = []
     for place in dict.fromkeys((0, places - 1)):
-        trace = capture(program.text, world=world, rank=place * (world // places))
+        trace = capture(program.text, world=world, rank=place * (world // places), gpu=machine.device)
         looked_at.append((memory(trace), memory_use(trace, machine)))
     fullest = max((report for report, _ in looked_at), key=lambda report: report.peak)
     return {

@@ -13,6 +13,7 @@ import torch
 from legoai.cost.calibration.timing import Budget, Timer, out_of_cache
 from legoai.cost.kernels.roofline import MovementCurve
 from legoai.cost.kernels.work import ITEM_BYTES
+from legoai.runtime.torch_internals.operators import fused_adamw_
 
 MOVEMENTS: Final = (
     "elementwise",
@@ -106,7 +107,7 @@ def _movement_kinds(device: str, largest: int) -> dict[str, Callable[[int], tupl
         count = [torch.ones((), device=device)]
 
         def run() -> None:
-            torch._fused_adamw_(  # type: ignore[call-overload]
+            fused_adamw_(
                 *groups[:2], groups[2], groups[3], [], count,
                 lr=1e-4, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
             )  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.cost.calibration.kernels import attention_model, attention_rows, matrix_products
 from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
 from legoai.cost.simulated.operators import operator
+from legoai.runtime.torch_internals.operators import TorchDispatchMode
 
 
 def calibrate(

@@ -10,26 +10,26 @@ and the workspace that the peers read, which is not of torch's allocator.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._ops import OpOverload
-from torch.distributed import _symmetric_memory
-from torch.distributed.distributed_c10d import _get_group_size_by_name
-from torch.utils._pytree import tree_map
 
 from legoai.cost.compilation.schedule import Pieces, Slot, Work
-from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SIM, SimulationError, Stream, backend, current_stream
 from legoai.cost.simulated.operators import description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Collective, WaitWork
+from legoai.runtime.torch_internals.fake_world import group_size_by_name
+from legoai.runtime.torch_internals.operators import OpOverload, tree_map
+from legoai.runtime.torch_internals.patching import original, patched
+from legoai.runtime.torch_internals.settings import disable_async_tp
 
 aten = torch.ops.aten
+
+_SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
 
 _SIDE: Final[weakref.WeakKeyDictionary[Capture, Stream]] = weakref.WeakKeyDictionary()
 """The second stream of each simulation; torch has one for all such operators."""
@@ -41,27 +41,27 @@ def symmetric_memory() -> Iterator[None]:
     groups: dict[str, Any] = {}
     try:
         with (
-            replaced(_symmetric_memory, "enable_symm_mem_for_group", lambda name: groups.update({name: None})),
-            replaced(_symmetric_memory, "_group_name_to_store", groups),
+            patched(f"{_SYMMETRIC_MEMORY}:enable_symm_mem_for_group", lambda name: groups.update({name: None})),
+            patched(f"{_SYMMETRIC_MEMORY}:_group_name_to_store", groups),
         ):
             yield
     finally:
-        config = sys.modules.get("torch._inductor.config")  # whose import takes long, and which few programs need
-        if config is not None:
-            config._micro_pipeline_tp = False  # type: ignore[attr-defined]
+        disable_async_tp()
 
 
 @contextlib.contextmanager
 def as_with_nccl() -> Iterator[None]:
     """Let inductor's pass work in a build of PyTorch without CUDA and NCCL."""
-    original = _symmetric_memory.make_contiguous_for_perm
+    path = f"{_SYMMETRIC_MEMORY}:make_contiguous_for_perm"
+    with_strides = original(path)
 
     def restrided(tensor: torch.Tensor, order: list[int]) -> torch.Tensor:
-        return original(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"), order)
+        result: torch.Tensor = with_strides(torch.empty_strided(tensor.shape, tensor.stride(), device="meta"), order)
+        return result
 
     with (
-        replaced(dist, "is_nccl_available", lambda: True),
-        replaced(_symmetric_memory, "make_contiguous_for_perm", restrided),
+        patched("torch.distributed:is_nccl_available", lambda: True),
+        patched(path, restrided),
     ):
         yield
 
@@ -99,7 +99,7 @@ def _gathered(values: dict[str, Any], out: Any, module: str) -> Pieces:
         scales = (values["A_scale"], values["B_scales"][index]) if scaled else ()
         dtype = out[1][index].dtype
         pieces.append(_product(_like(shard, flat), right, scales, dtype, module))
-    ranks = _get_group_size_by_name(values["group_name"])
+    ranks = group_size_by_name(values["group_name"])
     kept = values.get("return_A", True)
     whole = (flat[0] * ranks, flat[1])
     return Pieces(
@@ -115,7 +115,7 @@ def _scattered(values: dict[str, Any], out: Any, module: str) -> Pieces:
     scaled = "A_scale" in values
     dim = values["scatter_dim_after_maybe_reshape"] if scaled else values["scatter_dim"]
     _refuse_columns(left, dim)
-    ranks = _get_group_size_by_name(values["group_name"])
+    ranks = group_size_by_name(values["group_name"])
     rows, inner = _flat(left.shape)
     scales = (values["A_scale"], values["B_scale"]) if scaled else ()
     dtype = out.dtype

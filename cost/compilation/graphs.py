@@ -9,38 +9,44 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed import _functional_collectives
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.fx import traceback
-from torch.nn.modules import module as modules
-from torch.nn.utils.stateless import _reparametrize_module
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from legoai.cost.compilation import async_tp
 from legoai.cost.compilation.schedule import MODULE, Given, Pieces, Schedule, Slot, Step, Work
 from legoai.cost.compilation.schedule import Call as Communication
-from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SIM, Kind, current_stream
 from legoai.cost.simulated.dispatch import NEW_CATEGORY
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
+from legoai.runtime.torch_internals.fake_world import CheckpointWrapper, FSDPState
+from legoai.runtime.torch_internals.graphs import (
+    TracingContext,
+    disable_current_modes,
+    functorch_config,
+    reparametrize_module,
+    tracing,
+)
+from legoai.runtime.torch_internals.operators import TreeSpec, tree_flatten, tree_unflatten
+from legoai.runtime.torch_internals.patching import original, patched, patched_attribute, restored_items
+from legoai.specs.cluster import Device
 
-_WRAP_EAGERLY: Final = _functional_collectives._maybe_wrap_tensor
+_WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
+_WRAP_EAGERLY: Final = original(_WRAP)
 """PyTorch's own function, which waits for collectives at once where it traces; the simulated device has another."""
+
+_BEFORE_ALL: Final = "torch.nn.modules.module:_global_forward_pre_hooks"
+_AFTER_ALL: Final = "torch.nn.modules.module:_global_forward_hooks"
 
 _RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -89,7 +95,7 @@ class Call:
         for place, value in zip(self.places, given[len(self.names) :], strict=True):
             leaves[place] = value
         args, kwargs = tree_unflatten(leaves, self.spec)
-        with _reparametrize_module(self.module, state, tie_weights=True):
+        with reparametrize_module(self.module, state, tie_weights=True):
             out, self.out_spec = tree_flatten(self.forward(*args, **kwargs))
         self.constants = [None if isinstance(item, torch.Tensor) else item for item in out]
         return [item for item in out if isinstance(item, torch.Tensor)]
@@ -98,33 +104,32 @@ class Call:
 class Graph:
     """The compiled graph of modules that are alike."""
 
-    def __init__(self, capture: Capture, kind: Kind, options: Options) -> None:
+    def __init__(self, capture: Capture, kind: Kind, gpu: Device | None, options: Options) -> None:
         self.capture = capture
         self.kind = kind
+        self.gpu = gpu
         self.options = options
         self.compiled: Callable[..., Any]
         self.call: Call
 
     def trace(self, call: Call, given: list[torch.Tensor]) -> None:
         """Trace a call of a module, and compile its forward and backward; nothing of it is recorded."""
-        from torch._functorch import partitioners
-        from torch._functorch.aot_autograd import aot_function
+        from legoai.runtime.torch_internals.aot import aot_function, min_cut_rematerialization_partition
 
         def partition(graph: Any, inputs: Any, **options: Any) -> Any:
             # A recomputed operator that may be random would keep the generator's state, a few bytes of the host.
-            with replaced(partitioners, "functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
-                return partitioners.min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
+            with patched("torch._functorch.partitioners:functionalize_rng_ops", lambda _, *graphs: graphs[:2]):
+                return min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
 
         decompositions = None
         if self.options.inductor:
-            from torch._inductor.decomposition import select_decomp_table
-
             from legoai.cost.compilation.inductor import prepare
+            from legoai.runtime.torch_internals.inductor import select_decomp_table
 
             decompositions = select_decomp_table()
 
             def partition_prepared(graph: Any, inputs: Any, **options: Any) -> Any:
-                prepare(graph, self.kind)
+                prepare(graph, self.kind, self.gpu)
                 return partition(graph, inputs, **options)
 
         self.call = call
@@ -141,7 +146,7 @@ class Graph:
         before, capture.paused = capture.paused, True
         try:
             with (
-                _disable_current_modes(),
+                disable_current_modes(),
                 mode,
                 _tracing_hooks(call.module),
                 _tagged_checkpoints(call.module),
@@ -172,7 +177,7 @@ class Graph:
             # Some backward graphs are compiled when they are first called, in the middle of a step.
             before, self.capture.paused = self.capture.paused, True
             try:
-                planned = schedule(graph, self.kind, is_backward=is_backward)
+                planned = schedule(graph, self.kind, self.gpu, is_backward=is_backward)
             finally:
                 self.capture.paused = before
             runner = functools.partial(self._run_kernels, planned)
@@ -317,17 +322,15 @@ def _tracing_hooks(module: nn.Module) -> Iterator[None]:
     def leave(inner: nn.Module, _: Any, __: Any) -> None:
         entered.pop().__exit__(None, None, None)
 
-    before = modules._global_forward_pre_hooks, modules._global_forward_hooks
-    wraps = _functional_collectives._maybe_wrap_tensor
-    # Hooks of all modules share the numbers of each module's own, which count from 0.
-    modules._global_forward_pre_hooks = type(before[0])({-1: enter})
-    modules._global_forward_hooks = type(before[1])({-1: leave})
-    _functional_collectives._maybe_wrap_tensor = _WRAP_EAGERLY
     try:
-        yield
+        # Hooks of all modules share the numbers of each module's own, which count from 0.
+        with (
+            patched(_BEFORE_ALL, OrderedDict({-1: enter})),
+            patched(_AFTER_ALL, OrderedDict({-1: leave})),
+            patched(_WRAP, _WRAP_EAGERLY),
+        ):
+            yield
     finally:
-        modules._global_forward_pre_hooks, modules._global_forward_hooks = before
-        _functional_collectives._maybe_wrap_tensor = wraps
         for hooks, all_of_them in kept:
             hooks.clear()
             hooks.update(all_of_them)
@@ -337,14 +340,11 @@ def _tracing_hooks(module: nn.Module) -> Iterator[None]:
 def _tagged_checkpoints(module: nn.Module) -> Iterator[None]:
     """While a module is traced, let checkpoints inside of it tell the partitioner what to recompute, as dynamo does."""
     wrappers = [inner for inner in module.modules() if isinstance(inner, CheckpointWrapper)]
-    before = [wrapper.checkpoint_fn for wrapper in wrappers]
-    for number, wrapper in enumerate(wrappers):
-        wrapper.checkpoint_fn = functools.partial(_tag, number, wrapper.checkpoint_fn)
-    try:
+    with contextlib.ExitStack() as stack:
+        for number, wrapper in enumerate(wrappers):
+            tagged = functools.partial(_tag, number, wrapper.checkpoint_fn)
+            stack.enter_context(patched_attribute(wrapper, "checkpoint_fn", tagged))
         yield
-    finally:
-        for wrapper, function in zip(wrappers, before, strict=True):
-            wrapper.checkpoint_fn = function
 
 
 def _tag(number: int, checkpoint: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -358,12 +358,6 @@ def _tag(number: int, checkpoint: Any, function: Callable[..., Any], *args: Any,
         contexts = functools.partial(create_selective_checkpoint_contexts, lambda *_, **__: _RECOMPUTE)
     forward = contexts()[0]
     forward.ac_graph_id = number
-    before = dict(traceback.current_meta)
-    try:
-        with forward:
-            return function(*args, **kwargs)
-    finally:
-        for name in ("ac_graph_id", "recompute"):
-            traceback.current_meta.pop(name, None)
-            if name in before:
-                traceback.current_meta[name] = before[name]
+    # Entering it sets both, and leaving it leaves them.
+    with restored_items("torch.fx.traceback:current_meta", "ac_graph_id", "recompute"), forward:
+        return function(*args, **kwargs)

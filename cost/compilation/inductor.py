@@ -1,10 +1,11 @@
 """Inductor's schedule of a graph: its kernels, and the lifetime of each buffer.
 
 Inductor itself is asked: its lowerings, its scheduler and the fusion rules of its backend run on the graph as they
-would on a GPU (whose properties the catalogue states) or on a CPU, up to where code would be generated. Of its passes
-over the graph those run that need no device: no-ops and pointless casts are removed, random numbers become its own, and
-updates are made in place. Not run are the patterns that it would look for by example (a hand-written attention, a sum
-of two matrix products, padding of matrices) and the choice between libraries and templates that it makes by measuring.
+would on the plan's GPU (whose properties the catalogue states) or on a CPU, up to where code would be generated. Of its
+passes over the graph those run that need no device: no-ops and pointless casts are removed, random numbers become its
+own, and updates are made in place. Not run are the patterns that it would look for by example (a hand-written
+attention, a sum of two matrix products, padding of matrices) and the choice between libraries and templates that it
+makes by measuring.
 """
 
 from __future__ import annotations
@@ -14,49 +15,43 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch._guards import TracingContext
-from torch._inductor import config
-from torch._inductor.codegen.cuda_combined_scheduling import CUDACombinedScheduling
-from torch._inductor.debug import DebugContext
-from torch._inductor.fx_passes import joint_graph
-from torch._inductor.fx_passes.post_grad import post_grad_passes, remove_noop_ops, view_to_reshape
-from torch._inductor.fx_passes.replace_random import replace_random_passes
-from torch._inductor.graph import GraphLowering
-from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.scheduler import Scheduler
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 
 from legoai.cost.compilation.async_tp import as_with_nccl
+from legoai.cost.compilation.gpu import properties_of
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.compilation.scheduler import Reader
-from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import Kind
+from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
+from legoai.runtime.torch_internals.graphs import TracingContext
+from legoai.runtime.torch_internals.inductor import (
+    CUDACombinedScheduling,
+    DebugContext,
+    GraphLowering,
+    V,
+    config,
+    joint_graph,
+    post_grad_passes,
+    remove_noop_ops,
+    replace_random_passes,
+    view_to_reshape,
+)
+from legoai.runtime.torch_internals.operators import tree_map
+from legoai.runtime.torch_internals.patching import patched
+from legoai.specs.cluster import Device
 
 _DEVICE: Final[dict[Kind, str]] = {"cuda": "cuda:0", "cpu": "cpu"}
 
-_H100: Final = DeviceProperties(
-    type="cuda",
-    index=0,
-    multi_processor_count=132,
-    cc=90,
-    major=9,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-)
-"""NVIDIA H100 SXM (Hopper tuning guide, sections 1.4.1.1 and 1.4.1.2; 132 multiprocessors: H100 white paper, table 2).
 
-Inductor splits long sums by them; A100 and B200 differ by less than a third in the number of multiprocessors.
-"""
+def prepare(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None) -> None:
+    """Run inductor's passes over the joint graph of forward and backward, as it does before it splits the two.
 
-
-def prepare(graph: torch.fx.GraphModule, kind: Kind) -> None:
-    """Run inductor's passes over the joint graph of forward and backward, as it does before it splits the two."""
+    Args:
+        graph: of `aten` operators; changed.
+        kind: whose kernels are made.
+        gpu: the device, if it is one.
+    """
     mode = _on_device(graph, kind)
-    with V.set_fake_mode(mode), config.patch(pattern_matcher=False), _without_a_gpu():
+    with V.set_fake_mode(mode), config.patch(pattern_matcher=False), _as_on(kind, gpu):
         joint_graph.canonicalize_aten_ir_passes(graph)
         remove_noop_ops(graph.graph)
         for patterns in (joint_graph.early_patterns, *joint_graph.pass_patterns):
@@ -66,12 +61,13 @@ def prepare(graph: torch.fx.GraphModule, kind: Kind) -> None:
         graph.recompile()
 
 
-def schedule(graph: torch.fx.GraphModule, kind: Kind, *, is_backward: bool) -> Schedule:
+def schedule(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None, *, is_backward: bool) -> Schedule:
     """Lower a graph of `aten` operators and schedule it.
 
     Args:
         graph: of forward or of backward; changed.
         kind: whose kernels are made.
+        gpu: the device, if it is one.
         is_backward: whether what the graph takes may be overwritten where autograd needs it no more.
 
     Raises:
@@ -83,7 +79,7 @@ def schedule(graph: torch.fx.GraphModule, kind: Kind, *, is_backward: bool) -> S
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(config.patch(pattern_matcher=False, force_disable_caches=True))
         if kind == "cuda":
-            stack.enter_context(_without_a_gpu())
+            stack.enter_context(_as_on(kind, gpu))
             stack.enter_context(as_with_nccl())
         view_to_reshape(graph)  # type: ignore[no-untyped-call]
         post_grad_passes(graph, False)
@@ -116,8 +112,8 @@ def _on_device(graph: torch.fx.GraphModule, kind: Kind) -> FakeTensorMode:
 
 
 @contextlib.contextmanager
-def _without_a_gpu() -> Iterator[None]:
-    """Let inductor find the properties of a GPU, and its backend, where PyTorch is built without CUDA."""
+def _as_on(kind: Kind, gpu: Device | None) -> Iterator[None]:
+    """Let inductor find the properties of a GPU, and its backend, where there is none."""
 
     def copy(target: torch.Tensor, source: torch.Tensor, *_: Any) -> torch.Tensor:
         source.expand(target.shape)  # all that the passes want to know is whether this is possible
@@ -127,10 +123,15 @@ def _without_a_gpu() -> Iterator[None]:
         inverted: torch.Tensor = torch.ops.aten.bitwise_not.default(tensor)
         return inverted
 
-    with (
-        replaced(torch.Tensor, "copy_", copy),
-        replaced(torch.Tensor, "__invert__", invert),
-        replaced(Scheduler, "create_backend", lambda scheduler, _: CUDACombinedScheduling(scheduler)),
-        replaced(DeviceProperties, "create", staticmethod(lambda _: _H100)),
-    ):
+    def backend_of(scheduler: Any, _: torch.device) -> CUDACombinedScheduling:
+        return CUDACombinedScheduling(scheduler)
+
+    with contextlib.ExitStack() as stack:
+        if kind == "cuda":
+            properties = properties_of(gpu)
+            stack.enter_context(patched("torch._inductor.scheduler:Scheduler.create_backend", backend_of))
+            create = staticmethod(lambda _: properties)
+            stack.enter_context(patched("torch._inductor.runtime.hints:DeviceProperties.create", create))
+        stack.enter_context(patched("torch:Tensor.copy_", copy))
+        stack.enter_context(patched("torch:Tensor.__invert__", invert))
         yield

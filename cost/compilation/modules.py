@@ -16,30 +16,34 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.modules import module as modules
-from torch.utils._pytree import tree_flatten
 
 from legoai.cost.compilation.async_tp import symmetric_memory
 from legoai.cost.compilation.graphs import Call, Graph, Options, is_of_unit
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.recorder import Capture
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.graphs import forward_hooks_of_all_modules, forward_pre_hooks_of_all_modules
+from legoai.runtime.torch_internals.operators import OpOverload, tree_flatten
+from legoai.runtime.torch_internals.patching import patched
+from legoai.specs.cluster import Device
 
 
 @contextlib.contextmanager
-def compilation(capture: Capture, kind: Kind) -> Iterator[None]:
-    """Let modules that are compiled while this is entered run as compiled modules do."""
-    original = torch.compile
-    compiler = _Compiler(capture, kind)
-    torch.compile = compiler.compile
+def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iterator[None]:
+    """Let modules that are compiled while this is entered run as compiled modules do.
+
+    Args:
+        capture: takes the records.
+        kind: whose kernels are made.
+        gpu: the plan's device, whose properties inductor asks for; a program that is not compiled by it needs none.
+    """
+    compiler = _Compiler(capture, kind, gpu)
     try:
-        with symmetric_memory():
+        with patched("torch:compile", compiler.compile), symmetric_memory():
             yield
     finally:
-        torch.compile = original
         for key in [key for key in _GRAPHS if key[2] == compiler.simulation]:
             del _GRAPHS[key]
 
@@ -66,9 +70,10 @@ _SIMULATIONS: Final = itertools.count()
 class _Compiler:
     """Stands for `torch.compile`."""
 
-    def __init__(self, capture: Capture, kind: Kind) -> None:
+    def __init__(self, capture: Capture, kind: Kind, gpu: Device | None) -> None:
         self.capture = capture
         self.kind = kind
+        self.gpu = gpu
         self.simulation = next(_SIMULATIONS)
 
     def compile(
@@ -128,7 +133,7 @@ class _CompiledModule:
         """Run hooks that see every call, then those of FSDP units, and inside of them the graph."""
         module = self.module
         before, after = _unit_hooks(module)
-        for hook in modules._global_forward_pre_hooks.values():
+        for hook in forward_pre_hooks_of_all_modules().values():
             hook(module, args)
         out = None
         try:
@@ -138,7 +143,7 @@ class _CompiledModule:
                     args, kwargs = changed
             out = self._run(args, kwargs)
         finally:
-            for seen in modules._global_forward_hooks.values():
+            for seen in forward_hooks_of_all_modules().values():
                 seen(module, args, out)
         for unit in after:
             changed = unit(module, args, out)
@@ -158,13 +163,13 @@ class _CompiledModule:
             )
         compiler = self.compiler
         key = (
-            compiler.kind, self.options, compiler.simulation if _distributed(given) else None,
+            (compiler.kind, compiler.gpu), self.options, compiler.simulation if _distributed(given) else None,
             _structure(self.module), tuple(map(_told, given)), _constants(leaves), spec, _ambient(),
         )  # fmt: skip
         graph = _GRAPHS.get(key)
         if graph is None:
             self._refuse()
-            graph = Graph(compiler.capture, compiler.kind, self.options)
+            graph = Graph(compiler.capture, compiler.kind, compiler.gpu, self.options)
             graph.trace(Call(self.module, self.forward, list(state), leaves, places, spec), given)
             _GRAPHS[key] = graph
         graph.capture = compiler.capture

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch._ops import OpOverload
 
 from legoai.cost.trace.records import TensorType
+from legoai.runtime.torch_internals.operators import OpOverload
 
 MODULE: Final = "legoai module"
 """The key of a node's custom metadata that names the module, below the compiled one, on whose behalf it works."""

@@ -9,13 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._inductor import ir
-from torch._inductor.dependencies import MemoryDep
-from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import BaseSchedulerNode, NopKernelSchedulerNode, Scheduler, SchedulerNode
-from torch._ops import OpOverload
-from torch.utils._ordered_set import OrderedSet
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.compilation.async_tp import is_in_pieces, pieces_of
@@ -23,6 +16,17 @@ from legoai.cost.compilation.schedule import MODULE, Call, Given, Schedule, Slot
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import Operator, description, operator, tensors
 from legoai.cost.trace.records import TensorType
+from legoai.runtime.torch_internals.inductor import (
+    BaseSchedulerNode,
+    GraphLowering,
+    MemoryDep,
+    NopKernelSchedulerNode,
+    OrderedSet,
+    Scheduler,
+    SchedulerNode,
+    ir,
+)
+from legoai.runtime.torch_internals.operators import OpOverload, tree_map
 
 
 @dataclass(slots=True)

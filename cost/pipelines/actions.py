@@ -21,10 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from legoai.cost.simulated.device import SIM, backend
 from legoai.cost.simulated.recorder import Capture
@@ -33,6 +30,9 @@ from legoai.cost.trace.numbers import NONE, alike
 from legoai.cost.trace.records import Free, Record
 from legoai.cost.trace.segments import KIND_OF, Instance, Segment, first_instance
 from legoai.cost.trace.trace import records_of
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor
+from legoai.runtime.torch_internals.fake_world import DTensorSpec
 
 Action: TypeAlias = tuple[int, str, int]
 """Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from legoai.cost.replay.blocks import are_equal
-from legoai.cost.simulated.eager_torch import without_compiler
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.unfilled import Unfilled
 from legoai.lowering.program import Program
+from legoai.runtime.torch_internals.dynamo import without_dynamo
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline
@@ -36,7 +36,7 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
     if not program.repeated_blocks:
         return apart
     try:
-        with without_compiler():
+        with without_dynamo():
             trainer = trainer_of(program)
             pipeline = trainer.pipeline
             if pipeline is None or len(pipeline.stages_of_rank) != pp:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from torch.distributed.pipelining.schedules import RESHARD, UNSHARD, _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 
 from legoai.cost.memory.effects import MemoryEffects
 from legoai.cost.pipelines.actions import UnequalError
@@ -22,6 +22,7 @@ from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.translation import Translation
 from legoai.runtime.pipeline import Pipeline
+from legoai.runtime.torch_internals.pipelining import Action, PipelineScheduleRuntime
 
 OtherItems: TypeAlias = tuple[tuple[Item, ...], Translation]
 """Items of another rank's trace, and the translation of the names in their segments."""
@@ -113,7 +114,7 @@ def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
     }
     stage = heard.stages[0]
     index = stage.stage_index
-    if isinstance(schedule, _PipelineScheduleRuntime):
+    if isinstance(schedule, PipelineScheduleRuntime):
         order = [_translated(action, like) for action in schedule.pipeline_order_with_comms[other.coordinate]]
         schedule.pipeline_order_with_comms = {schedule.rank: order}
         schedule._comp_type_to_function_map = {UNSHARD: _gather(heard), RESHARD: _free(heard)}
@@ -131,7 +132,7 @@ def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
     return recorder.records[done.prepared if step == 1 else done.begin : done.end]
 
 
-def _translated(action: _Action, like: dict[int, int]) -> _Action:
+def _translated(action: Action, like: dict[int, int]) -> Action:
     """Return an action of another rank's stage as that of the stage of this rank that is like it.
 
     Two that are taken together are of no stage.
@@ -155,7 +156,7 @@ def _check_order(heard: Heard) -> None:
 
 
 def _gather(heard: Heard) -> Any:
-    def gather(action: _Action, _: Any) -> None:
+    def gather(action: Action, _: Any) -> None:
         heard.repeats.again(action.stage_index, "UNSHARD")
         if heard.repeats.alone.get((heard.repeats.step, action.stage_index, "wait")):
             heard.repeats.gathered.add(action.stage_index)
@@ -164,7 +165,7 @@ def _gather(heard: Heard) -> Any:
 
 
 def _free(heard: Heard) -> Any:
-    def free(action: _Action, _: Any) -> None:
+    def free(action: Action, _: Any) -> None:
         heard.repeats.again(action.stage_index, "RESHARD")
 
     return free

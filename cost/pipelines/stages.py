@@ -14,18 +14,16 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining._utils import InferenceMode
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from legoai.cost.pipelines.actions import Action, Repeats
-from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
 from legoai.cost.simulated.recorder import Capture
@@ -34,6 +32,13 @@ from legoai.cost.trace.records import Collective, Mark, Phase, WaitWork
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.patching import original, override, patched
+from legoai.runtime.torch_internals.pipelining import InferenceMode, PipelineScheduleRuntime
+
+_SCHEDULES: Final = "torch.distributed.pipelining.schedules"
+_SCHEDULE: Final = f"{_SCHEDULES}:_PipelineSchedule"
+_STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 
 _COMPUTES: Final = ("F", "B", "I", "W")
 _OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
@@ -112,7 +117,7 @@ def _end(recorder: Capture, name: str) -> None:
 
 def computing(schedule: Any) -> Iterator[Action]:
     """Yield the actions of this rank in a pass that compute, in their order."""
-    if isinstance(schedule, schedules.PipelineScheduleSingle):
+    if isinstance(schedule, PipelineScheduleSingle):
         for kind in "FB":
             yield from ((schedule._stage.stage_index, kind, index) for index in range(schedule._n_microbatches))
         return
@@ -136,9 +141,10 @@ class _Stage:
         self.index = stage.stage_index
         self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
         self.weights, self.reduce = stage.backward_weight_one_chunk, stage.perform_reduce_grad
-        stage.forward_one_chunk, stage.backward_one_chunk = self.forward_one_chunk, self.backward_one_chunk
-        stage.backward_weight_one_chunk = self.backward_weight_one_chunk
-        stage.perform_reduce_grad = self.perform_reduce_grad
+        override(stage, f"{_STAGE}.forward_one_chunk", self.forward_one_chunk)
+        override(stage, f"{_STAGE}.backward_one_chunk", self.backward_one_chunk)
+        override(stage, f"{_STAGE}.backward_weight_one_chunk", self.backward_weight_one_chunk)
+        override(stage, f"{_STAGE}.perform_reduce_grad", self.perform_reduce_grad)
 
     def forward_one_chunk(self, micro_batch: int, args: tuple[Any, ...], *rest: Any, **kwargs: Any) -> Any:
         """Forward of one micro batch."""
@@ -253,9 +259,10 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
             schedule._internal_losses += repeats.write(action, lambda: None)
         _end(recorder, f"{stage.stage_index}F{micro_batch}")
 
-    schedule._maybe_compute_loss, schedule.step = maybe_compute_loss, one_pass
-    schedule._initialize_pp_stages = initialize_pp_stages
-    if isinstance(schedule, schedules._PipelineScheduleRuntime):
+    override(schedule, f"{_SCHEDULE}._maybe_compute_loss", maybe_compute_loss)
+    override(schedule, f"{_SCHEDULE}.step", one_pass)
+    override(schedule, f"{_SCHEDULE}._initialize_pp_stages", initialize_pp_stages)
+    if isinstance(schedule, PipelineScheduleRuntime):
         _listen_to_parameters(schedule, repeats)
 
 
@@ -273,7 +280,7 @@ def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:
         else:
             perform(stage)
 
-    schedule._assert_unsharded = assert_unsharded
+    override(schedule, f"{_SCHEDULES}:_PipelineScheduleRuntime._assert_unsharded", assert_unsharded)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -343,7 +350,7 @@ def schedules_heard(heard: Heard) -> Iterator[None]:
         recorder.record(Mark(END_BATCH))
         return works
 
-    def in_order(operations: list[dist.P2POp], desc: str | None = None) -> Sequence[Any]:
+    def in_order(operations: list[dist.P2POp], desc: str | None = None) -> Any:
         if len({operation.op for operation in operations}) != 1:
             return batched(operations, desc)
         return [_transferred(recorder, operation) for operation in operations]
@@ -355,11 +362,11 @@ def schedules_heard(heard: Heard) -> Iterator[None]:
             stage._inference_mode = InferenceMode.STATIC
 
     recorder, repeats = heard.recorder, heard.repeats
-    batch, batched = dist.batch_isend_irecv, schedules._batch_p2p
+    batch, batched = dist.batch_isend_irecv, original(f"{_SCHEDULES}:_batch_p2p")
     with (
-        replaced(schedules, "record_function", region),
-        replaced(schedules._PipelineSchedule, "_warmup_p2p", warm_up),
-        replaced(dist, "batch_isend_irecv", in_batch),
-        replaced(schedules, "_batch_p2p", in_order),
+        patched(f"{_SCHEDULES}:record_function", region),
+        patched(f"{_SCHEDULE}._warmup_p2p", warm_up),
+        patched("torch.distributed:batch_isend_irecv", in_batch),
+        patched(f"{_SCHEDULES}:_batch_p2p", in_order),
     ):
         yield

@@ -14,9 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
-from torch._ops import OpOverload
 
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
+from legoai.runtime.torch_internals.operators import (
+    DispatchKey,
+    DispatchKeySet,
+    ExcludeDispatchKeyGuard,
+    OpOverload,
+    all_operator_names,
+    has_kernel,
+)
+from legoai.runtime.torch_internals.patching import patched
 
 Rule: TypeAlias = Literal["lower", "fp32", "set_dtype", "append_dtype", "promote", "banned"]
 """`lower` casts to autocast's dtype, `promote` to the widest among the arguments; two ask for an fp32 result."""
@@ -71,8 +79,8 @@ def rules(kind: Kind) -> dict[str, Rule]:
     """
     names = (
         name.removeprefix("aten::")
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith("aten::") and torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY[kind])
+        for name in all_operator_names()
+        if name.startswith("aten::") and has_kernel(name, _KEY[kind])
     )
     return {name: _rule(name, kind) for name in sorted(names)}
 
@@ -109,11 +117,10 @@ def autocast_rules(kind: Kind) -> Iterator[None]:
         casts.kept.clear()
         clear()
 
-    torch.clear_autocast_cache = clear_all
     try:
-        yield
+        with patched("torch:clear_autocast_cache", clear_all):
+            yield
     finally:
-        torch.clear_autocast_cache = clear
         casts.kept.clear()
         others._destroy()  # type: ignore[no-untyped-call]
         library._destroy()  # type: ignore[no-untyped-call]
@@ -158,7 +165,7 @@ def _eligible(value: Any) -> bool:
 
 def _kernel(function: OpOverload, rule: Rule, casts: _Casts) -> Callable[..., Any]:
     """Return what runs in place of an operator while autocast is on."""
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _SIM_KEY))
+    excluded = DispatchKeySet(getattr(DispatchKey, _SIM_KEY))
     target = function
     dtype_place = next((i for i, item in enumerate(function._schema.arguments) if item.name == "dtype"), None)
     if rule == "append_dtype":
@@ -166,7 +173,7 @@ def _kernel(function: OpOverload, rule: Rule, casts: _Casts) -> Callable[..., An
         target = getattr(getattr(torch.ops.aten, name), _APPEND_DTYPE[f"{name}.{function._overloadname}"])
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
+        with ExcludeDispatchKeyGuard(excluded):
             if rule == "banned":
                 raise SimulationError(f"{function} does not run under autocast on a GPU")
             if rule in ("set_dtype", "append_dtype"):

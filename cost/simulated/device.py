@@ -11,8 +11,6 @@ import functools
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from legoai.cost.trace.records import (
     Copy,
@@ -25,6 +23,8 @@ from legoai.cost.trace.records import (
     WaitEvent,
     WaitStream,
 )
+from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
+from legoai.runtime.torch_internals.operators import register_python_backend
 
 SIM: Final = "sim"
 """The name of the device type."""
@@ -224,7 +224,7 @@ backend = _Sim()
 @functools.cache
 def register() -> None:
     """Make torch know the device; it cannot forget it again."""
-    _setup_privateuseone_for_python_backend(SIM, backend_module=backend)
+    register_python_backend(SIM, backend_module=backend)
 
 
 def current_stream() -> int:

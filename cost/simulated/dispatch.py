@@ -8,11 +8,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeWork
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.simulated.device import (
     READ_VALUE,
@@ -34,6 +30,9 @@ from legoai.cost.trace.records import (
     Phase,
     WaitWork,
 )
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor
+from legoai.runtime.torch_internals.fake_world import FakeWork
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 NEW_CATEGORY: Final[Mapping[Phase, Category]] = {
     "setup": "other",

@@ -11,29 +11,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses import fake_impls
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from legoai.cost.simulated.device import SIM, Kind
 from legoai.runtime import offload
+from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
+from legoai.runtime.torch_internals.patching import patched_attribute, patched_item
 
 
 @contextlib.contextmanager
 def host_memory(kind: Kind) -> Iterator[None]:
     """Let host memory be page-locked where a program asks for it, and be the device's own where the device is a cpu."""
     pin = torch.ops.aten._pin_memory.default
-    before = fake_impls.op_implementations_dict[pin]
-    home = offload.HOST
 
     def pinned(mode: FakeTensorMode, function: Any, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
-    fake_impls.op_implementations_dict[pin] = pinned
-    if kind == "cpu":
-        offload.HOST = torch.device(SIM, 0)
-    try:
+    home = torch.device(SIM, 0) if kind == "cpu" else offload.HOST
+    with (
+        patched_item("torch._subclasses.fake_impls:op_implementations_dict", pin, pinned),
+        patched_attribute(offload, "HOST", home),
+    ):
         yield
-    finally:
-        fake_impls.op_implementations_dict[pin] = before
-        offload.HOST = home

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
-from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
+from torch.nn.attention import SDPBackend
 
 from legoai.cost.simulated.device import Kind, SimulationError
+from legoai.runtime.torch_internals.operators import allowed_attention_kernels
 
 aten = torch.ops.aten
 
@@ -56,7 +57,7 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
 
     The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`.
     """
-    allowed = _cur_sdpa_kernel_backends()
+    allowed = allowed_attention_kernels()
     grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
     half = query.dtype in (torch.float16, torch.bfloat16)
     width = query.shape[-1]
@@ -95,7 +96,7 @@ def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)
     enable_gqa: bool = False,
 ) -> Any:
     """`scaled_dot_product_attention` as `aten/src/ATen/native/transformers/attention.cpp` does it on a CPU."""
-    flash = SDPBackend.FLASH_ATTENTION in _cur_sdpa_kernel_backends()
+    flash = SDPBackend.FLASH_ATTENTION in allowed_attention_kernels()
     alike = query.shape[-1] == value.shape[-1]
     # Its backward gives no gradient of a mask, such as a bias by distance that is learned.
     learned = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupMember
-from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-from legoai.cost.replaced import replaced
+from legoai.runtime.torch_internals.patching import original, patched
+
+_NEW_GROUP: Final = "torch.distributed.device_mesh:new_group"
 
 
 @contextlib.contextmanager
@@ -22,16 +22,16 @@ def one_rank_alone() -> Iterator[None]:
 
     A step then takes as long to simulate in a world of many thousand ranks as in a small one.
     """
-    made: Callable[..., Any] = device_mesh.__dict__["new_group"]
+    made: Callable[..., Any] = original(_NEW_GROUP)
 
     def new_group(ranks: Sequence[int], **options: Any) -> Any:
         # Of the groups along one axis of a mesh a rank is told to make all, and keeps the one that it is in.
         return made(ranks, **options) if dist.get_rank() in ranks else GroupMember.NON_GROUP_MEMBER
 
     with (
-        replaced(device_mesh, "new_group", new_group),
-        replaced(DeviceMesh, "__eq__", _are_equal),
-        replaced(_fsdp_param, "_chunk_with_empty", Chunks),
+        patched(_NEW_GROUP, new_group),
+        patched("torch.distributed.device_mesh:DeviceMesh.__eq__", _are_equal),
+        patched("torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty", Chunks),
     ):
         yield
 

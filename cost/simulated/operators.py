@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
-from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import CollectiveKind, TensorType
+from legoai.runtime.torch_internals.operators import OpOverload
 
 Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
 """`nothing` makes a view or reserves memory; `read` brings one value to the host."""

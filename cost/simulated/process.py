@@ -11,17 +11,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeWork
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
-from torch.distributed import _functional_collectives
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard import _fully_shard
-from torch.distributed.tensor import DTensor, _redistribute
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from legoai.cost.replaced import replaced
 from legoai.cost.simulated.device import (
     READ_VALUE,
     SIM,
@@ -33,12 +23,16 @@ from legoai.cost.simulated.device import (
     read_from_device,
     register,
 )
-from legoai.cost.simulated.eager_torch import without_compiler
 from legoai.cost.simulated.kernels import kernels_of
 from legoai.cost.simulated.large_worlds import one_rank_alone
 from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
 from legoai.runtime.mesh import split_off_experts
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.dynamo import without_dynamo
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from legoai.runtime.torch_internals.fake_world import FakeStore, FakeWork, forget_meshes
+from legoai.runtime.torch_internals.patching import original, patched
 
 
 @contextlib.contextmanager
@@ -67,15 +61,17 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         stack.callback(backend.stop)
         for patch in (
             _patched_fake_mode(),
-            _patched_meshes(),
+            patched_meshes(),
             _patched_propagation(recorder),
             _patched_waits(),
             one_rank_alone(),
-            without_compiler(),
+            without_dynamo(),
         ):
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
-            stack.enter_context(replaced(torch.autograd.profiler.record_function, name, silent))
+            stack.enter_context(patched(f"torch.autograd.profiler:record_function.{name}", silent))
+        # The simulated device has no random state, and PyTorch 2.12 asks CUDA for that of pipeline stages.
+        stack.enter_context(patched("torch.random:fork_rng", lambda *_, **__: contextlib.nullcontext()))
         stack.enter_context(even_routing())
         stack.enter_context(kernels_of(kind))
         torch.autograd.set_multithreading_enabled(False)
@@ -99,11 +95,7 @@ def _forget_meshes() -> None:
 
     They are equal to those of this one, and name groups that are gone or that have other ranks now.
     """
-    # As `torch.distributed.tensor.debug` does it, which imports inductor.
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]
-    torch._C._clear_DTensor_sharding_propagator_cache()
-    _redistribute.clear_redistribute_planner_cache()
-    _redistribute._gen_transform_infos.cache_clear()
+    forget_meshes()
     split_off_experts.cache_clear()
 
 
@@ -116,15 +108,15 @@ def _patched_fake_mode() -> Iterator[None]:
 
     def read(tensor: FakeTensor) -> Any:
         if tensor.device.type != SIM:
-            return original(tensor)
+            return tolist(tensor)
         read_from_device(tensor.numel() * tensor.itemsize)
         return _filled(tuple(tensor.shape))
 
-    original = FakeTensor.tolist
+    tolist = FakeTensor.tolist
     with (
-        replaced(_functional_collectives, "_maybe_wrap_tensor", _InFlight.apply),
-        replaced(FakeTensorMode, "avoid_device_init", property(lambda _: True)),
-        replaced(FakeTensor, "tolist", read),
+        patched("torch.distributed._functional_collectives:_maybe_wrap_tensor", _InFlight.apply),
+        patched("torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", property(lambda _: True)),
+        patched("torch._subclasses.fake_tensor:FakeTensor.tolist", read),
     ):
         yield
 
@@ -155,20 +147,19 @@ _MESH_METHODS: Final = (
 
 
 @contextlib.contextmanager
-def _patched_meshes() -> Iterator[None]:
+def patched_meshes() -> Iterator[None]:
     """Run what meshes compute with tensors of ranks, whose values matter, outside of fake tensor modes."""
     with contextlib.ExitStack() as stack:
         for name in _MESH_METHODS:
-            method = DeviceMesh.__dict__.get(name)
-            if method is None:
-                continue
+            path = f"torch.distributed.device_mesh:DeviceMesh.{name}"
+            method = original(path)
             if isinstance(method, staticmethod):
-                stack.enter_context(replaced(DeviceMesh, name, staticmethod(_outside_fake(method.__func__))))
+                stack.enter_context(patched(path, staticmethod(_outside_fake(method.__func__))))
             else:
-                stack.enter_context(replaced(DeviceMesh, name, _outside_fake(method)))
+                stack.enter_context(patched(path, _outside_fake(method)))
         # The mesh of the ranks over which `fully_shard` reshards after forward, where they are a part of its own.
-        made = _outside_fake(_fully_shard.__dict__["_get_post_forward_mesh_info"])
-        stack.enter_context(replaced(_fully_shard, "_get_post_forward_mesh_info", made))
+        path = "torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info"
+        stack.enter_context(patched(path, _outside_fake(original(path))))
         yield
 
 
@@ -196,7 +187,8 @@ def _patched_propagation(recorder: Recorder) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in ("propagate_op_sharding_non_cached", "_propagate_tensor_meta_non_cached"):
-            stack.enter_context(replaced(ShardingPropagator, name, paused(getattr(ShardingPropagator, name))))
+            path = f"torch.distributed.tensor._sharding_prop:ShardingPropagator.{name}"
+            stack.enter_context(patched(path, paused(original(path))))
         yield
 
 
@@ -208,5 +200,5 @@ def _patched_waits() -> Iterator[None]:
         backend.tell(WaitWork(current_stream(), work.seq_id))
         return True
 
-    with replaced(FakeWork, "wait", wait):
+    with patched("torch._C._distributed_c10d:FakeWork.wait", wait):
         yield

@@ -20,7 +20,7 @@ def trainer_of(program: Program | str | types.ModuleType | Trainer) -> Trainer:
         program = program.text
     if isinstance(program, str):
         module = types.ModuleType("lowered_program")
-        sys.modules[module.__name__] = module
+        sys.modules["lowered_program"] = module
         try:
             exec(compile(program, "<lowered program>", "exec"), module.__dict__)
         except SyntaxError as error:

@@ -15,13 +15,10 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from legoai.cost.simulated.device import (
     SIM,
@@ -36,6 +33,15 @@ from legoai.cost.trace.records import LOSS, Allocate, Categorise, Category, Free
 from legoai.cost.trace.segments import Item
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
+from legoai.runtime.torch_internals.collectives import resolve_process_group
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor
+from legoai.runtime.torch_internals.operators import (
+    autograd_sequence_number,
+    current_autograd_node,
+    is_traceable_wrapper_subclass_type,
+    running_backward,
+)
+from legoai.runtime.torch_internals.patching import patched
 from legoai.runtime.training import Training
 
 _ACCUMULATION: Final = 2**64 - 1
@@ -131,7 +137,7 @@ class Capture(Recorder):
 
     def locate(self) -> None:
         """Find out where the program is: the phase, and the module on whose behalf it works."""
-        if torch._C._current_graph_task_id() == -1:
+        if not running_backward():
             if self.phase in ("backward", "recompute") and not self.staged:
                 self.outside = "optimizer"
             self.phase = self.outside
@@ -144,7 +150,7 @@ class Capture(Recorder):
             return
         # Gradients are not differentiated: where autograd records in a backward, something is computed again.
         self.phase = "recompute" if torch.is_grad_enabled() else "backward"
-        node = torch._C._current_autograd_node()
+        node = current_autograd_node()
         if node is not None:
             number = node._sequence_nr()
             if number != _ACCUMULATION:  # which belongs to the module whose gradient it is
@@ -172,7 +178,7 @@ class Capture(Recorder):
             if path is None or not self.running:
                 return
             assert self.running.pop() == path
-            if torch._C._current_graph_task_id() == -1:
+            if not running_backward():
                 self.outer = "" if self.running else LOSS
             outer = self.running[-1] if self.running else self.outer
             self._begin(outer)
@@ -191,17 +197,16 @@ class Capture(Recorder):
             register_module_forward_pre_hook(enter),
             register_module_forward_hook(leave, always_call=True),
         )
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
         try:
-            yield
+            with patched("torch:UntypedStorage.resize_", resize_):
+                yield
         finally:
-            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
             for handle in handles:
                 handle.remove()
 
     def _begin(self, path: str) -> None:
         """Note that what autograd records from here on belongs to a module."""
-        self.starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self.starts.append(autograd_sequence_number())
         self.started.append(path)
 
     def adopt_state(self, training: Training) -> None:
@@ -289,7 +294,7 @@ class Capture(Recorder):
 
     def group(self, value: Any) -> tuple[tuple[int, ...], str]:
         """Return the global ranks of a process group, and the mesh axes that it spans."""
-        group = _resolve_process_group(GroupName(value)) if isinstance(value, str) else ProcessGroup.unbox(value)
+        group = resolve_process_group(GroupName(value)) if isinstance(value, str) else dist.ProcessGroup.unbox(value)
         known = self.groups.get(group.group_name)
         if known is None:
             ranks = tuple(dist.get_process_group_ranks(group))

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 
 from legoai.cost.simulated.device import SIM
 from legoai.cost.simulated.operators import Operator
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor
+from legoai.runtime.torch_internals.operators import (
+    DisableTorchDispatch,
+    OpOverload,
+    forget_data_pointer,
+    make_subclass,
+)
 
 _NAMESPACES: Final = frozenset({"_c10d_functional", "aten", "fsdp"})
 _CHANGES_SHAPE: Final = frozenset(
@@ -113,7 +118,7 @@ class Results:
         if result.shape is None:
             return inputs[result.argument]
         assert self.like is not None
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             if result.argument < 0:
                 elem = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
             else:
@@ -125,22 +130,22 @@ class Results:
 
 def tensor_like(like: FakeTensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> FakeTensor:
     """Return a new tensor of the mode and device of another one, of which nothing is recorded."""
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         return _fake(torch.empty_strided(shape, stride, dtype=dtype, device="meta"), like)
 
 
 def _without_storage(tensor: FakeTensor) -> FakeTensor:
     """Return an empty tensor of the same mode and device, which keeps no storage alive."""
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         return FakeTensor(tensor.fake_mode, torch.empty(0, device="meta"), tensor.fake_device)
 
 
 def _fake(elem: torch.Tensor, like: FakeTensor) -> FakeTensor:
     """Return a fake tensor as its constructor would make it, which looks at every argument of a dozen again."""
-    made: FakeTensor = torch.Tensor._make_subclass(
+    made: FakeTensor = make_subclass(
         FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=like.fake_device
     )
-    torch._C._set_throw_on_mutable_data_ptr(made)
+    forget_data_pointer(made)
     made.__dict__.update(like.__dict__)
     return made
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from legoai.cost.simulated.device import SIM, read_from_device
 from legoai.runtime import experts as runtime_experts
+from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.specs.models import mixtral
 
 
@@ -48,10 +49,9 @@ def even_routing() -> Iterator[None]:
         read_from_device(group_sizes.numel() * group_sizes.itemsize)
         return even_parts(rows, len(group_sizes))
 
-    runtime_experts.rows_exchanged, runtime_experts.rows_with_room = rows_exchanged, rows_with_room
-    mixtral.rows_of_groups = rows_of_groups
-    try:
+    with (
+        patched_attribute(runtime_experts, "rows_exchanged", rows_exchanged),
+        patched_attribute(runtime_experts, "rows_with_room", rows_with_room),
+        patched_attribute(mixtral, "rows_of_groups", rows_of_groups),
+    ):
         yield
-    finally:
-        runtime_experts.rows_exchanged, runtime_experts.rows_with_room = exchanged, kept
-        mixtral.rows_of_groups = groups

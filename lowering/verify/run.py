@@ -300,7 +300,9 @@ def _settle(folder: Path, directory: Path) -> None:
 def _import_before_the_fork(text: str) -> None:
     """Import what the program imports once, rather than on every rank, but nobody else's code."""
     if "torch.compile(" in text or ".compile(" in text:
-        import torch._dynamo  # noqa: F401
+        from legoai.runtime.torch_internals.dynamo import import_dynamo
+
+        import_dynamo()
     for node in ast.parse(text).body:
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [item.name for item in node.names] if isinstance(node, ast.Import) else []

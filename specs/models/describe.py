@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from legoai.specs.models.configs import Scalar
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
+from legoai.specs.models.torch_internals import BatchNorm, tree_map
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -244,7 +244,7 @@ class _Describer:
 _KIND_OF_TYPE: Mapping[ModuleKind, tuple[type[nn.Module], ...]] = {
     "linear": (nn.Linear,),
     "embedding": (nn.Embedding,),
-    "norm": (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm),
+    "norm": (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, BatchNorm),
     "convolution": _CONVOLUTIONS,
     "attention": (nn.MultiheadAttention,),
 }

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifest import Step, StepOp
+from legoai.specs.models.torch_internals import tree_leaves
 
 _FUNCTIONS: Mapping[StepOp, str] = {
     "add": "add radd iadd sub rsub isub subtract addcmul add_ lerp",

@@ -11,6 +11,7 @@ import pytest
 from legoai.cost.memory.use import MemoryUse
 from legoai.cost.trace.records import Collective, Kernel, WaitStream
 from legoai.cost.trace.trace import Trace
+from legoai.specs.cluster import device
 from support import simulated
 from support.plans import SEQUENCE_PARALLEL
 
@@ -34,7 +35,7 @@ def estimated(asynchronous: str, folder: Path) -> tuple[Trace, float, MemoryUse,
 
     path = folder / "pieces.plan"
     path.write_text(PLAN.replace("SHARDS", SEQUENCE_PARALLEL).replace("ASYNC", asynchronous), encoding="utf-8")
-    trace = capture(legoai.lower(path).text, world=RANKS)
+    trace = capture(legoai.lower(path).text, world=RANKS, gpu=device("h100_sxm"))
     left = sys.modules["torch._inductor.config"]._micro_pipeline_tp
     found = legoai.estimate(path)
     return trace, found.exposed_by_axis["tp"], found.ranks[0].use, left

@@ -20,6 +20,7 @@ from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.loss import token_cross_entropy
 from legoai.runtime.step import take_step
+from legoai.specs.cluster import device
 from support import programs, simulated
 
 
@@ -56,7 +57,7 @@ def traced(kind: str = "cuda", replay: bool = False, **options) -> Trace:
 
 
 def _traced(kind: str, replay: bool, world: int, options) -> Trace:
-    return capture(trainer(**options), world=world, kind=kind, replay=replay)
+    return capture(trainer(**options), world=world, kind=kind, gpu=device("h100_sxm"), replay=replay)
 
 
 def steady(trace: Trace) -> list:
@@ -199,7 +200,7 @@ def _unwaited() -> None:
         model.layers["0"].compile(backend="aot_eager")
         return model
 
-    capture(dataclasses.replace(made, parallelize=parallelize), world=2)
+    capture(dataclasses.replace(made, parallelize=parallelize), world=2, gpu=device("h100_sxm"))
 
 
 def _largest_loss(*, fused: bool) -> tuple[int, int]:
@@ -207,7 +208,7 @@ def _largest_loss(*, fused: bool) -> tuple[int, int]:
     made = programs.trainer(dtype=torch.bfloat16, global_batch=2)
     if fused:
         made = dataclasses.replace(made, build_loss=lambda: torch.compile(token_cross_entropy, fullgraph=True))
-    records = steady(capture(made, world=1, kind="cuda"))
+    records = steady(capture(made, world=1, kind="cuda", gpu=device("h100_sxm")))
     logits = 2 * made.seq_len * programs.VOCABULARY
     kernels = [
         item for item in records if isinstance(item, Kernel) and item.module == "loss" and item.phase == "forward"
@@ -241,7 +242,7 @@ def _host_kernels_of_context_parallel(folder) -> int:
     from legoai.api import lower
 
     (folder / "small.plan").write_text(CONTEXT_PARALLEL)
-    trace = capture(lower(folder / "small.plan").text, world=8)
+    trace = capture(lower(folder / "small.plan").text, world=8, gpu=device("h100_sxm"))
     assert sum(isinstance(item, Kernel) for item in trace.records) > 100
     return sum(isinstance(item, HostKernel) for item in trace.records)
 

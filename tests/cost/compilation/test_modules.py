@@ -18,6 +18,7 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import keep_outputs
+from legoai.specs.cluster import device
 from support import programs, simulated
 
 SHAPE = (2, 32, programs.DIM)
@@ -169,7 +170,7 @@ def _replayed() -> list[Kernel]:
     recorder = Capture()
     with (
         simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
-        compilation(recorder, "cuda"),
+        compilation(recorder, "cuda", device("h100_sxm")),
         fake,
         torch.device("sim"),
     ):
@@ -190,7 +191,7 @@ def _kernels_over(*shape: int) -> list[Kernel]:
     recorder = Capture()
     with (
         simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
-        compilation(recorder, "cuda"),
+        compilation(recorder, "cuda", device("h100_sxm")),
         fake,
         torch.device("sim"),
         torch.no_grad(),

@@ -21,6 +21,7 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.trace import Trace
+from legoai.specs.cluster import device
 from support import programs, simulated
 
 ROWS, WIDTH = 8192, 4096
@@ -49,7 +50,7 @@ def forward(compiled: bool) -> list[Kernel]:
     recorder = Capture()
     with (
         simulated_device(recorder, rank=0, world=1, kind="cuda") as fake,
-        compilation(recorder, "cuda"),
+        compilation(recorder, "cuda", device("h100_sxm")),
         fake,
         torch.device("sim"),
         torch.no_grad(),

@@ -1,9 +1,9 @@
-"""Eager torch without importing its compiler.
+"""Placeholder of `torch._dynamo`, torch's compiler, until something really needs it.
 
 Hooks of `fully_shard`, checkpoints and optimizers call `torch._dynamo.disable` and `torch._dynamo.graph_break`, since
 dynamo might be tracing them; fake tensors read its settings; pipelines know its modules. In a simulation it never
-traces, and importing it takes half a second. While a simulation runs, something stands in its place that answers these
-calls and has the settings; whatever else is asked of it, or imported from it, brings the real one.
+traces, and importing it takes half a second. While a simulation runs, a placeholder answers these calls and has the
+settings; whatever else is asked of it, or imported from it, brings the real one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ SOURCES: Final = "torch._dynamo.source"
 
 
 @contextlib.contextmanager
-def without_compiler() -> Iterator[None]:
+def without_dynamo() -> Iterator[None]:
     """Keep dynamo from being imported until something needs it; where it is there already, nothing changes."""
     if NAME in sys.modules:
         yield
         return
-    absent = _Absent(NAME)
-    sys.modules[NAME], sys.modules[SOURCES] = absent, absent.sources
-    torch._dynamo = absent
-    sys.meta_path.insert(0, absent.finder)
+    placeholder = _Placeholder(NAME)
+    sys.modules[NAME], sys.modules[SOURCES] = placeholder, placeholder.sources
+    torch._dynamo = placeholder
+    sys.meta_path.insert(0, placeholder.finder)
     try:
         yield
     finally:
-        absent.leave()
+        placeholder.leave()
+
+
+def import_dynamo() -> None:
+    """Import dynamo now: before processes are forked, each of which would else import it by itself."""
+    importlib.import_module(NAME)
 
 
 class _Named:
@@ -66,8 +71,8 @@ class _OptimizedModule(metaclass=_OfReal):
     """A compiled module, to one who imported this name while the real dynamo was not there."""
 
 
-class _Absent(types.ModuleType):
-    """Stands for dynamo."""
+class _Placeholder(types.ModuleType):
+    """The module that stands in `sys.modules` under dynamo's name."""
 
     OptimizedModule = _OptimizedModule
 
@@ -134,15 +139,15 @@ class _Absent(types.ModuleType):
 class _Finder(MetaPathFinder, Loader):
     """Finds parts of dynamo in the real one."""
 
-    def __init__(self, absent: _Absent) -> None:
-        self.absent = absent
+    def __init__(self, placeholder: _Placeholder) -> None:
+        self.placeholder = placeholder
         self.specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         """Bring the real one, which may import the part by itself."""
         if not name.startswith(f"{NAME}.") or name == SETTINGS:
             return None
-        self.absent.real()
+        self.placeholder.real()
         return ModuleSpec(name, self)
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType:

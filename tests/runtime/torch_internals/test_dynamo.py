@@ -15,7 +15,7 @@ import importlib, sys
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
-from legoai.cost.simulated.eager_torch import without_compiler
+from legoai.runtime.torch_internals.dynamo import without_dynamo
 
 def real():
     found = sys.modules.get("torch._dynamo")
@@ -32,7 +32,7 @@ def works():
     checkpoint(lambda t: t * 2, x, use_reentrant=False).sum().backward()
     assert x.grad.tolist() == [2, 2, 2]
     assert torch._dynamo.config.recompile_limit > 0 and torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
-    assert not any(type(item).__module__ == "legoai.cost.simulated.eager_torch" for item in sys.meta_path)
+    assert not any(type(item).__module__ == "legoai.runtime.torch_internals.dynamo" for item in sys.meta_path)
     assert checkpoint.__wrapped__.__dict__.get("__dynamo_disable") is not checkpoint.__wrapped__
 
 def step():
@@ -47,14 +47,14 @@ def step():
 
 CASES = {
     "asks for nothing else": """
-        with without_compiler():
+        with without_dynamo():
             step()
             assert not real()
         assert "torch._dynamo" not in sys.modules and "torch._dynamo.config" not in sys.modules
         works()
     """,
     "imports a part of it": """
-        with without_compiler():
+        with without_dynamo():
             step()
             import torch._dynamo.utils as part
             assert real() and part is sys.modules["torch._dynamo.utils"] and part.__spec__.origin.endswith("utils.py")
@@ -62,7 +62,7 @@ CASES = {
         works()
     """,
     "asks for more of it": """
-        with without_compiler():
+        with without_dynamo():
             kept = importlib.import_module("torch._dynamo")
             assert not real() and not hasattr(kept, "__no_such_attribute__")
             asked = kept.OptimizedModule
@@ -82,14 +82,14 @@ CASES = {
         works()
     """,
     "compiles": """
-        with without_compiler():
+        with without_dynamo():
             step()
             works()
         works()
     """,
     "fails": """
         try:
-            with without_compiler():
+            with without_dynamo():
                 step()
                 raise KeyError
         except KeyError:
@@ -98,7 +98,7 @@ CASES = {
     """,
     "begins when it is there": """
         import torch._dynamo
-        with without_compiler():
+        with without_dynamo():
             assert sys.modules["torch._dynamo"] is torch._dynamo and real()
             step()
         works()

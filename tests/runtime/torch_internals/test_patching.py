@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from legoai.cost.replaced import replaced
+from legoai.runtime.torch_internals.patching import patched_attribute
 
 
 class Above:
@@ -21,7 +21,7 @@ class Below(Above):
 
 
 def test_what_a_class_inherits_is_covered_and_not_kept():
-    with replaced(Below, "told", lambda self: "instead"):
+    with patched_attribute(Below, "told", lambda self: "instead"):
         assert (Below().told(), Above().told()) == ("instead", "above")
     assert "told" not in Below.__dict__
     assert Below().told() == "above"
@@ -29,12 +29,16 @@ def test_what_a_class_inherits_is_covered_and_not_kept():
 
 def test_what_a_class_or_module_has_comes_back_also_after_an_error():
     before = Below.__dict__["own"], math.pi
-    with pytest.raises(ValueError, match="end"), replaced(Below, "own", None), replaced(math, "pi", 3):
+    with (
+        pytest.raises(ValueError, match="end"),
+        patched_attribute(Below, "own", None),
+        patched_attribute(math, "pi", 3),
+    ):
         assert (Below.own, math.pi) == (None, 3)
         raise ValueError("end")
     assert (Below.__dict__["own"], math.pi) == before
 
 
 def test_a_name_that_is_not_there_is_an_error():
-    with pytest.raises(AttributeError, match="nothing"), replaced(Below, "nothing", 1):
+    with pytest.raises(AttributeError, match="nothing"), patched_attribute(Below, "nothing", 1):
         pass

@@ -1,0 +1,7 @@
+"""Torch's own estimators of memory and time, private as yet, to which the benchmarks compare LegoAI's."""
+
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+
+__all__ = ["FSDPMemTracker", "MemTracker", "RuntimeEstimator"]

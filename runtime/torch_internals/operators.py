@@ -1,0 +1,93 @@
+"""Private names of torch's dispatcher, autograd and trees, of which torch itself imports all at its start.
+
+Each name stands here without its underscore, with the reason why no public one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+# Classes of `torch.ops.aten.add.Tensor` and `torch.ops.aten.add`, for annotations and `isinstance`.
+from torch._ops import OpOverload, OpOverloadPacket
+
+# Kernels that attention may use here: what `torch.nn.attention.sdpa_kernel` has set.
+from torch.nn.attention import _cur_sdpa_kernel_backends as allowed_attention_kernels
+
+# The documented way to see operators below autograd; torch has it only under a private name.
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
+
+# Nested arguments and results; only torch's own trees know the outputs of Hugging Face's models.
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+# Registers the simulated device's backend; the public functions beside it want one written in C++.
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend as register_python_backend
+
+__all__ = [
+    "DisableTorchDispatch",
+    "DispatchKey",
+    "DispatchKeySet",
+    "ExcludeDispatchKeyGuard",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "TreeSpec",
+    "all_operator_names",
+    "allowed_attention_kernels",
+    "autograd_sequence_number",
+    "current_autograd_node",
+    "foreach_mul_",
+    "foreach_norm",
+    "forget_data_pointer",
+    "fused_adamw_",
+    "has_kernel",
+    "is_traceable_wrapper_subclass",
+    "is_traceable_wrapper_subclass_type",
+    "make_subclass",
+    "register_python_backend",
+    "running_backward",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+]  # fmt: skip
+
+DispatchKey: Final[Any] = torch._C.DispatchKey
+"""Keys of autocast, which a kernel of autocast must exclude to reach the operator itself."""
+DispatchKeySet: Final[Any] = torch._C.DispatchKeySet
+ExcludeDispatchKeyGuard: Final[Any] = torch._C._ExcludeDispatchKeyGuard
+
+DisableTorchDispatch: Final[Any] = torch._C._DisableTorchDispatch
+"""Context in which tensors on the meta device are made below all modes, for a new fake tensor."""
+
+all_operator_names: Final[Callable[[], list[str]]] = torch._C._dispatch_get_all_op_names
+"""Names of all operators, by which the simulated device finds those that autocast has a rule for."""
+has_kernel: Final[Callable[[str, str], bool]] = torch._C._dispatch_has_kernel_for_dispatch_key
+"""Whether an operator has a kernel on a dispatch key."""
+
+make_subclass: Final[Any] = torch.Tensor._make_subclass
+"""Makes a tensor subclass of a tensor; the constructor of fake tensors checks its arguments each time again."""
+forget_data_pointer: Final[Callable[[torch.Tensor], None]] = torch._C._set_throw_on_mutable_data_ptr
+"""Makes reading a fake tensor's data an error, as the constructor of fake tensors does."""
+
+autograd_sequence_number: Final[Callable[[], int]] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+"""Number that autograd gives to the next node, by which a node in backward is traced to its module."""
+current_autograd_node: Final[Callable[[], Any]] = torch._C._current_autograd_node
+"""The node whose backward runs."""
+
+foreach_norm: Final[Callable[..., list[torch.Tensor]]] = torch._foreach_norm  # documented as beta
+foreach_mul_: Final[Callable[..., None]] = torch._foreach_mul_  # documented as beta
+fused_adamw_: Final[Any] = torch._fused_adamw_
+"""What `torch.optim.AdamW(fused=True)` calls, to measure it by itself."""
+
+
+def running_backward() -> bool:
+    """Whether autograd runs a backward on this thread."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,115 @@
+"""Scoped patches: attributes that have another value while a context is entered."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Final
+
+from legoai.runtime.torch_internals.table import PATCHES, Patch
+
+_INHERITED: Final = object()
+_MISSING: Final = object()
+
+
+@contextlib.contextmanager
+def patched(path: str, value: Any) -> Iterator[None]:
+    """Replace something of torch while entered.
+
+    Args:
+        path: of the table, `module:name` or `module:Class.name`.
+        value: what stands there; a `staticmethod` or `property` where the original is one.
+
+    Raises:
+        KeyError: the table does not list it.
+        AttributeError: this version of torch does not have it.
+    """
+    owner, name = locate(PATCHES[path])
+    with patched_attribute(owner, name, value):
+        yield
+
+
+@contextlib.contextmanager
+def patched_item(path: str, key: Any, value: Any) -> Iterator[None]:
+    """Replace, or add, one item of a mapping of torch that the table lists, while entered."""
+    mapping: MutableMapping[Any, Any] = original(path)
+    before = mapping.get(key, _MISSING)
+    mapping[key] = value
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            del mapping[key]
+        else:
+            mapping[key] = before
+
+
+@contextlib.contextmanager
+def restored_items(path: str, *keys: Any) -> Iterator[None]:
+    """Give items of a mapping of torch that the table lists the values back, on leaving, that they have on entering."""
+    mapping: MutableMapping[Any, Any] = original(path)
+    before = {key: mapping[key] for key in keys if key in mapping}
+    try:
+        yield
+    finally:
+        for key in keys:
+            mapping.pop(key, None)
+        mapping.update(before)
+
+
+def override(instance: Any, path: str, function: Any) -> None:
+    """Replace a method of one object of torch, for as long as the object lives.
+
+    Args:
+        instance: of the class that the path names, or of one that inherits from it.
+        path: of the table, `module:Class.method`.
+        function: takes what the bound method takes.
+
+    Raises:
+        KeyError: the table does not list it.
+        TypeError: the object is of another class.
+    """
+    owner, name = locate(PATCHES[path])
+    if not isinstance(instance, owner):
+        raise TypeError(f"{path} is no method of {type(instance).__name__}")
+    getattr(owner, name)
+    setattr(instance, name, function)
+
+
+def original(path: str) -> Any:
+    """Return what stands now where the table lists a patch; a `staticmethod` or `property` as the class holds it."""
+    owner, name = locate(PATCHES[path])
+    return inspect.getattr_static(owner, name)
+
+
+def locate(patch: Patch) -> tuple[Any, str]:
+    """Return the module or class that holds what is patched, and its name there; imports the module."""
+    module, _, qualified = patch.path.partition(":")
+    owner: Any = importlib.import_module(module)
+    *classes, name = qualified.split(".")
+    for part in classes:
+        owner = getattr(owner, part)
+    return owner, name
+
+
+@contextlib.contextmanager
+def patched_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of an object, or of a class or module of our own, another value while entered.
+
+    One that a class inherits is covered for the time, and not kept. Classes and modules of torch are for `patched`.
+
+    Raises:
+        AttributeError: there is none of this name.
+    """
+    getattr(owner, name)
+    before = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _INHERITED:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)

@@ -1,0 +1,361 @@
+"""Table of the patches of torch, and of the private names that lowered programs import.
+
+Every entry was tried on the versions in :data:`TRIED`; CI runs the tests of this folder on the first and the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+TRIED: Final = ("2.12.0", "2.12.1", "2.13.0")
+"""Versions of torch, oldest and newest first and last, on which the tests of this folder pass."""
+
+Kind: TypeAlias = Literal[
+    "function", "static", "class method", "property", "class", "builtin", "mapping", "module", "setting"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """Something of torch that is replaced for a while.
+
+    Attributes:
+        path: `module:name` or `module:Class.name`.
+        kind: what torch has there.
+        parameters: names of the first parameters, on whose order the replacement or a caller relies, `self` included;
+            those of a builtin cannot be asked for.
+        why: what would happen without.
+        test: that fails when torch no longer does what the patch changes; `file::function` under the tests of this
+            folder.
+    """
+
+    path: str
+    kind: Kind = "function"
+    parameters: str = ""
+    why: str
+    test: str
+
+
+_MESH: Final = "torch.distributed.device_mesh:DeviceMesh"
+_RANKS: Final = "computes with tensors of ranks, whose values a fake tensor mode would drop"
+_SCHEDULES: Final = "torch.distributed.pipelining.schedules"
+_STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
+_STAGES_TEST: Final = "test_pipelines.py::test_every_action_and_transfer_is_recorded"
+_ESTIMATOR_TEST: Final = "test_tools.py::test_the_tools_of_torch_run_without_a_gpu"
+
+_SIMULATION: Final = (
+    Patch(
+        path="torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init",
+        kind="property",
+        why="constructors would call kernels of the device, and a backend written in Python has none",
+        test="test_simulation.py::test_constructors_need_no_kernel_of_the_device",
+    ),
+    Patch(
+        path="torch._subclasses.fake_tensor:FakeTensor.tolist",
+        parameters="self",
+        why="reading values of a fake tensor is an error; a program that reads them waits for the device",
+        test="test_simulation.py::test_values_that_a_program_reads_are_recorded",
+    ),
+    Patch(
+        path="torch._subclasses.fake_impls:op_implementations_dict",
+        kind="mapping",
+        why="page-locking fake host memory would ask for an accelerator with real memory",
+        test="test_simulation.py::test_host_memory_is_page_locked",
+    ),
+    Patch(
+        path="torch.distributed._functional_collectives:_maybe_wrap_tensor",
+        parameters="self",
+        why="a fake tensor mode is taken for compilation, so that each collective would be waited for at once; while a "
+        "module is compiled, torch's own is put back",
+        test="test_simulation.py::test_collectives_are_waited_for_at_their_first_use",
+    ),
+    Patch(
+        path="torch._C._distributed_c10d:FakeWork.wait",
+        kind="builtin",
+        why="tells the recorder that a stream waits for a collective",
+        test="test_simulation.py::test_waits_for_collectives_are_recorded",
+    ),
+    Patch(
+        path="torch.autograd.profiler:record_function.__enter__",
+        parameters="self",
+        why="labels of the profiler, which nobody reads, are operators that go through every mode",
+        test="test_simulation.py::test_labels_of_the_profiler_are_no_operators",
+    ),
+    Patch(
+        path="torch.autograd.profiler:record_function.__exit__",
+        parameters="self, exc_type, exc_value, traceback",
+        why="as `__enter__`",
+        test="test_simulation.py::test_labels_of_the_profiler_are_no_operators",
+    ),
+    Patch(
+        path="torch.random:fork_rng",
+        parameters="devices",
+        why="torch 2.12 asks CUDA for the random state of stages on any device, which fails without a driver",
+        test="test_simulation.py::test_random_states_are_asked_of_no_other_device",
+    ),
+    Patch(
+        path="torch:UntypedStorage.resize_",
+        kind="builtin",
+        why="FSDP allocates and frees unsharded parameters by resizing; no operator tells of it",
+        test="test_simulation.py::test_resized_storages_are_recorded",
+    ),
+    Patch(
+        path="torch:clear_autocast_cache",
+        kind="builtin",
+        why="casts of parameters, which the simulated device's own rules keep, end when torch's do",
+        test="test_simulation.py::test_casts_end_with_autocast",
+    ),
+    Patch(
+        path="torch.distributed.tensor._sharding_prop:ShardingPropagator.propagate_op_sharding_non_cached",
+        parameters="self, op_schema",
+        why="shapes are found with tensors of global shape, which no device allocates",
+        test="test_simulation.py::test_finding_shapes_of_dtensors_is_not_recorded",
+    ),
+    Patch(
+        path="torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached",
+        parameters="self, op_schema",
+        why="as `propagate_op_sharding_non_cached`, for callers that want only the shapes",
+        test="test_simulation.py::test_finding_shapes_of_dtensors_is_not_recorded",
+    ),
+)
+
+_MESHES: Final = (
+    *(
+        Patch(path=f"{_MESH}.{name}", kind=kind, parameters=parameters, why=_RANKS, test=f"test_meshes.py::{test}")
+        for name, kind, parameters, test in (
+            ("_concatenate", "static", "device_mesh_list", "test_axes_are_joined_and_split"),
+            ("_flatten", "function", "self, mesh_dim_name", "test_axes_are_joined_and_split"),
+            ("_unflatten", "function", "self, dim, mesh_sizes, mesh_dim_names", "test_axes_are_joined_and_split"),
+            ("_get_mesh_tensor_from_full_mesh", "static", "full_mesh", "test_ranks_of_a_mesh_are_known"),
+            ("_sym_get_coordinate", "function", "self, index", "test_ranks_of_a_mesh_are_known"),
+            ("__getitem__", "function", "self, mesh_dim_names", "test_ranks_of_a_mesh_are_known"),
+            ("get_coordinate", "function", "self", "test_ranks_of_a_mesh_are_known"),
+            ("get_group", "function", "self, mesh_dim", "test_ranks_of_a_mesh_are_known"),
+            ("get_local_rank", "function", "self, mesh_dim", "test_ranks_of_a_mesh_are_known"),
+            ("size", "function", "self, mesh_dim", "test_ranks_of_a_mesh_are_known"),
+        )
+    ),
+    Patch(
+        path="torch.distributed.fsdp._fully_shard._fully_shard:_get_post_forward_mesh_info",
+        parameters="reshard_after_forward, mesh_info",
+        why=f"the mesh over which `fully_shard` reshards after forward: {_RANKS}",
+        test="test_meshes.py::test_units_reshard_over_some_of_their_ranks",
+    ),
+    Patch(
+        path=f"{_MESH}.__eq__",
+        parameters="self, other",
+        why="compares all ranks of a world each time that DTensor looks a mesh up",
+        test="test_meshes.py::test_ranks_of_equal_meshes_are_compared_once",
+    ),
+    Patch(
+        path="torch.distributed.device_mesh:new_group",
+        parameters="ranks",
+        why="each rank makes the groups of all others along an axis, and keeps its own",
+        test="test_meshes.py::test_groups_of_other_ranks_are_not_made",
+    ),
+    Patch(
+        path="torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
+        parameters="tensor, num_chunks, dim",
+        why="cuts each parameter into the chunks of all ranks, and keeps its own",
+        test="test_meshes.py::test_units_cut_their_own_chunk_alone",
+    ),
+)
+
+_PIPELINES: Final = (
+    Patch(
+        path=f"{_SCHEDULES}:record_function",
+        kind="class",
+        parameters="name",
+        why="the label of an action on parameters tells when it begins and ends",
+        test=_STAGES_TEST,
+    ),
+    Patch(
+        path=f"{_SCHEDULES}:_PipelineSchedule._warmup_p2p",
+        parameters="self, stages, has_backward, p2p_done",
+        why="stages vote on their shapes, and a vote has a value",
+        test=_STAGES_TEST,
+    ),
+    Patch(
+        path=f"{_SCHEDULES}:_batch_p2p",
+        parameters="p2p_ops, desc",
+        why="transfers in one direction are recorded without the way through all modes",
+        test=_STAGES_TEST,
+    ),
+    Patch(
+        path="torch.distributed:batch_isend_irecv",
+        parameters="p2p_op_list",
+        why="tells which transfers are one operation of NCCL",
+        test=_STAGES_TEST,
+    ),
+    *(
+        Patch(path=f"{owner}.{name}", parameters=parameters, why=why, test=_STAGES_TEST)
+        for owner, name, parameters, why in (
+            (
+                _STAGE,
+                "forward_one_chunk",
+                "self, fwd_chunk_id, args",
+                "one action of a stage, replayed where it is equal",
+            ),
+            (_STAGE, "backward_one_chunk", "self, bwd_chunk_id, loss, full_backward, last_backward", "as the forward"),
+            (_STAGE, "backward_weight_one_chunk", "self, bwd_chunk_id, last_backward", "as the forward"),
+            (_STAGE, "perform_reduce_grad", "self, grad_scale_factor", "as the forward"),
+            (f"{_SCHEDULES}:_PipelineSchedule", "step", "self", "tells when a pass begins and ends"),
+            (
+                f"{_SCHEDULES}:_PipelineSchedule",
+                "_maybe_compute_loss",
+                "self, stage, output, target_mbs, mb_index",
+                "the loss belongs to the forward of the last stage",
+            ),
+            (
+                f"{_SCHEDULES}:_PipelineSchedule",
+                "_initialize_pp_stages",
+                "self, stages",
+                "tells when the stages are prepared",
+            ),
+            (
+                f"{_SCHEDULES}:_PipelineScheduleRuntime",
+                "_assert_unsharded",
+                "self, stage",
+                "the wait for gathered parameters is recorded by itself",
+            ),
+        )
+    ),
+)
+
+_COMPILATION: Final = (
+    Patch(
+        path="torch:compile",
+        parameters="model",
+        why="dynamo cannot trace the simulated device",
+        test="test_compilation.py::test_modules_are_compiled_for_the_simulated_device",
+    ),
+    *(
+        Patch(
+            path=f"torch.nn.modules.module:{name}",
+            kind="mapping",
+            why="hooks of all modules would become part of the graph; one of ours notes which module makes a node",
+            test="test_compilation.py::test_kernels_know_their_module",
+        )
+        for name in ("_global_forward_pre_hooks", "_global_forward_hooks")
+    ),
+    Patch(
+        path="torch.fx.traceback:current_meta",
+        kind="mapping",
+        why="a checkpoint's context tags the nodes of a graph, and does not take its tags back",
+        test="test_compilation.py::test_checkpoints_tag_their_own_operators_alone",
+    ),
+    Patch(
+        path="torch._functorch.partitioners:functionalize_rng_ops",
+        parameters="joint_module, fw_module, bw_module, num_sym_nodes",
+        why="a recomputed operator that may be random would keep the state of CUDA's generator",
+        test="test_compilation.py::test_random_operators_are_recomputed_without_a_generator",
+    ),
+    Patch(
+        path="torch:Tensor.copy_",
+        kind="builtin",
+        why="inductor's passes try a copy on constants of the device to see whether shapes fit",
+        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
+    ),
+    Patch(
+        path="torch:Tensor.__invert__",
+        kind="builtin",
+        why="inductor's passes compute a constant mask with `~`, which fake CUDA tensors do not take without CUDA",
+        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
+    ),
+    Patch(
+        path="torch._inductor.scheduler:Scheduler.create_backend",
+        parameters="self, device",
+        why="inductor refuses to schedule for a GPU that is not there",
+        test="test_compilation.py::test_inductor_schedules_without_a_gpu",
+    ),
+    Patch(
+        path="torch._inductor.runtime.hints:DeviceProperties.create",
+        kind="class method",
+        parameters="cls, device",
+        why="inductor asks the driver; it is told the properties of the plan's device",
+        test="test_compilation.py::test_inductor_is_told_the_properties_of_the_device",
+    ),
+    Patch(
+        path="torch.distributed:is_nccl_available",
+        why="inductor's AsyncTP pass does nothing in a build of torch without NCCL",
+        test="test_compilation.py::test_products_are_joined_with_their_collectives",
+    ),
+    Patch(
+        path="torch.distributed._symmetric_memory:make_contiguous_for_perm",
+        parameters="t, perm",
+        why="the pass would copy a tensor of a GPU",
+        test="test_compilation.py::test_products_are_joined_with_their_collectives",
+    ),
+    Patch(
+        path="torch.distributed._symmetric_memory:enable_symm_mem_for_group",
+        parameters="group_name",
+        why="exchanges handles of memory with the ranks of a group, of which only one is simulated",
+        test="test_compilation.py::test_symmetric_memory_is_forgotten",
+    ),
+    Patch(
+        path="torch.distributed._symmetric_memory:_group_name_to_store",
+        kind="mapping",
+        why="groups of one simulation that have symmetric memory, by which the AsyncTP pass knows them",
+        test="test_compilation.py::test_symmetric_memory_is_forgotten",
+    ),
+)
+
+_PLACED: Final = (
+    Patch(
+        path="torch:_dynamo",
+        kind="module",
+        why="hooks and optimizers would import dynamo only to keep it away; see the module `dynamo` of this folder",
+        test="test_dynamo.py::test_dynamo_is_as_it_was_after_a_simulation_that",
+    ),
+    Patch(
+        path="torch._inductor:config._micro_pipeline_tp",
+        kind="setting",
+        why="AsyncTP has no public switch; set for a whole run, and reset after a simulation by `settings`",
+        test="test_compilation.py::test_symmetric_memory_is_forgotten",
+    ),
+)
+
+_BENCHMARKS: Final = (
+    Patch(
+        path="torch.distributed.tensor._sharding_prop:detect_fake_mode",
+        parameters="inputs",
+        why="torch's memory trackers fail where DTensor takes their fake mode for a compiler's",
+        test=_ESTIMATOR_TEST,
+    ),
+    Patch(
+        path="torch.optim.adam:_get_value",
+        parameters="x",
+        why="Adam reads its count of steps, and a fake tensor has no value",
+        test=_ESTIMATOR_TEST,
+    ),
+    Patch(
+        path="torch.cuda:is_available",
+        why="torch's runtime estimator runs only where there is a GPU",
+        test=_ESTIMATOR_TEST,
+    ),
+    Patch(
+        path="torch.utils._runtime_estimation:get_device_tflops",
+        parameters="dtype",
+        why="the estimator asks the driver for rates; it is told those of the catalogue",
+        test=_ESTIMATOR_TEST,
+    ),
+    Patch(
+        path="torch.utils._runtime_estimation:get_gpu_dram_gbps",
+        why="as `get_device_tflops`",
+        test=_ESTIMATOR_TEST,
+    ),
+)
+
+PATCHES: Final[dict[str, Patch]] = {
+    patch.path: patch for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *_COMPILATION, *_PLACED, *_BENCHMARKS)
+}
+"""All patches by their path."""
+
+IN_PROGRAMS: Final[dict[str, str]] = {
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper:checkpoint_wrapper": "keeps a checkpointed module's "
+    "parameters under their names; documented nowhere else",
+    "torch.distributed._composable.replicate_with_fsdp:replicate": "replicates in the way of `fully_shard`; DDP, "
+    "which is public, cannot be composed with tensor parallelism",
+}
+"""Private names that lowered programs import, as `module:name`, and why."""

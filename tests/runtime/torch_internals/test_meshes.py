@@ -1,0 +1,119 @@
+"""What the patches of device meshes and of FSDP's parameters do; each test fails without the patches that name it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from legoai.cost.simulated.device import SIM, Recorder
+from legoai.cost.simulated.large_worlds import Chunks
+from legoai.cost.simulated.process import simulated_device
+from legoai.runtime.mesh import join_axes, split_off_experts
+from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
+from legoai.runtime.torch_internals.patching import original
+from support import simulated
+
+
+class Nobody(Recorder):
+    def record(self, record) -> None: ...
+
+
+def simulate(function, *, rank: int = 5, world: int = 8):
+    """Call a function under a fake tensor mode on one rank of a simulated world."""
+    return simulated.in_a_fork(_simulate, function, rank, world)
+
+
+def _simulate(function, rank: int, world: int):
+    with simulated_device(Nobody(), rank=rank, world=world, kind="cuda") as fake, fake:
+        return function()
+
+
+def mesh_of(*sizes: int, names: str = "dp"):
+    """A mesh with axes of one letter each or with one axis, made without fake tensors as a simulation makes them."""
+    with unset_fake_temporarily():
+        return init_device_mesh(SIM, sizes, mesh_dim_names=tuple(names) if len(sizes) > 1 else (names,))
+
+
+def three_axes():
+    return mesh_of(2, 2, 2, names="abc")
+
+
+def joined() -> list:
+    mesh = three_axes()
+    flat, both = join_axes(mesh, ("a", "b")), join_axes(mesh, ("a",), ("b", "c"))
+    split = split_off_experts(mesh_of(8), ep=2)
+    names = [flat.mesh_dim_names, both.mesh_dim_names, split.mesh_dim_names]
+    groups = [
+        dist.get_process_group_ranks(item) for item in (flat.get_group(), both.get_group(1), split.get_group("ep"))
+    ]
+    return [*names, *groups]
+
+
+def test_axes_are_joined_and_split():
+    assert simulate(joined) == [
+        ("a_b",), ("a", "b_c"), ("dp_mod_ep", "ep"), [1, 3, 5, 7], [4, 5, 6, 7], [4, 5],
+    ]  # fmt: skip
+
+
+def known() -> list:
+    mesh = three_axes()
+    whole = mesh_of(8)
+    names = [f"{name}: {mesh.get_local_rank(name)} of {mesh[name].size()}" for name in ("a", "b", "c")]
+    ranks = [dist.get_process_group_ranks(mesh.get_group(name)) for name in ("a", "b", "c")]
+    return [names, mesh.get_coordinate(), whole.get_local_rank(), mesh["a", "c"].size(), *ranks]
+
+
+def test_ranks_of_a_mesh_are_known():
+    assert simulate(known) == [
+        ["a: 1 of 2", "b: 0 of 2", "c: 1 of 2"], (1, 0, 1), 5, 4, [1, 5], [5, 7], [4, 5],
+    ]  # fmt: skip
+
+
+def resharded() -> list[int]:
+    mesh = mesh_of(8)
+    with torch.device("meta"):
+        model = nn.Linear(16, 16, bias=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=2)
+    group = model._get_fsdp_state()._fsdp_param_group
+    return dist.get_process_group_ranks(group.post_forward_mesh_info.shard_process_group)
+
+
+def test_units_reshard_over_some_of_their_ranks():
+    assert simulate(resharded) == [4, 5]
+
+
+def compared() -> list[bool]:
+    one, other = (mesh_of(8) for _ in range(2))
+    assert one is not other
+    apart = one._flatten_rank_map is other._flatten_rank_map
+    return [apart, one == other, one._flatten_rank_map is other._flatten_rank_map, one == three_axes()]
+
+
+def test_ranks_of_equal_meshes_are_compared_once():
+    _, equal, shared, different = simulate(compared)
+    assert (equal, shared, different) == (True, True, False)
+
+
+def groups() -> list[list[int]]:
+    three_axes()
+    found = [dist.get_process_group_ranks(group) for group in dist.distributed_c10d._world.pg_map]
+    return sorted(ranks for ranks in found if len(ranks) < 8)
+
+
+def test_groups_of_other_ranks_are_not_made():
+    assert simulate(groups) == [[1, 5], [4, 5], [5, 7]]
+
+
+def cut() -> tuple[bool, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = nn.Linear(16, 16, bias=False)
+    fully_shard(model, mesh=mesh_of(8))
+    chunks = original("torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty")
+    return chunks is Chunks, tuple(model.weight.to_local().shape)
+
+
+def test_units_cut_their_own_chunk_alone():
+    assert simulate(cut) == (True, (2, 16))

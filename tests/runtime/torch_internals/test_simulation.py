@@ -1,0 +1,170 @@
+"""What the patches of a simulation do; each test fails without the patches that name it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from legoai.cost.simulated.autocast import autocast_rules
+from legoai.cost.simulated.device import READ_VALUE, SIM
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.host import host_memory
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.trace.records import Allocate, Collective, Copy, Free, HostWaitStream, Resize, WaitWork
+from legoai.runtime.torch_internals import collectives
+from legoai.runtime.torch_internals.operators import TorchDispatchMode
+from support import simulated
+
+
+class Operators(TorchDispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def simulate(function, *, world: int = 1):
+    """Call a function on rank 0 of a simulated world, with the capture that records it; returns what it returns."""
+    return simulated.in_a_fork(_simulate, function, world)
+
+
+def _simulate(function, world: int):
+    recorder = Capture()
+    with simulated_device(recorder, rank=0, world=world, kind="cuda") as fake, host_memory("cuda"):
+        recorder.mesh = init_device_mesh(SIM, (world,), mesh_dim_names=("dp",))
+        with fake, recorder.hooks(), Dispatch(recorder):
+            return function(recorder)
+
+
+def constructors(_: Capture) -> list[tuple[str, tuple[int, ...]]]:
+    made = [torch.empty(2, device=SIM), torch.zeros(2, device=SIM), torch.tensor([1, 2], device=SIM)]
+    return [(item.device.type, tuple(item.shape)) for item in made]
+
+
+def test_constructors_need_no_kernel_of_the_device():
+    assert simulate(constructors) == [(SIM, (2,))] * 3
+
+
+def values(recorder: Capture):
+    read = torch.zeros(2, 3, device=SIM).tolist()
+    return read, [type(item) for item in recorder.records if isinstance(item, Copy | HostWaitStream)]
+
+
+def test_values_that_a_program_reads_are_recorded():
+    assert simulate(values) == ([[READ_VALUE] * 3] * 2, [Copy, HostWaitStream])
+
+
+def page_locked(_: Capture) -> tuple[str, tuple[int, ...]]:
+    pinned = torch.ones(2, 3).t().pin_memory()
+    return pinned.device.type, pinned.stride()
+
+
+def test_host_memory_is_page_locked():
+    assert simulate(page_locked) == ("cpu", (1, 3))
+
+
+def functional(recorder: Capture) -> tuple[bool, list[type]]:
+    out = collectives.all_gather_single(torch.ones(4, device=SIM), 0, dist.group.WORLD)
+    on_its_way = isinstance(out, collectives.AsyncCollectiveTensor)
+    issued = len(recorder.records)
+    out + 1
+    return on_its_way, [type(item) for item in recorder.records[issued:] if isinstance(item, WaitWork)]
+
+
+def test_collectives_are_waited_for_at_their_first_use():
+    assert simulate(functional, world=2) == (True, [WaitWork])
+
+
+def waited(recorder: Capture) -> tuple[int, int]:
+    work = dist.all_reduce(torch.ones(4, device=SIM), async_op=True)
+    issued = next(item.work for item in recorder.records if isinstance(item, Collective))
+    assert not any(isinstance(item, WaitWork) for item in recorder.records)
+    work.wait()
+    return issued, next(item.work for item in recorder.records if isinstance(item, WaitWork))
+
+
+def test_waits_for_collectives_are_recorded():
+    issued, awaited = simulate(waited, world=2)
+    assert issued == awaited
+
+
+def labelled(_: Capture) -> list[str]:
+    with Operators() as seen, torch.autograd.profiler.record_function("label"):
+        pass
+    return seen.names
+
+
+def test_labels_of_the_profiler_are_no_operators():
+    assert simulate(labelled) == []
+
+
+def forked(_: Capture) -> int:
+    asked = []
+    original = torch.cuda.get_rng_state
+    torch.cuda.get_rng_state = lambda device: asked.append(device) or torch.zeros(1, dtype=torch.uint8)
+    try:
+        with torch.random.fork_rng(devices=[torch.device(SIM, 0)]):
+            pass
+    finally:
+        torch.cuda.get_rng_state = original
+    return len(asked)
+
+
+def test_random_states_are_asked_of_no_other_device():
+    assert simulate(forked) == 0
+
+
+def resized(recorder: Capture) -> list[int]:
+    tensor = torch.empty(4, device=SIM)
+    tensor.untyped_storage().resize_(0)
+    tensor.untyped_storage().resize_(16)
+    return [item.bytes for item in recorder.records if isinstance(item, Resize)]
+
+
+def test_resized_storages_are_recorded():
+    assert simulate(resized) == [0, 16]
+
+
+def cast(recorder: Capture) -> list[int]:
+    weight = torch.nn.Parameter(torch.empty(4, 4, device=SIM))
+    values = torch.empty(8, 4, device=SIM)
+
+    def copies() -> int:
+        live = {item.storage: item.bytes for item in recorder.records if isinstance(item, Allocate)}
+        for item in recorder.records:
+            if isinstance(item, Free):
+                live.pop(item.storage)
+        return list(live.values()).count(weight.numel() * 2)
+
+    with autocast_rules("cuda"):
+        with torch.autocast(SIM, dtype=torch.bfloat16):
+            values @ weight
+            inside = copies()
+        return [inside, copies()]
+
+
+def test_casts_end_with_autocast():
+    assert simulate(cast) == [1, 0]
+
+
+def propagated(recorder: Capture) -> list[int]:
+    mesh = recorder.mesh
+    assert mesh is not None
+    left = distribute_tensor(torch.empty(64, 8, device=SIM), mesh, [Shard(0)], src_data_rank=None)
+    right = distribute_tensor(torch.empty(8, 16, device=SIM), mesh, [Replicate()], src_data_rank=None)
+    before = len(recorder.records)
+    product = left @ right
+    assert product.shape == (64, 16)
+    return [item.bytes for item in recorder.records[before:] if isinstance(item, Allocate)]
+
+
+def test_finding_shapes_of_dtensors_is_not_recorded():
+    assert simulate(propagated, world=4) == [16 * 16 * 4]
