@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.attention import attention_modules
 from legoai.dsl.analysis.facts import replacement, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -164,7 +165,7 @@ class NoAttention(Check):
             return
         if attention.kernel == "default":
             return
-        if any(step.op == "attention" for module in manifest.modules.values() for step in module.flow):
+        if attention_modules(analysis):
             return
         yield self.at(
             analysis.place(attention, "kernel"),

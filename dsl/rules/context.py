@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.attention import attention_modules
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -89,15 +90,7 @@ class NothingToCut(Check):
         manifest, use = analysis.manifest, analysis.plan.context
         if use is None or manifest is None or manifest.flow_error is not None or analysis.plan.mesh.cp == 1:
             return
-        first = {blocks.path: blocks.names[0] for blocks in manifest.block_lists if len(blocks)}
-        attends = any(
-            step.op == "attention"
-            for path, info in manifest.modules.items()
-            if all(
-                not path.startswith(f"{above}.") or path.startswith(f"{above}.{name}.") for above, name in first.items()
-            )
-            for step in info.flow
-        )
+        attends = bool(attention_modules(analysis))
         if attends and manifest.vocab_size is not None and (manifest.reads is None or manifest.reads.kind == "tokens"):
             return
         reason = "reads no sequence of token ids" if attends else "has no attention that is known as such"
