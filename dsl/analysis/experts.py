@@ -61,8 +61,11 @@ def axes_of_experts(analysis: Analysis) -> tuple[str, ...]:
 
 
 def ranks_of_one_expert(analysis: Analysis) -> int:
-    """The ranks over which `fsdp` shards the same experts: those that it shards over, in groups of `ep`."""
-    return shard_ranks(analysis) // analysis.plan.mesh.ep
+    """The ranks over which `fsdp` shards the same experts: those that it shards over, in groups of `ep`.
+
+    At least one, also of a plan whose `ep` groups more ranks than `fsdp` shards over, which is not supported.
+    """
+    return max(1, shard_ranks(analysis) // analysis.plan.mesh.ep)
 
 
 def sharded_dim(analysis: Analysis, path: str) -> int | None:

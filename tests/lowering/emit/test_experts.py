@@ -196,6 +196,12 @@ fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
             "`ep` = 4 does not divide the 2 ranks",
         ),
         (
+            f"mesh (cp = 4, ep = 4)\n{EXPERTS}context on cp\nfsdp on dp_shard {UNITS}"
+            "comm { layers.* = bucket(bytes(1MiB)) }",
+            "LP010",
+            "`ep` = 4 does not divide the 1 ranks",
+        ),
+        (
             "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.* = experts }\nfsdp on dp_shard",
             "LP407",
             "`experts` is for the experts",
