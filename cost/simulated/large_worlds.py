@@ -1,4 +1,4 @@
-"""What does torch do once for every rank of a world, of which a simulated rank needs its own part alone?"""
+"""Large worlds: torch's loops over all ranks, reduced to the simulated rank's own part."""
 
 from __future__ import annotations
 
