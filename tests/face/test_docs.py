@@ -98,6 +98,6 @@ def test_the_rooms_of_the_architecture_are_there():
     for folder, rooms in rows:
         named = set(re.findall(r"`([\w]+)/`", rooms))
         packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
-        assert named <= packages, folder
+        assert named == packages, folder
         for file in re.findall(r"`(\w+\.py)`", rooms):
             assert (ROOT / folder / file).exists(), file
