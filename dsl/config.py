@@ -17,7 +17,7 @@ class Configuration:
     """What a project chooses for `legoai lint`. Options on the command line come before it."""
 
     format: str | None = None
-    """The format of findings."""
+    """The format of diagnostics."""
     select: tuple[str, ...] = ()
     """Codes, or beginnings of codes, of the only rules that are reported; all where it is empty."""
     ignore: tuple[str, ...] = ()

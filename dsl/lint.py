@@ -26,7 +26,7 @@ Announce = Callable[[str], None]
 
 
 class Linted(Record):
-    """What linting found: the findings in order, the files that they speak of, and the plan where there is one."""
+    """What linting found: the diagnostics in order, the files that they speak of, and the plan where there is one."""
 
     diagnostics: tuple[Diagnostic, ...]
     files: Mapping[str, PlanFile]
@@ -42,7 +42,7 @@ class Linted(Record):
 
     @property
     def has_errors(self) -> bool:
-        """Whether any finding is an error."""
+        """Whether any diagnostic is an error."""
         return any(item.severity == "error" for item in self.diagnostics)
 
 
@@ -85,14 +85,14 @@ def lint(
 def _examine(
     resolution: Resolution, directory: Path, announce: Announce | None, base: Analysis | None = None
 ) -> tuple[Analysis | None, list[Diagnostic]]:
-    """The checks' findings on one resolution, after those of reading it.
+    """The checks' diagnostics on one resolution, after those of reading it.
 
     ``base`` is the analysis of the plan whose variant this is, which mostly is of the same model.
     """
     found = list(resolution.diagnostics)
     plan = resolution.plan
     if plan is None or resolution.unreadable:
-        # Findings about what a plan lacks would speak of what could not be read.
+        # Diagnostics about what a plan lacks would speak of what could not be read.
         return None, found
     same_model = base is not None and base.manifest is not None and base.plan.model == plan.model
     manifest = base.manifest if base is not None and same_model else _manifest(plan, resolution, directory, announce)

@@ -42,7 +42,7 @@ class LoweringError(ValueError):
     """A plan cannot be lowered.
 
     Attributes:
-        diagnostics: why, one finding for each line of the plan that stands in the way, in the order of the text.
+        diagnostics: why, one diagnostic for each line of the plan that stands in the way, in the order of the text.
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...]) -> None:

@@ -58,7 +58,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ForwardMeasurement:
     """What a module's forward computes and keeps.
 
     Attributes:
@@ -100,7 +100,7 @@ class RecomputeWithin:
             **kwargs,
         )
 
-    def _choose(self, measured: Measured) -> frozenset[Call]:
+    def _choose(self, measured: ForwardMeasurement) -> frozenset[Call]:
         budget = math.floor(self.amount * measured.total) if isinstance(self.amount, float) else self.amount
         operators = measured.operators
         weights = tuple((item.size, item.cost) for item in operators)
@@ -167,7 +167,7 @@ def _knapsack(operators: Sequence[tuple[int, float]], places: Sequence[int], bud
     return frozenset(taken)
 
 
-def measure(module: nn.Module, *args: Any, **kwargs: Any) -> Measured:
+def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     """Run a module's forward, and return what it computes and keeps.
 
     The random state is left as it was. Where the forward communicates, all members of a group return the same, the
@@ -187,7 +187,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> Measured:
     given = {_storage(tensor)._cdata for tensor in (*_tensors((args, kwargs)), *module.parameters())}
     total = sum(size for storage, size in saved.items() if storage not in given)
     del output  # it holds what was saved, and thus kept storages apart until here
-    return _agree(Measured(operators=tuple(recorder.operators()), total=total), recorder)
+    return _agree(ForwardMeasurement(operators=tuple(recorder.operators()), total=total), recorder)
 
 
 def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
@@ -253,7 +253,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.groups[value] = next(_tensors(output)).device
 
 
-def _agree(measured: Measured, recorder: _Recorder) -> Measured:
+def _agree(measured: ForwardMeasurement, recorder: _Recorder) -> ForwardMeasurement:
     """Take the largest sizes and costs over all ranks with which the module communicates."""
     if not recorder.groups:
         return measured
@@ -268,7 +268,7 @@ def _agree(measured: Measured, recorder: _Recorder) -> Measured:
         Operator(call=item.call, size=int(size), cost=cost)
         for item, size, cost in zip(measured.operators, rest[::2], rest[1::2], strict=True)
     )
-    return Measured(operators=operators, total=int(total))
+    return ForwardMeasurement(operators=operators, total=int(total))
 
 
 def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:

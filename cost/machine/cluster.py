@@ -105,14 +105,14 @@ def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
 def _device_of(use: ClusterUse, directory: Path) -> Device:
     if use.device != "profile":
         return device(use.device)
-    assert use.profile is not None, "a finding of lint"
+    assert use.profile is not None, "a diagnostic of lint"
     return load_device(directory / use.profile)
 
 
 def _profile_of(use: ClusterUse, directory: Path) -> Profile:
     if use.device != "profile":
         return profile(use.device)
-    assert use.profile is not None, "a finding of lint"
+    assert use.profile is not None, "a diagnostic of lint"
     return _beside(directory / use.profile)
 
 

@@ -21,12 +21,12 @@ from legoai.specs.record import Record, replace
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
 
-FindingKind = Literal[
+MismatchKind = Literal[
     "arrives", "unpaired", "piece", "summand", "mixed", "heads", "fused", "norm_dim", "plain", "result"
 ]
 
 
-class Finding(Record, kw_only=True):
+class Mismatch(Record, kw_only=True):
     """A place where layouts disagree.
 
     | kind | what happens at ``path`` |
@@ -43,7 +43,7 @@ class Finding(Record, kw_only=True):
     | `result` | the model's output leaves in pieces |
     """
 
-    kind: FindingKind
+    kind: MismatchKind
     path: str
     rule: PathRule[Any] | None
     """The consumer's rule, if it has a style."""
@@ -58,7 +58,7 @@ class Propagation:
     def __init__(self, manifest: Manifest, styles: Mapping[str, PathRule[Any]]) -> None:
         self.manifest = manifest
         self.styles = styles
-        self.findings: list[Finding] = []
+        self.mismatches: list[Mismatch] = []
         self.cuts_sequence = False
         """Whether some module expects or leaves a tensor cut along dim 1, the sequence."""
         self.arrived: dict[str, Tensor] = {}
@@ -73,13 +73,13 @@ class Propagation:
         """For each block a key that equal blocks share."""
         self._below: dict[tuple[str, int], list[str]] = {}
 
-    def run(self) -> list[Finding]:
+    def run(self) -> list[Mismatch]:
         """Follow the forward from the model's inputs, which are replicated, to its output."""
         root = self.manifest.modules[""]
         rank = 2 if self.manifest.vocab_size is not None else None
         arguments = [Tensor(state="replicate", rank=rank) for step in root.flow if step.op == "input"]
         self._result(self._apply("", arguments, whole=True))
-        return self.findings
+        return self.mismatches
 
     def _result(self, tensor: Tensor) -> None:
         rule = tensor.source.rule if tensor.source is not None else None
@@ -90,7 +90,7 @@ class Propagation:
 
     def _find(
         self,
-        kind: FindingKind,
+        kind: MismatchKind,
         path: str,
         got: Tensor,
         *,
@@ -98,7 +98,7 @@ class Propagation:
         wanted: Layout | None = None,
         other: Tensor | None = None,
     ) -> Tensor:
-        self.findings.append(Finding(kind=kind, path=path, rule=rule, got=got, wanted=wanted, other=other))
+        self.mismatches.append(Mismatch(kind=kind, path=path, rule=rule, got=got, wanted=wanted, other=other))
         return UNKNOWN
 
     def _call(self, path: str, arguments: Sequence[Tensor]) -> Tensor:
@@ -224,7 +224,7 @@ class Propagation:
             return
         # Half a pair: a rowwise layer behind whole features, or a colwise layer behind cut ones.
         behind = got.state == "replicate" and isinstance(rule.treatment, Rowwise) and info.kind == "linear"
-        kind: FindingKind = "unpaired" if behind and not written else "arrives"
+        kind: MismatchKind = "unpaired" if behind and not written else "arrives"
         self._find(kind, info.path, got, rule=rule, wanted=wanted)
 
     def _leaf(self, info: ModuleInfo, got: Tensor) -> Tensor:
@@ -331,7 +331,7 @@ class Propagation:
     def _mixed(self, info: ModuleInfo, known: list[Tensor]) -> Tensor:
         first = known[0]
         other = next(item for item in known if (item.state, item.cut) != (first.state, first.cut))
-        kind: FindingKind = "summand" if "partial" in (first.state, other.state) else "mixed"
+        kind: MismatchKind = "summand" if "partial" in (first.state, other.state) else "mixed"
         return self._find(kind, info.path, first, other=other)
 
     def _nonlinear(self, info: ModuleInfo, step: Step, got: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Leaves out findings that only follow from another: what stands first is to be mended first."""
+"""Leaves out diagnostics that only follow from another: what stands first is to be mended first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from legoai.specs.span import Span
 
 
 def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Span]) -> list[Diagnostic]:
-    """The findings, each once, without those about names and values in text that could not be read.
+    """The diagnostics, each once, without those about names and values in text that could not be read.
 
     ``damaged`` are the statements with mistakes in their syntax. What such a statement seems to lack may stand on the
     line that could not be read.

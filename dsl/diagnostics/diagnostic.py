@@ -1,4 +1,4 @@
-"""What the tool says about a plan: findings as data, before any format."""
+"""What the tool says about a plan: diagnostics as data, before any format."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Fix(Record):
 
 
 class Diagnostic(Record):
-    """One finding.
+    """One diagnostic.
 
-    ``code`` is stable and never used again for another finding; ``slug`` is its readable name. ``others`` are the other
+    ``code`` is stable and never used again for another rule; ``slug`` is its readable name. ``others`` are the other
     places that take part, such as the mesh line that a style contradicts. ``help`` says what to do, a sentence each.
     """
 
@@ -50,7 +50,7 @@ class Diagnostic(Record):
 
     @property
     def order(self) -> tuple[str, int, str]:
-        """The key by which findings are listed: file, place, code."""
+        """The key by which diagnostics are listed: file, place, code."""
         return self.label.span.file, self.label.span.start, self.code
 
 

@@ -10,7 +10,7 @@ from legoai.specs.span import Span
 
 
 class Rule:
-    """A finding that the tool can make. The class's docstring is the rule's page, as ``legoai explain CODE`` prints it.
+    """A kind of diagnostic. The class's docstring is the rule's page, as ``legoai explain CODE`` prints it.
 
     The docstring's first line says what the rule finds; then come "What it does", "Why it is wrong" (or "Why it
     matters"), "Example" and "Use instead".
@@ -33,7 +33,7 @@ class Rule:
         help: Sequence[str] = (),
         fix: Fix | None = None,
     ) -> Diagnostic:
-        """A finding of this rule at ``span``."""
+        """A diagnostic of this rule at ``span``."""
         return Diagnostic(
             cls.code, cls.slug, cls.severity, message, Label(span, label), tuple(others), tuple(help), fix
         )

@@ -105,7 +105,7 @@ class Loader:
 
 
 def head_of(statement: AnyStatement) -> Span:
-    """The span of a statement's beginning, for findings about the whole of it."""
+    """The span of a statement's beginning, for diagnostics about the whole of it."""
     if isinstance(statement, Statement):
         return statement.keyword.span
     return statement.name.span if isinstance(statement, Variant) else statement.span

@@ -56,7 +56,7 @@ class Resolution:
 
     @property
     def start(self) -> Span:
-        """The place to name where a finding is about what the plan does not say: its first statement."""
+        """The place to name where a diagnostic is about what the plan does not say: its first statement."""
         if self.statements:
             own = [item for item in self.file.statements if not isinstance(item, Variant)]
             return head_of(own[0] if own else self.statements[0])

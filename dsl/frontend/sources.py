@@ -26,7 +26,7 @@ _BYTE_ORDER_MARK: Final = "\ufeff"
 
 
 class Source(Record):
-    """A plan's text; ``name`` is what findings call its file, ``path`` is None for standard input."""
+    """A plan's text; ``name`` is what diagnostics call its file, ``path`` is None for standard input."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class Source(Record):
 
 
 class UnreadableError(Exception):
-    """A plan that cannot be read, as a finding; ``file`` holds what could be read of it."""
+    """A plan that cannot be read, as a diagnostic; ``file`` holds what could be read of it."""
 
     def __init__(self, diagnostic: Diagnostic, file: PlanFile | None = None) -> None:
         super().__init__(diagnostic.message)

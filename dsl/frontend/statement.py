@@ -48,7 +48,7 @@ class StatementReader:
         self.reader = Reader(scope, diagnostics)
 
     def directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:
-        """The directive; None, after a finding, where too little of the statement can be read."""
+        """The directive; None, after a diagnostic, where too little of the statement can be read."""
         keyword = statement.keyword.text
         what = f"`{keyword}`"
         origins: dict[str, Origin] = {

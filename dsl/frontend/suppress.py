@@ -1,4 +1,4 @@
-"""`# legoai: ignore[CODE]`: findings that a person has looked at and accepts."""
+"""`# legoai: ignore[CODE]`: diagnostics that a person has looked at and accepts."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def _items(node: Node) -> Iterator[Node]:
 
 
 def suppressible(diagnostic: Diagnostic) -> bool:
-    """Whether a finding may be accepted."""
+    """Whether a diagnostic may be accepted."""
     return not diagnostic.code.startswith(NEVER_ACCEPTED)
 
 
 def split(
     diagnostics: Iterable[Diagnostic], files: Iterable[PlanFile]
 ) -> tuple[list[Diagnostic], list[Suppression], list[Suppression]]:
-    """The findings that remain, the suppressions that took one away, and those that took none away."""
+    """The diagnostics that remain, the suppressions that took one away, and those that took none away."""
     wanted = [item for file in files for item in suppressions(file)]
     used = set()
     kept = []

@@ -1,4 +1,4 @@
-"""Writes findings down: a table of formats, for people and for programs."""
+"""Writes diagnostics down: a table of formats, for people and for programs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ JSON_FORMAT: Final = 1
 
 Files = Mapping[str, PlanFile]
 Format = Callable[[Sequence[Diagnostic], Files, bool], str]
-"""Findings, the files that they speak of, and whether colours are wanted, to a text that ends with a line's end."""
+"""Diagnostics, the files that they speak of, and whether colours are wanted, to a text that ends with a line's end."""
 
 _COLORS: Final[dict[Style, str]] = {"gutter": "1;34", "secondary": "1;34", "message": "1"}
 _SEVERITY_COLORS: Final[dict[Severity, str]] = {"error": "1;31", "warning": "1;33", "advice": "1;36"}
 
 
 def render(name: str, diagnostics: Sequence[Diagnostic], files: Files, *, color: bool = False) -> str:
-    """The findings in the format ``name``, one of :data:`FORMATS`. Empty for no findings in the formats for people."""
+    """The diagnostics in the format ``name``, one of :data:`FORMATS`; for none, empty in the formats for people."""
     return FORMATS[name](diagnostics, files, color)
 
 
 def render_full(diagnostics: Sequence[Diagnostic], files: Files, color: bool = False) -> str:
-    """Each finding with the lines that it speaks of, its labels, and what to do.
+    """Each diagnostic with the lines that it speaks of, its labels, and what to do.
 
     ``files`` are by the name that spans carry; a place in a file that is not among them is named without its text.
     """

@@ -1,4 +1,4 @@
-"""Writes the reference: statements from the registry of directives, findings from the pages of the rules."""
+"""Writes the reference: statements from the registry of directives, diagnostics from the pages of the rules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "solved": (
         'solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%',
         "Written by the solver, never by hand: the plan that it answered and how good its answers are. A plan that\n"
-        "was changed since is a finding.",
+        "was changed since is a diagnostic.",
     ),
 }
 """Statements of the language itself: form and page of each. All others are directive families."""
@@ -223,8 +223,8 @@ def rules_document() -> str:
     """`docs/rules.md`: every rule's page, by family."""
     pages = {rule.code: rule for rule in reversed(all_rules())}
     parts = [
-        "# Findings\n\nEvery finding has a stable code. `legoai explain CODE` prints its page. "
-        "`# legoai: ignore[CODE]`\nbehind a line, or on a line of its own above it, accepts the finding there. "
+        "# Diagnostics\n\nEvery diagnostic has a stable code. `legoai explain CODE` prints its page. "
+        "`# legoai: ignore[CODE]`\nbehind a line, or on a line of its own above it, accepts the diagnostic there. "
         f"What leaves no plan cannot be\naccepted: {', '.join(NEVER_ACCEPTED)}.\n"
     ]
     for prefix, title in GROUPS.items():

@@ -1,4 +1,4 @@
-"""Draws the lines of a plan that a finding speaks of, with marks and labels below them."""
+"""Draws the lines of a plan that a diagnostic speaks of, with marks and labels below them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ELLIPSIS: Final = "…"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place to underline, with `^` where it is the finding's own and with `-` where it takes part."""
+    """A place to underline, with `^` where it is the diagnostic's own and with `-` where it takes part."""
 
     span: Span
     text: str

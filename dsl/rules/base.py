@@ -16,5 +16,5 @@ class Check(Rule):
     """A rule that looks at the resolved plan."""
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        """Every finding. A check that meets an undecided value stops there (see ``legoai.specs.directives.hole``)."""
+        """Every diagnostic. A check that meets an undecided value stops there: see ``legoai.specs.directives.hole``."""
         raise AssertionError(f"{type(self).__name__} checks nothing")

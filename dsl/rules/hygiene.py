@@ -92,7 +92,7 @@ class ShadowedRule(Check):
 class UnusedSuppression(Rule):
     """A `# legoai: ignore[…]` that suppresses nothing.
 
-    The finding is gone, the code is wrong, or the finding is one that cannot be accepted: text that cannot be read
+    The diagnostic is gone, the code is wrong, or the diagnostic cannot be accepted: text that cannot be read
     (LP1xx) and names that mean nothing (LP2xx). A comment behind a line speaks of that line; one alone on its line
     speaks of the next.
     """
@@ -103,7 +103,7 @@ class UnusedSuppression(Rule):
 
     @classmethod
     def find(cls, unused: Iterable[Suppression], *, simulated: bool = False) -> Iterator[Diagnostic]:
-        """A finding for each suppression that took nothing away.
+        """A diagnostic for each suppression that took nothing away.
 
         What only a simulation finds may be there: nothing is said of it unless the plan was ``simulated``.
         """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.layout import Finding
+from legoai.dsl.analysis.layout import Mismatch
 from legoai.dsl.analysis.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
@@ -63,7 +63,7 @@ class LayoutMismatch(LayoutRule, Check):
     kinds = ("arrives", "mixed", "norm_dim")
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             first = items[0]
             if first.kind == "mixed":
                 yield self._mixed(analysis, span, first)
@@ -87,7 +87,7 @@ class LayoutMismatch(LayoutRule, Check):
                     fix=_fix(first),
                 )
 
-    def _mixed(self, analysis: Analysis, span: Span, item: Finding) -> Diagnostic:
+    def _mixed(self, analysis: Analysis, span: Span, item: Mismatch) -> Diagnostic:
         assert item.other is not None
         one, other = item.got, item.other
         return self.at(
@@ -100,7 +100,7 @@ class LayoutMismatch(LayoutRule, Check):
         )
 
 
-def _dim(item: Finding) -> int:
+def _dim(item: Mismatch) -> int:
     assert isinstance(item.wanted, Sharded)
     return item.wanted.dim
 
@@ -110,7 +110,7 @@ def _preferred(one: Tensor, other: Tensor) -> str:
     return next((item.describe() for item in (one, other) if item.state == "shard" and item.dim == 1), "replicate")
 
 
-def _expectation(item: Finding) -> str:
+def _expectation(item: Mismatch) -> str:
     assert item.wanted is not None
     return (
         f"expects `{text_of(item.wanted)}`"
@@ -119,7 +119,7 @@ def _expectation(item: Finding) -> str:
     )
 
 
-def _cures(analysis: Analysis, item: Finding) -> list[str]:
+def _cures(analysis: Analysis, item: Mismatch) -> list[str]:
     """What to write: at the consumer, and at the producer."""
     assert item.wanted is not None
     got, wanted = item.got.describe(), text_of(item.wanted)
@@ -139,13 +139,13 @@ def _cures(analysis: Analysis, item: Finding) -> list[str]:
     return cures
 
 
-def _style_of(item: Finding) -> Any:
+def _style_of(item: Mismatch) -> Any:
     """The consumer's style; of one that converts inputs and outputs the half that says what is wanted."""
     style = item.rule.treatment if item.rule is not None else None
     return next((half for half in conversions(style) if item.wanted in as_list(half.source)), style)
 
 
-def _fix(item: Finding) -> Fix | None:
+def _fix(item: Mismatch) -> Fix | None:
     """Say what arrives, where the style says another layout in so many words."""
     style = _style_of(item)
     if not isinstance(style, Inputs | Outputs) or isinstance(style.source, tuple):
@@ -183,7 +183,7 @@ class UnpairedStyle(LayoutRule, Check):
     kinds = ("unpaired",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             first = items[0]
             consumer, producer = named(analysis, items), came_from(analysis, first.got)
             if first.rule is None:
@@ -239,7 +239,7 @@ class PartlyShardedAttention(LayoutRule, Check):
     kinds = ("heads",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             first = items[0]
             where = named(analysis, items)
             if first.other is None:
@@ -273,7 +273,7 @@ class FusedLayerSplit(LayoutRule, Check):
     kinds = ("fused",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             yield self.at(
                 span,
                 f"{named(analysis, items)} splits the output of {came_from(analysis, items[0].got)}, of which each "

@@ -155,7 +155,7 @@ class IdleStatement(Check):
     """A statement on an axis that the mesh does not have, or that has one rank.
 
     It does nothing. In a variant that shrinks an axis this may be meant: then write the statement there with
-    an empty block, or suppress the finding.
+    an empty block, or suppress the diagnostic.
 
     ## Example
     ```

@@ -1,4 +1,4 @@
-"""What the rules about layouts have in common: where to name a finding, and what to call its modules."""
+"""What the rules about layouts have in common: where to name a diagnostic, and what to call its modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general, span_of
 from legoai.dsl.analysis.facts import listed
-from legoai.dsl.analysis.layout import Finding, FindingKind
+from legoai.dsl.analysis.layout import Mismatch, MismatchKind
 from legoai.dsl.analysis.tensors import Tensor
 from legoai.dsl.diagnostics.diagnostic import Label
 from legoai.specs.directives.layouts import Layout, Sharded
@@ -23,23 +23,23 @@ def text_of(layout: Layout | Tensor) -> str:
 
 
 class LayoutRule:
-    """What the rules about layouts share: each tells some kinds of findings, once for each line at fault."""
+    """What the rules about layouts share: each tells some kinds of diagnostics, once for each line at fault."""
 
-    kinds: ClassVar[tuple[FindingKind, ...]]
+    kinds: ClassVar[tuple[MismatchKind, ...]]
 
     @classmethod
-    def findings(cls, analysis: Analysis) -> Iterator[tuple[Span, list[Finding]]]:
-        """The findings by the place to name: the line of the consumer, or else that of the producer."""
+    def mismatches(cls, analysis: Analysis) -> Iterator[tuple[Span, list[Mismatch]]]:
+        """The diagnostics by the place to name: the line of the consumer, or else that of the producer."""
         if analysis.layouts is None:
             return
-        places: dict[Span, list[Finding]] = {}
-        for item in analysis.layouts.findings:
+        places: dict[Span, list[Mismatch]] = {}
+        for item in analysis.layouts.mismatches:
             if item.kind in cls.kinds:
                 places.setdefault(anchor_of(analysis, item), []).append(item)
         yield from places.items()
 
 
-def anchor_of(analysis: Analysis, item: Finding) -> Span:
+def anchor_of(analysis: Analysis, item: Mismatch) -> Span:
     """The line to name: the consumer's, or else a producer's, or else the statement."""
     sources = [
         tensor.source.rule for tensor in (item.got, item.other) if tensor is not None and tensor.source is not None
@@ -59,7 +59,7 @@ def came_from(analysis: Analysis, tensor: Tensor) -> str:
 
 
 def producer_lines(analysis: Analysis, *tensors: Tensor | None, beside: Span) -> list[Label]:
-    """A label at each line that gave a tensor its layout, but for the line that the finding itself names."""
+    """A label at each line that gave a tensor its layout, but for the line that the diagnostic itself names."""
     found = {}
     for tensor in tensors:
         if tensor is not None and tensor.source is not None and tensor.source.rule is not None:
@@ -69,17 +69,17 @@ def producer_lines(analysis: Analysis, *tensors: Tensor | None, beside: Span) ->
     return list(found.values())
 
 
-def named(analysis: Analysis, items: list[Finding]) -> str:
-    """The modules at which the findings are made, as a plan names them."""
+def named(analysis: Analysis, items: list[Mismatch]) -> str:
+    """The modules at which the diagnostics are made, as a plan names them."""
     return listed(_names(analysis, items))
 
 
-def verb(analysis: Analysis, items: list[Finding], one: str, many: str) -> str:
+def verb(analysis: Analysis, items: list[Mismatch], one: str, many: str) -> str:
     """The verb for what :func:`named` says, in number: a path with `*` is one name for all that it matches."""
     return one if len(_names(analysis, items)) == 1 else many
 
 
-def _names(analysis: Analysis, items: list[Finding]) -> list[str]:
+def _names(analysis: Analysis, items: list[Mismatch]) -> list[str]:
     assert analysis.manifest is not None
     return list(dict.fromkeys(general(analysis.manifest, item.path) for item in items))
 

@@ -73,7 +73,7 @@ class OrderFileFits(Rule):
 
     @classmethod
     def find(cls, analysis: Analysis, pipeline: Pipeline, order: Order) -> Iterator[Diagnostic]:
-        """A finding for each number that differs."""
+        """A diagnostic for each number that differs."""
         assert isinstance(pipeline.schedule, OrderFile)
         place = analysis.place(pipeline.schedule, "file")
         plan = analysis.plan

@@ -59,7 +59,7 @@ class WholeWeightsOnPiece(LayoutRule, Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         assert analysis.manifest is not None or analysis.layouts is None
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             first = items[0]
             assert analysis.manifest is not None
             kind = analysis.manifest.modules[first.path].kind
@@ -101,7 +101,7 @@ class PlainWeights(LayoutRule, Check):
     kinds = ("plain",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             first = items[0]
             producer, where = came_from(analysis, first.got), named(analysis, items)
             if first.other is not None:
@@ -161,7 +161,7 @@ class PartialMisused(LayoutRule, Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         yield from self._made_of_wholes(analysis)
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             first = items[0]
             summand = first.got if first.got.state == "partial" else first.other
             assert summand is not None
@@ -224,7 +224,7 @@ class ResultInPieces(LayoutRule, Check):
     kinds = ("result",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.findings(analysis):
+        for span, items in self.mismatches(analysis):
             got = items[0].got
             source = got.source
             cure = ["write `output = replicate`"]

@@ -47,7 +47,7 @@ class PositionsNotTaken(Check):
         if use is None or manifest is None or analysis.plan.mesh.cp == 1 or "positions" in manifest.forward:
             return
         if manifest.reads is not None and manifest.reads.kind != "tokens":
-            return  # there is nothing to cut, which is another finding
+            return  # there is nothing to cut, which is another diagnostic
         name = manifest.model_class.rpartition(".")[2]
         yield self.at(
             analysis.place(use, "axes"),

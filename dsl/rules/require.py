@@ -123,7 +123,7 @@ class StateOverBudget(Check):
     """A memory budget that parameters, gradients and optimizer state alone exceed.
 
     They are all there when the optimizer updates, whatever is done about activations. What is stated is a
-    lower bound for the fullest device; see the size of each part in the finding.
+    lower bound for the fullest device; see the size of each part in the diagnostic.
 
     ## Example
     ```

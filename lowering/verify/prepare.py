@@ -61,7 +61,7 @@ def prepare(
     analysis = linted.analysis
     assert linted.plan is not None
     assert analysis is not None
-    assert analysis.manifest is not None, "a model that cannot be looked at is a finding"
+    assert analysis.manifest is not None, "a model that cannot be looked at is a diagnostic"
     check_decided(analysis)
     config = None
     if linted.plan.model.family == "huggingface":

@@ -24,7 +24,7 @@ class PlanError(ValueError):
     """A plan that cannot be used. Its text is what `legoai lint` prints.
 
     Attributes:
-        diagnostics: the findings, errors only.
+        diagnostics: the diagnostics, errors only.
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...], files: Files) -> None:
@@ -43,7 +43,7 @@ def lint(
         variant: look at this variant only; by default at the plan and each of its variants.
 
     A Python factory that the plan names as its model is run, in a process of its own. Nothing is raised for any file:
-    one that cannot be read is a finding.
+    one that cannot be read is a diagnostic.
     """
     try:
         return _linted(path, settings, variant, variants=True).diagnostics

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from legoai import __version__
 from legoai.commands import COMMANDS, WrongUsage, command, parse, parser_of
 
-CLEAN, FINDINGS, FAILURE = 0, 1, 2
+CLEAN, DIAGNOSTICS, FAILURE = 0, 1, 2
 INTERRUPTED = 128 + 2
 BROKEN_PIPE = 128 + 13
 
@@ -30,7 +30,7 @@ examples:
   legoai lower plan.tiny                see the program that the plan becomes
   legoai cost plan.tiny                 see what it costs in time and memory
   legoai run plan.tiny -- --steps 200   train it here, for 200 steps
-  legoai explain LP401                  read about a finding
+  legoai explain LP401                  read about a diagnostic
   legoai explain fsdp                   read about a statement
 
 `legoai COMMAND --help` says more about a command. The exit status is 0 if all is well, 1 if a plan has

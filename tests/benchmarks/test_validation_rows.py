@@ -55,7 +55,7 @@ def convert(source: str, fields: dict[str, str], device: str | None = None) -> S
     return SOURCES[source].convert(Row("row-1", fields), device)
 
 
-def findings(stated: Stated) -> list[str]:
+def diagnostics(stated: Stated) -> list[str]:
     linted = lint(stated.text, "row.plan", directory=Path(), variants=False)
     return [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity != "advice"]
 
@@ -82,9 +82,9 @@ def findings(stated: Stated) -> list[str]:
 )
 def test_a_row_of_a_llama_is_a_plan_without_findings(source, fields):
     stated = convert(source, fields)
-    assert findings(stated) == []
+    assert diagnostics(stated) == []
     if stated.for_memory:
-        assert findings(Stated(text=stated.for_memory)) == []
+        assert diagnostics(Stated(text=stated.for_memory)) == []
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_a_row_of_a_llama_is_a_plan_without_findings(source, fields):
     ],
 )
 def test_a_row_of_another_model_is_a_plan_without_findings(source, fields):
-    assert findings(convert(source, fields)) == []
+    assert diagnostics(convert(source, fields)) == []
 
 
 def test_nanotron_shards_only_what_zero_1_shards():

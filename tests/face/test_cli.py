@@ -101,7 +101,7 @@ def test_wrong_usage_is_status_2_and_says_nothing_on_standard_output(
 
 
 def test_a_clean_plan_is_status_0(capsys: pytest.CaptureFixture[str]):
-    assert called(capsys, "lint", "good.plan") == (0, "", "1 plan: no findings\n")
+    assert called(capsys, "lint", "good.plan") == (0, "", "1 plan: no diagnostics\n")
 
 
 def test_findings_go_to_standard_output(capsys: pytest.CaptureFixture[str]):

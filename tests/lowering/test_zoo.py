@@ -26,7 +26,7 @@ def test_a_plan_is_clean_and_lowered_in_every_variant(name: str):
     path = ZOO / f"{name}.plan"
     for variant in VARIANTS:
         linted = lint(path.read_text(), path.name, directory=ZOO, variant=variant)
-        # A comment that accepts a finding of one variant suppresses nothing in the others.
+        # A comment that accepts a diagnostic of one variant suppresses nothing in the others.
         assert [item.message for item in linted.diagnostics if item.code != "LP903"] == []
         assert linted.analysis is not None
         text = lower(linted.analysis).text

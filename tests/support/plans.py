@@ -58,7 +58,7 @@ schedule  cosine(warmup = 20, steps = 300, floor = 0.1)
 
 
 def resolved(text: str, *, name: str = "tiny.plan") -> Plan:
-    """The plan that a text comes to, which must be read without a finding."""
+    """The plan that a text comes to, which must be read without a diagnostic."""
     resolution = resolve(text, name, directory=Path())
     assert not resolution.diagnostics, [(item.code, item.message) for item in resolution.diagnostics]
     assert resolution.plan is not None

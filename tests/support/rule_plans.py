@@ -15,7 +15,7 @@ batch   (global = 64, micro = 1, seq_len = 256)
 """
 
 
-def findings(text: str, directory: Path = Path(), base: str = BASE) -> list[Diagnostic]:
+def diagnostics(text: str, directory: Path = Path(), base: str = BASE) -> list[Diagnostic]:
     """Everything that is found in the statements, which replace like ones of the base."""
 
     def read(path: Path) -> str:
@@ -30,19 +30,19 @@ def findings(text: str, directory: Path = Path(), base: str = BASE) -> list[Diag
 
 def codes(text: str, directory: Path = Path(), base: str = BASE) -> set[str]:
     """The codes of everything that is found."""
-    return {item.code for item in findings(text, directory, base)}
+    return {item.code for item in diagnostics(text, directory, base)}
 
 
 def message(text: str, code: str, directory: Path = Path(), base: str = BASE) -> str:
-    """The message of the one finding with this code."""
-    found = [item.message for item in findings(text, directory, base) if item.code == code]
+    """The message of the one diagnostic with this code."""
+    found = [item.message for item in diagnostics(text, directory, base) if item.code == code]
     assert len(found) == 1, found
     return found[0]
 
 
 def place(text: str, code: str) -> str:
-    """The text that the one finding with this code underlines."""
+    """The text that the one diagnostic with this code underlines."""
     whole = f'plan test\nextends "base.plan"\n{text}'
-    spans = [item.label.span for item in findings(text) if item.code == code]
+    spans = [item.label.span for item in diagnostics(text) if item.code == code]
     assert len(spans) == 1, spans
     return whole[spans[0].start : spans[0].end]

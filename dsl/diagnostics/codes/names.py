@@ -241,7 +241,7 @@ class WrongModel(Rule):
 class ModelUnavailable(Rule):
     """A model that could not be looked at: a missing factory or config, or one that fails.
 
-    Findings about paths and divisibility need the model's modules, so they are missing while this stands.
+    Diagnostics about paths and divisibility need the model's modules, so they are missing while this stands.
     """
 
     code = "LP213"

@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 COMMANDS: Final[dict[str, str]] = {
     "lint": "find mistakes in plans without running anything",
     "fmt": "lay plans out in the one canonical form",
-    "explain": "explain a finding, a statement, a default, or what a plan says about one module",
+    "explain": "explain a diagnostic, a statement, a default, or what a plan says about one module",
     "lower": "print the PyTorch program that a plan becomes",
     "cost": "tell what a plan costs in time and memory, without a GPU",
     "check": "simulate plans, and enforce their `require` lines",

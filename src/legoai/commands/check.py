@@ -37,7 +37,7 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai check`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("files", metavar="FILE", nargs="+", help="a plan, a directory of plans, plan.NAME, or -")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="full", help="how findings are written")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="full", help="how diagnostics are written")
     add_profile(parser)
     add_resolution(parser)
 
@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> int:
     show(found, files, format=arguments.format)
     for message in failed:
         print(f"legoai: {message}", file=sys.stderr)
-    print(f"{counted(len(names), 'plan')}: {summary(found) or 'no findings'}", file=sys.stderr)
+    print(f"{counted(len(names), 'plan')}: {summary(found) or 'no diagnostics'}", file=sys.stderr)
     if failed:
         return 2
     return int(any(item.severity == "error" for item in found))

@@ -1,4 +1,4 @@
-"""`legoai explain`: a finding, a statement, the defaults, or what a plan says about one module."""
+"""`legoai explain`: a diagnostic, a statement, the defaults, or what a plan says about one module."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
 _WIDTH = 100
 
 _DESCRIPTION = """\
-Explain a finding by its code or name, a statement by its keyword, or with `defaults` every default of the
+Explain a diagnostic by its code or name, a statement by its keyword, or with `defaults` every default of the
 language. With --plan, explain everything that this plan says about one module or parameter, and which line
 says it; with `defaults`, the defaults that this plan takes.
 """
 
 _EXAMPLES = """\
 examples:
-  legoai explain LP401                                      a finding
+  legoai explain LP401                                      a diagnostic
   legoai explain fsdp                                       a statement
   legoai explain defaults                                   every default
   legoai explain layers.3.attention.wq --plan plan.tiny     one module of a plan

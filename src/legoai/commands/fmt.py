@@ -83,7 +83,7 @@ def run(arguments: Namespace) -> int:
 
 
 def _formatted(source: Source, *, expand: bool) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:
-    """The plan laid out, None where it cannot be; why; and the files that the findings speak of."""
+    """The plan laid out, None where it cannot be; why; and the files that the diagnostics speak of."""
     if expand:
         return _expanded(source)
     formatted = format_text(source.text, source.name)

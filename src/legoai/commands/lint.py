@@ -1,4 +1,4 @@
-"""`legoai lint`: findings about plans, and their fixes."""
+"""`legoai lint`: diagnostics about plans, and their fixes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from legoai.dsl.lint import Linted
 from legoai.dsl.reporting.output import FORMATS
 
 _MOST_ROUNDS = 10
-"""Rounds of fixing: a fix may make another finding, but not for ever."""
+"""Rounds of fixing: a fix may make another diagnostic, but not for ever."""
 
 _DESCRIPTION = """\
 Find mistakes in plans. Nothing is run, but for a Python factory that a plan names as its model: that is
@@ -42,7 +42,7 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai lint`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("files", metavar="FILE", nargs="+", help="a plan, a directory of plans, plan.NAME, or -")
-    parser.add_argument("--format", choices=tuple(FORMATS), help="how findings are written (default: full)")
+    parser.add_argument("--format", choices=tuple(FORMATS), help="how diagnostics are written (default: full)")
     parser.add_argument("--strict", action="store_true", default=None, help="let warnings fail as errors do")
     parser.add_argument(
         "--select",
@@ -59,7 +59,7 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Lint; returns 1 where a finding fails."""
+    """Lint; returns 1 where a diagnostic fails."""
     choice = _choice(arguments)
     found: list[Diagnostic] = []
     files: dict[str, PlanFile] = {}
@@ -75,7 +75,7 @@ def run(arguments: Namespace) -> int:
             files |= linted.files
     found = list(dict.fromkeys(found))  # two plans may extend one base
     show(found, files, format=choice.format or "full")
-    said = summary(found) or "no findings"
+    said = summary(found) or "no diagnostics"
     print(f"{counted(len(names), 'plan')}: {said}", file=sys.stderr)
     failing = ("error", "warning") if choice.strict else ("error",)
     return int(any(item.severity in failing for item in found))

@@ -1,4 +1,4 @@
-"""What several commands need: arguments, findings on the terminal, and a plan that may be lowered."""
+"""What several commands need: arguments, diagnostics on the terminal, and a plan that may be lowered."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def show(
     format: str = "full",
     stream: TextIO | None = None,
 ) -> None:
-    """Write findings, to standard output unless ``stream`` is given."""
+    """Write diagnostics, to standard output unless ``stream`` is given."""
     stream = stream or sys.stdout
     stream.write(render(format, diagnostics, files, color=wants_color(stream)))
 
@@ -75,7 +75,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def summary(diagnostics: Sequence[Diagnostic]) -> str:
-    """How many findings there are of each severity: ``2 errors and 1 warning``; empty for none."""
+    """How many diagnostics there are of each severity: ``2 errors and 1 warning``; empty for none."""
     kinds = [item.severity for item in diagnostics]
     parts = [counted(kinds.count(kind), kind) for kind in ("error", "warning") if kind in kinds]
     if "advice" in kinds:
@@ -103,7 +103,7 @@ def files_of(error: UnreadableError) -> dict[str, PlanFile]:
 
 
 def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
-    """The plan that ``arguments.file`` names and its program; None after its findings were shown, where it has errors.
+    """The plan that ``arguments.file`` names and its program; None, after its diagnostics, where it has errors.
 
     They go to standard error, as a command that lowers has something else to say on standard output.
     What a project selects or ignores is about reports: an error stops here whatever it is, unless the plan itself

@@ -346,6 +346,6 @@ def test_a_pipeline_is_told_by_rank_and_drawn_with_its_micro_batches(staged: dic
     titles = re.findall(r"<title>(\d)([FB])(\d+): ", staged["pipeline"])
     assert len(titles) == 2 * 2 * micro_batches
     assert {event["pid"] for event in staged["trace"]["traceEvents"]} == {0, 2}
-    finding = staged["violations"][0]
-    assert finding.label.span.line == line_of("require bubble", PIPELINE)
-    assert finding.others[0].span.line == line_of("pipeline on", PIPELINE)
+    diagnostic = staged["violations"][0]
+    assert diagnostic.label.span.line == line_of("require bubble", PIPELINE)
+    assert diagnostic.others[0].span.line == line_of("pipeline on", PIPELINE)

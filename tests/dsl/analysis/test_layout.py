@@ -16,7 +16,7 @@ from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Rowwise, SequenceStyle
 from support import ROOT
 from support.layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
-from support.rule_plans import codes, findings, message
+from support.rule_plans import codes, diagnostics, message
 
 PLANS = ROOT / "plans"
 
@@ -66,7 +66,7 @@ def test_learned_positions_are_added_to_tokens_that_lie_alike() -> None:
 
 def test_both_lines_and_the_cure_are_told() -> None:
     styles = {**SEQUENCE_PARALLEL, "layers.*.feed_forward": "inputs(from = replicate, to = replicate)"}
-    found = next(item for item in findings(plan(styles)) if item.code == "LP412")
+    found = next(item for item in diagnostics(plan(styles)) if item.code == "LP412")
     assert (
         found.message == "`layers.*.feed_forward` expects `replicate`, and `shard(1)` arrives from `layers.*.ffn_norm`"
     )
@@ -93,7 +93,7 @@ def test_equal_blocks_are_followed_once_and_unlike_rules_apart() -> None:
     linted = lint(text + plan(styles), "x.plan", directory=Path())
     assert linted.analysis is not None
     assert linted.analysis.layouts is not None
-    assert len(linted.analysis.layouts.findings) == 1
+    assert len(linted.analysis.layouts.mismatches) == 1
     shard = linted.analysis.plan.shard_on("tp")
     assert shard is not None
     assert linted.analysis.manifest is not None
@@ -128,7 +128,7 @@ def test_layouts_agree_as_far_as_shapes_are_known(tensor: Tensor, layout: Any, e
 
 
 def follow(model: Any, styles: dict[str, Any]) -> list[tuple[str, str]]:
-    """The kinds and places of findings in a module of PyTorch's own making."""
+    """The kinds and places of diagnostics in a module of PyTorch's own making."""
     from legoai.specs.directives.base import PathRule
     from legoai.specs.models.describe import describe
 

@@ -207,12 +207,12 @@ class TestVariants:
     def test_what_belongs_to_a_whole_plan_cannot_stand_in_a_variant(self, inner: str, chosen: str | None):
         text = self.TEXT.replace("clip (norm = 1)", f"clip (norm = 1)\n  {inner}")
         found = resolution(text, variant=chosen)
-        [finding] = found.diagnostics
-        assert (finding.code, finding.message) == (
+        [diagnostic] = found.diagnostics
+        assert (diagnostic.code, diagnostic.message) == (
             "LP218",
             f"`{inner.split()[0]}` cannot stand inside of a variant",
         )
-        assert [text[label.span.start : label.span.end] for label in finding.others] == ["wide"]
+        assert [text[label.span.start : label.span.end] for label in diagnostic.others] == ["wide"]
         assert found.plan is not None
         assert found.plan.name == "a"
 
@@ -272,9 +272,9 @@ class TestIdentity:
 def test_a_variant_holds_no_statement_of_a_whole_plan(inner):
     text = HEAD + f"variant long {{\n  {inner}\n}}\n"
     for variant in (None, "long"):
-        (finding,) = resolve(text, "test.plan", directory=Path(), variant=variant).diagnostics
-        assert finding.code == "LP218"
-        assert finding.label.span.line == text.count("\n", 0, text.index(inner)) + 1
+        (diagnostic,) = resolve(text, "test.plan", directory=Path(), variant=variant).diagnostics
+        assert diagnostic.code == "LP218"
+        assert diagnostic.label.span.line == text.count("\n", 0, text.index(inner)) + 1
 
 
 def test_what_a_named_file_holds_is_part_of_the_plans_identity(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_what_leaves_no_plan_cannot_be_accepted():
 
 
 def test_a_comment_speaks_of_all_lines_of_what_ends_or_begins_there():
-    """So that a finding stays accepted when the formatter breaks a long line."""
+    """So that a diagnostic stays accepted when the formatter breaks a long line."""
     long = f"optimizer adamw(lr = 0.0, betas = [0.9, 0.95], eps = 1e-8, weight_decay = {'0' * 60}.1)"
     for text in (f"{long}  # legoai: ignore[LP681]\n", f"# legoai: ignore[LP681]\n{long}\n"):
         formatted = format_text(HEAD + text, "t.plan").text

@@ -38,20 +38,20 @@ def at(words: str, text: str = TEXT, name: str = "t.plan") -> Span:
     return Lines(text, name).span(start, start + len(words))
 
 
-def finding(label: Label, *others: Label, **more: object) -> Diagnostic:
+def made(label: Label, *others: Label, **more: object) -> Diagnostic:
     return Diagnostic("LP301", "some-slug", "error", "what is wrong", label, others, **more)  # type: ignore[arg-type]
 
 
 def drawn(label: Label, *others: Label, text: str = TEXT) -> str:
     """The rows with source lines and marks."""
-    rows = render_full([finding(label, *others)], files(text)).splitlines()
+    rows = render_full([made(label, *others)], files(text)).splitlines()
     return "\n".join(rows[3:])
 
 
 def test_a_finding_names_itself_its_place_its_cure_and_its_fix():
     span = at("tp = 8")
     fix = Fix("write `tp = 4`", (Edit(span, "tp = 4"),), safe=True)
-    shown = render_full([finding(Label(span, "too many"), help=("use fewer",), fix=fix)], files())
+    shown = render_full([made(Label(span, "too many"), help=("use fewer",), fix=fix)], files())
     assert shown == (
         "error[LP301] some-slug: what is wrong\n"
         " --> t.plan:2:21\n"
@@ -150,13 +150,13 @@ def test_a_long_line_is_cut_around_the_mark(before: int, after: int, filler: str
 def test_labels_in_another_file_are_shown_with_their_line():
     base = "plan base\nmesh (tp = 4)\n"
     other = Label(at("tp = 4", base, "base.plan"), "decided here")
-    shown = render_full([finding(Label(at("tp = 8"), "here"), other)], files() | files(base, "base.plan"))
+    shown = render_full([made(Label(at("tp = 8"), "here"), other)], files() | files(base, "base.plan"))
     assert shown.endswith(" ::: base.plan:2:7\n  |\n2 | mesh (tp = 4)\n  |       ------ decided here\n")
 
 
 def test_a_file_without_text_is_named_without_a_line():
     span = Span("gone.plan", 0, 0, 1, 1, 1, 1)
-    assert render_full([finding(Label(span))], {}).splitlines()[1] == " --> gone.plan"
+    assert render_full([made(Label(span))], {}).splitlines()[1] == " --> gone.plan"
 
 
 def test_control_characters_of_a_plan_do_not_reach_the_terminal():
@@ -168,7 +168,7 @@ def test_control_characters_of_a_plan_do_not_reach_the_terminal():
 
 
 def test_colours_only_wrap_the_text():
-    diagnostic = finding(Label(at("tp = 8"), "here"), Label(at("mesh"), "there"), help=("do it",))
+    diagnostic = made(Label(at("tp = 8"), "here"), Label(at("mesh"), "there"), help=("do it",))
     for name in ("full", "concise"):
         plain, colored = (render(name, [diagnostic], files(), color=color) for color in (False, True))
         assert "\x1b[1;31m" in colored
@@ -182,7 +182,7 @@ def test_no_finding_is_an_empty_text_for_people_and_a_document_for_programs():
 
 
 def test_concise_is_a_line_for_each_finding():
-    shown = render("concise", [finding(Label(at("tp = 8"))), finding(Label(at("mesh")))], files())
+    shown = render("concise", [made(Label(at("tp = 8"))), made(Label(at("mesh")))], files())
     assert shown == "t.plan:2:21: error[LP301] what is wrong\nt.plan:2:1: error[LP301] what is wrong\n"
 
 
@@ -190,7 +190,7 @@ def test_json_holds_everything_and_offsets_cut_the_text():
     span = at("tp = 8")
     fix = Fix("write it", (Edit(span, "tp = 4"),), safe=False)
     body = json.loads(
-        render("json", [finding(Label(span, "here"), Label(at("mesh"), "m"), help=("h",), fix=fix)], files())
+        render("json", [made(Label(span, "here"), Label(at("mesh"), "m"), help=("h",), fix=fix)], files())
     )
     assert body["format_version"] == 1
     [item] = body["diagnostics"]
@@ -222,7 +222,7 @@ def test_github_commands_cannot_be_broken_by_what_they_say():
 
 def test_github_names_no_columns_for_several_lines():
     span = Lines(TEXT, "t.plan").span(0, len(TEXT))
-    assert ",col=" not in render("github", [finding(Label(span))], {})
+    assert ",col=" not in render("github", [made(Label(span))], {})
 
 
 def test_sarif_has_the_structure_that_the_standard_asks_for():

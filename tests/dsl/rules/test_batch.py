@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.rule_plans import codes, findings, message
+from support.rule_plans import codes, diagnostics, message
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ def test_the_global_batch_is_a_multiple_of_micro_batch_and_ranks(global_batch: i
 
 
 def test_legal_batches_nearby_are_named() -> None:
-    found = findings("batch (global = 60, micro = 2, seq_len = 256)\nmesh (dp_shard = 4)")
-    [finding] = [item for item in found if item.code == "LP601"]
-    assert "60 sequences" in finding.message
-    assert "legal global batches are 56 and 64" in finding.help[0]
-    assert "legal micro batches are 1, 3, 5, 15" in finding.help[1]
-    assert [finding.label.span.line, finding.others[1].span.line] == [3, 4]
-    first = findings("batch (global = 2, micro = 1, seq_len = 256)\nmesh (dp_shard = 4)")
+    found = diagnostics("batch (global = 60, micro = 2, seq_len = 256)\nmesh (dp_shard = 4)")
+    [diagnostic] = [item for item in found if item.code == "LP601"]
+    assert "60 sequences" in diagnostic.message
+    assert "legal global batches are 56 and 64" in diagnostic.help[0]
+    assert "legal micro batches are 1, 3, 5, 15" in diagnostic.help[1]
+    assert [diagnostic.label.span.line, diagnostic.others[1].span.line] == [3, 4]
+    first = diagnostics("batch (global = 2, micro = 1, seq_len = 256)\nmesh (dp_shard = 4)")
     assert any("smallest legal global batch is 4" in help for item in first for help in item.help)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.specs.cluster import catalogue
-from support.rule_plans import codes, findings, message, place
+from support.rule_plans import codes, diagnostics, message, place
 
 
 def test_a_profile_must_be_a_file_that_can_be_read(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_hosts_devices_and_fabric(text: str, code: str | None) -> None:
 
 
 def test_too_many_devices_are_counted_as_hosts() -> None:
-    found = [item for item in findings("cluster h100_sxm(devices = 16)") if item.code == "LP304"]
+    found = [item for item in diagnostics("cluster h100_sxm(devices = 16)") if item.code == "LP304"]
     assert found[0].help[0] == "16 devices are 2 hosts of 8"
 
 

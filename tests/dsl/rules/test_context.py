@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, findings
+from support.rule_plans import codes, diagnostics
 
 USE = "fsdp on dp_shard { layers.* = unit }\n"
 
@@ -38,7 +38,7 @@ def test_pytorch_cannot_balance_what_the_rule_refuses() -> None:
 
 def test_the_nearest_length_is_told() -> None:
     text = f"batch (global = 64, micro = 1, seq_len = 252)\n{USE}mesh (dp_shard = 2, cp = 4)\ncontext on cp"
-    found = next(item for item in findings(text) if item.code == "LP405")
+    found = next(item for item in diagnostics(text) if item.code == "LP405")
     assert found.help == ("`seq_len` must be a multiple of 8, such as 248",)
     assert [label.text for label in found.others] == ["4 ranks", "two pieces for each rank, by default"]
 

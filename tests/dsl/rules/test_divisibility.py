@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.rule_plans import codes, findings, message
+from support.rule_plans import codes, diagnostics, message
 
 ATTENTION = ["layers.*.attention.{wq, wk, wv} = colwise", "layers.*.attention.wo = rowwise"]
 FEED_FORWARD = ["layers.*.feed_forward.{w1, w3} = colwise", "layers.*.feed_forward.w2 = rowwise"]
@@ -78,7 +78,7 @@ def test_whole_heads_on_each_rank_as_pytorch_wants(ranks: Callable[[int], Any], 
 def test_the_heads_and_the_legal_sizes_are_told() -> None:
     text = plan('llama3("3b")', 6, *ATTENTION)
     assert message(text, "LP401") == "`tp` = 6 does not divide the 8 key/value heads of `layers.*.attention`"
-    found = next(item for item in findings(text) if item.code == "LP401")
+    found = next(item for item in diagnostics(text) if item.code == "LP401")
     assert found.help == ("legal sizes of `tp` are 1, 2, 4 and 8",)
     assert message(plan('gpt2("xl")', 2, *ATTENTION), "LP401").startswith("`tp` = 2 does not divide the 25 heads")
 
@@ -112,7 +112,7 @@ def test_an_uneven_vocabulary_is_a_warning_since_pytorch_can(ranks: Callable[[in
 
 def test_the_padded_vocabulary_is_told() -> None:
     text = plan('gpt2("small")', 2, "tok_embeddings = rowwise", "output = colwise(loss_parallel = true)")
-    found = [item for item in findings(text) if item.code == "LP403"]
+    found = [item for item in diagnostics(text) if item.code == "LP403"]
     assert {item.severity for item in found} == {"warning"}
     assert found[0].message == "`tp` = 2 does not divide the 50257 tokens of the vocabulary of `tok_embeddings`"
     assert found[0].label.text == "25129 on most ranks, 25128 on the last"
@@ -145,7 +145,7 @@ def test_a_piece_of_context_parallelism_is_cut_again() -> None:
     rules = "shard on tp { tok_embeddings = rowwise(output = shard(1)) }\ncontext on cp (balance = none)"
     text = "batch (global = 64, micro = 1, seq_len = 32)\n" + cluster + "mesh (cp = 4, tp = 4)\n" + rules
     assert "LP404" not in codes(text)
-    found = next(item for item in findings(text.replace("32", "40")) if item.code == "LP404")
+    found = next(item for item in diagnostics(text.replace("32", "40")) if item.code == "LP404")
     assert found.help == ("`seq_len` must be a multiple of 16, such as 32",)
     assert "LP404" not in codes(text.replace("32", "42"))  # LP405 says that already
 

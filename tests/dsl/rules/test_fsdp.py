@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.rule_plans import codes, findings, message, place
+from support.rule_plans import codes, diagnostics, message, place
 
 MESH = "mesh (dp_replicate = 2, dp_shard = 4)\n"
 
@@ -162,9 +162,11 @@ def test_replicas_of_shards_are_refused_as_pytorch_refuses_them(mesh: Any) -> No
 
     assert not works(wrap)
     text = MESH + "replicate on dp_replicate\n"
-    found = [item for item in findings(text + "fsdp on dp_shard { layers.* = unit }") if item.code == "LP331"]
+    found = [item for item in diagnostics(text + "fsdp on dp_shard { layers.* = unit }") if item.code == "LP331"]
     assert found[0].help == ("delete `replicate` and write `fsdp on dp_replicate, dp_shard`",)
     twice = [
-        item for item in findings(text + "fsdp on dp_replicate, dp_shard { layers.* = unit }") if item.code == "LP331"
+        item
+        for item in diagnostics(text + "fsdp on dp_replicate, dp_shard { layers.* = unit }")
+        if item.code == "LP331"
     ]
     assert twice[0].help == ("delete `replicate`",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
-from support.rule_plans import codes, findings, message, place
+from support.rule_plans import codes, diagnostics, message, place
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"
 
@@ -29,7 +29,7 @@ def test_the_mesh_has_a_place_for_each_device(mesh: str, fits: bool) -> None:
 
 def test_the_legal_sizes_of_the_wrong_axis_are_told() -> None:
     text = "cluster h100_sxm(hosts = 32, fabric = infiniband_ndr)\nmesh (pp = 2, dp_shard = 8, tp = 8)\n" + FSDP
-    found = next(item for item in findings(text) if item.code == "LP301")
+    found = next(item for item in diagnostics(text) if item.code == "LP301")
     assert found.message == (
         "the mesh has 128 places (`pp` = 2 · `dp_shard` = 8 · `tp` = 8) for the 256 devices of 32 hosts with 8 each"
     )
@@ -68,7 +68,7 @@ def test_a_plan_without_a_mesh_has_one_place() -> None:
     ],
 )
 def test_every_axis_of_several_ranks_has_a_use(text: str, unused: list[str]) -> None:
-    found = [item.message for item in findings(text) if item.code == "LP306"]
+    found = [item.message for item in diagnostics(text) if item.code == "LP306"]
     assert [message.split("`")[1] for message in found] == unused
 
 
@@ -97,7 +97,7 @@ def test_a_variant_may_silence_what_it_does_not_use() -> None:
 
 def test_axes_are_put_in_the_order_of_nesting() -> None:
     text = "mesh (tp = 2, dp_shard = 2 * 2)\n" + FSDP
-    found = next(item for item in findings(text) if item.code == "LP308")
+    found = next(item for item in diagnostics(text) if item.code == "LP308")
     assert found.fix is not None
     assert found.fix.safe
     fixed = apply_fixes(f'plan test\nextends "base.plan"\n{text}', [found.fix])

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.pipelining import schedules
 
 from legoai.dsl.analysis.orders import OrderError, order_faults, read_order
-from support.rule_plans import codes, findings, message, place
+from support.rule_plans import codes, diagnostics, message, place
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
 MULTI = {
@@ -102,7 +102,7 @@ def test_stages_must_be_a_multiple_of_the_ranks() -> None:
 
 def test_messages_state_numbers_places_and_legal_values() -> None:
     text = pipeline("Interleaved1F1B", 4, 8, 11)
-    found = next(item for item in findings(text) if item.code == "LP504")
+    found = next(item for item in diagnostics(text) if item.code == "LP504")
     assert "11 micro batches in 2 rounds" in found.message
     assert "a global batch of 10 gives 10" in found.help[0]
     assert "one of 12 gives 12" in found.help[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, findings, message, place
+from support.rule_plans import codes, diagnostics, message, place
 
 MESH = "mesh (dp_shard = 4, tp = 2)\n"
 
@@ -46,7 +46,7 @@ def test_pytorch_refuses_column_cuts_of_what_is_no_matrix() -> None:
 
 
 def test_all_wrong_modules_of_one_rule_are_one_finding() -> None:
-    found = [item for item in findings(on_tp("layers.*.* = colwise")) if item.code == "LP407"]
+    found = [item for item in diagnostics(on_tp("layers.*.* = colwise")) if item.code == "LP407"]
     assert [item.message for item in found] == [
         "`colwise` cuts a linear layer or an embedding, and `layers.*.attention_norm` is a norm"
     ]
@@ -155,7 +155,7 @@ def test_a_tied_parameter_has_one_placement(rules: list[str], alike: bool) -> No
 def test_both_places_of_a_tied_parameter_are_shown() -> None:
     text = on_tp("tok_embeddings = colwise(output = replicate)", "output = colwise", model='gpt2("small")')
     assert place(text, "LP416") == "output"
-    found = next(item for item in findings(text) if item.code == "LP416")
+    found = next(item for item in diagnostics(text) if item.code == "LP416")
     assert found.message == (
         "`tok_embeddings.weight` and `output.weight` are one parameter, but the one is cut along dim 1 and the other "
         "cut along dim 0"

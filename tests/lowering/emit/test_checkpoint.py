@@ -112,7 +112,7 @@ def test_the_random_state_is_kept_where_the_model_may_draw_numbers_or_the_plan_s
 
 
 def test_a_choice_over_all_modules_waits_for_the_search():
-    [finding] = refusals(f"{HEAD}{TRAINING}checkpoint {{\n  layers.* = budget(50%, by = ilp)\n}}")
-    assert finding.code == "LP010"
-    assert "`by = ilp`" in finding.message
-    assert finding.label.span.line == f"{HEAD}{TRAINING}".count("\n") + 2
+    [diagnostic] = refusals(f"{HEAD}{TRAINING}checkpoint {{\n  layers.* = budget(50%, by = ilp)\n}}")
+    assert diagnostic.code == "LP010"
+    assert "`by = ilp`" in diagnostic.message
+    assert diagnostic.label.span.line == f"{HEAD}{TRAINING}".count("\n") + 2

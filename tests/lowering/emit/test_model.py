@@ -89,9 +89,9 @@ def test_the_program_says_what_a_model_of_images_reads():
 
 def test_a_pipeline_of_a_model_of_images_is_refused():
     plan = 'plan images\nmodel vit("tiny")\ncluster cpu(devices = 2)\nbatch (global = 8, micro = 4)\nmesh (pp = 2)'
-    [finding] = refusals(f"{plan}\npipeline on pp")
-    assert (finding.code, finding.label.span.line) == ("LP010", 6)
-    assert "the model reads something else" in finding.message
+    [diagnostic] = refusals(f"{plan}\npipeline on pp")
+    assert (diagnostic.code, diagnostic.label.span.line) == ("LP010", 6)
+    assert "the model reads something else" in diagnostic.message
 
 
 TOKENS: dict[str, object] = {"kind": "tokens"}
