@@ -41,7 +41,7 @@ from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_70b_256"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-MICRO_BATCHES = 4  # llama3_70b_256.plan:8
+MICRO_BATCHES = 1  # llama3_70b_256.plan:8
 
 
 def build_model() -> nn.Module:
@@ -184,7 +184,7 @@ def trainer() -> Trainer:
         train_step=train_step,
         data_axes=("dp_shard",),  # llama3_70b_256.plan:10
         global_batch=512,  # llama3_70b_256.plan:8
-        micro_batch=4,  # llama3_70b_256.plan:8
+        micro_batch=16,  # llama3_70b_256.plan:8
         seq_len=8192,  # llama3_70b_256.plan:8
         master_dtype=torch.float32,  # llama3_70b_256.plan:33
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:31
