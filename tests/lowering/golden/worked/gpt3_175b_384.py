@@ -64,7 +64,7 @@ STAGES = (
     ("layers.84", "layers.85", "layers.86", "layers.87"),
     ("layers.88", "layers.89", "layers.90", "layers.91"),
     ("layers.92", "layers.93", "layers.94", "layers.95", "norm", "output"),
-)  # gpt3_175b_384.plan:23
+)  # gpt3_175b_384.plan:25
 STAGES_OF_RANK = (
     (0, 12),
     (1, 13),
@@ -78,7 +78,7 @@ STAGES_OF_RANK = (
     (9, 21),
     (10, 22),
     (11, 23),
-)  # gpt3_175b_384.plan:23
+)  # gpt3_175b_384.plan:25
 
 
 def build_model() -> nn.Module:
@@ -134,11 +134,11 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # gpt3_175b_384.plan:25
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # gpt3_175b_384.plan:27
 
 
 def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # gpt3_175b_384.plan:27
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # gpt3_175b_384.plan:29
     for layer in model.layers.values():
         replicate(layer, mesh=mesh, mp_policy=policy)  # gpt3_175b_384.plan:21
     replicate(model, mesh=mesh, mp_policy=policy)  # gpt3_175b_384.plan:21
@@ -146,7 +146,7 @@ def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     apply_tensor_parallel(model, mesh["tp"])  # gpt3_175b_384.plan:12
-    apply_checkpoint(model)  # gpt3_175b_384.plan:25
+    apply_checkpoint(model)  # gpt3_175b_384.plan:27
     apply_replicate(model, mesh["dp_replicate"])  # gpt3_175b_384.plan:21
     return model
 
@@ -173,17 +173,12 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
         input_args=tokens if index == 0 else hidden,
         output_args=logits if index == len(STAGES) - 1 else hidden,
         group=mesh.get_group("pp"),
-    )  # gpt3_175b_384.plan:23
+    )  # gpt3_175b_384.plan:25
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
     share = divided(loss, by=MICRO_BATCHES)
-    return ScheduleInterleaved1F1B(
-        stages,
-        n_microbatches=384,
-        loss_fn=share,
-        scale_grads=False,
-    )  # gpt3_175b_384.plan:23
+    return ScheduleInterleaved1F1B(stages, n_microbatches=96, loss_fn=share, scale_grads=False)  # gpt3_175b_384.plan:25
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -196,11 +191,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # gpt3_175b_384.plan:28
+    )  # gpt3_175b_384.plan:30
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=2000, steps=95000, decay="cosine", floor=0.1)  # gpt3_175b_384.plan:30
+    return warmup_schedule(optimizer, warmup=2000, steps=95000, decay="cosine", floor=0.1)  # gpt3_175b_384.plan:32
 
 
 def build_loss() -> LossFunction:
@@ -209,7 +204,7 @@ def build_loss() -> LossFunction:
 
 def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
-    for batch in batches.take(MICRO_BATCHES, together=384):
+    for batch in batches.take(MICRO_BATCHES, together=96):
         losses: list[torch.Tensor] = []
         with loss_parallel():  # gpt3_175b_384.plan:18
             training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
@@ -222,10 +217,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     reduce_partial_gradients(training.optimizer.param_groups)  # gpt3_175b_384.plan:12
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # gpt3_175b_384.plan:29
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # gpt3_175b_384.plan:31
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # gpt3_175b_384.plan:30
+    training.scheduler.step()  # gpt3_175b_384.plan:32
     return result
 
 
@@ -239,10 +234,10 @@ def trainer() -> Trainer:
         pipeline=Pipeline(
             stages=STAGES,
             stages_of_rank=STAGES_OF_RANK,
-            microbatches=384,
+            microbatches=96,
             build_stage=build_stage,
             build_schedule=build_schedule,
-        ),  # gpt3_175b_384.plan:23
+        ),  # gpt3_175b_384.plan:25
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
@@ -251,9 +246,9 @@ def trainer() -> Trainer:
         global_batch=1536,  # gpt3_175b_384.plan:8
         micro_batch=1,  # gpt3_175b_384.plan:8
         seq_len=2048,  # gpt3_175b_384.plan:8
-        master_dtype=torch.float32,  # gpt3_175b_384.plan:27
+        master_dtype=torch.float32,  # gpt3_175b_384.plan:29
         loss_parallel=True,  # gpt3_175b_384.plan:18
-        steps=95000,  # gpt3_175b_384.plan:30
+        steps=95000,  # gpt3_175b_384.plan:32
     )
 
 
