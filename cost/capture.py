@@ -158,7 +158,7 @@ def _shortened(
     world: int,
     rank: int,
     kind: Kind,
-    gpu: CatalogueDevice | None,
+    gpu: CatalogueDevice | None = None,
     containers: Collection[str],
 ) -> Trace | None:
     """Take few micro batches, and few blocks of some containers, and repeat them; None where they are not equal."""

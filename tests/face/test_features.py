@@ -14,7 +14,7 @@ from legoai.lowering.program import lower
 from support import ROOT
 
 TEXT = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
-RUNTIME = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "runtime").glob("*.py")))
+RUNTIME = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "runtime").rglob("*.py")))
 HEAD, SHARD = re.findall(r"^```\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 ROWS = """\

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import _world
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.capture import _FewBatches
+from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
@@ -146,12 +147,13 @@ def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(device, seed=0)
         source = Zeros(trainer)
+        whole = Batches(training, source)
         before = max(flight_records(), default=-1)
         steps = []
         with even_routing(training.model):
             for index in range(STEPS):
-                few = index == 0 and training.staged is None
-                batches = _FewBatches(training, source, most=1 if few else None)
+                few = _FewBatches(training, source, most=1 if index == 0 else None)
+                batches = few if training.staged is None else whole
                 with Recorder() as recorder:
                     take_step(trainer, training, batches, step=index)
                 steps.append(recorder.issued)
