@@ -62,6 +62,6 @@ def keeps_random_state(analysis: Analysis) -> bool:
     """
     checkpoint = analysis.plan.checkpoint
     assert checkpoint is not None, "a plan that recomputes"
-    if checkpoint.origin("preserve_rng").decider != "default":
+    if checkpoint.preserve_rng is not None:
         return checkpoint.preserve_rng
     return analysis.plan.model.family in FOREIGN

@@ -66,11 +66,11 @@ class Checkpoint(Directive):
     keyword: ClassVar[str] = "checkpoint"
     treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget))
 
-    preserve_rng: bool = option(
+    preserve_rng: bool | None = option(
         Boolean(),
         doc=(
-            "Save and restore the random state, so that recomputed dropout drops the same elements. Built-in models "
-            "draw no random numbers, and only do so where it is written."
+            "Save and restore the random state, so that recomputed dropout drops the same elements. By default only "
+            "for models of others: built-in ones draw no random numbers."
         ),
-        default=True,
+        default=None,
     )
