@@ -5,7 +5,7 @@ block of one rule stood on one line; so laying it out again changes nothing.
 
 - **Statements** begin in column 1, those of a variant two columns further in. A single space stands between the parts
   of a statement. In a run of one-line statements the parts behind the keywords begin in one column. `extends`,
-  `minimize`, `maximize`, `variant` and `solved` read as English and are not padded.
+  `minimize`, `maximize`, `variant`, `unset` and `solved` read as English and are not padded.
 - **Rules** stand one to a line, indented by two, without commas. A block of one rule that stood on one line stays
   there, ``{ layers.* = inductor }``, where the whole statement fits.
 - **Options, arguments and lists** stand on one line, separated by ``", "``, where the line fits; otherwise one to a
@@ -59,6 +59,7 @@ from legoai.dsl.frontend.syntax import (
     SolvedLine,
     Statement,
     String,
+    Unset,
     Value,
     Variant,
 )
@@ -240,6 +241,10 @@ class _Printer:
             return "require", f"require {item.metric.text}", [f"{item.comparison} ", *self._value(item.bound)]
         if isinstance(item, SolvedLine):
             return "", "solved", [item.text]
+        if isinstance(item, Unset):
+            words = [item.what.text] + ([item.name.text] if item.name is not None else [])
+            on = f" on {', '.join(axis.text for axis in item.axes)}" if item.axes else ""
+            return "", "unset", [" ".join(words) + on]
         if isinstance(item, Variant):
             return "", "variant", [f"{item.name.text} ", self._variant(item)]
         if isinstance(item, RuleLine):

@@ -32,6 +32,7 @@ from legoai.dsl.frontend.syntax import (
     SolvedLine,
     Statement,
     String,
+    Unset,
     Value,
     Variant,
 )
@@ -132,6 +133,12 @@ class Builder:
         text = str(parts[0]).rstrip()
         start = parts[0].start_pos
         return SolvedLine(text.removeprefix("solved").strip(), self.lines.span(start, start + len(text)))
+
+    def _unset(self, parts: list[Any]) -> Unset:
+        words = [self._word(part) for part in parts[1:] if isinstance(part, Token)]
+        axes = tuple(self._word(token) for part in parts if not isinstance(part, Token) for token in part.children[1:])
+        name = words[1] if words[1:] else None
+        return Unset(words[0], name, axes, self._span(parts[0]).to((axes or words)[-1].span))
 
     def _block(self, parts: list[Any]) -> Block:
         lines = tuple(self._node(part) for part in parts[1:-1])
@@ -238,7 +245,7 @@ class Builder:
 _BUILDERS: Final[dict[str, Callable[[Builder, list[Any]], Any]]] = {
     name: getattr(Builder, f"_{name}")
     for name in (
-        "directive", "let", "require", "variant", "solved", "block", "rule", "arguments", "named", "positional",
-        "auto", "binary", "negation", "group", "number", "string", "boolean", "name", "call", "list",
+        "directive", "let", "require", "variant", "solved", "unset", "block", "rule", "arguments", "named",
+        "positional", "auto", "binary", "negation", "group", "number", "string", "boolean", "name", "call", "list",
     )
 }  # fmt: skip

@@ -6,19 +6,39 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.scope import Definition, Scope
-from legoai.dsl.frontend.syntax import AnyStatement, Let, PlanFile, Require, SolvedLine, Statement, String, Variant
-from legoai.specs.directives import FAMILIES, family
+from legoai.dsl.frontend.syntax import (
+    AnyStatement,
+    Arguments,
+    Let,
+    Name,
+    PlanFile,
+    Require,
+    RuleLine,
+    SolvedLine,
+    Statement,
+    String,
+    Unset,
+    Variant,
+)
+from legoai.specs.directives import FAMILIES, REQUIRED, family
 from legoai.specs.record import replace
 from legoai.specs.span import Span
 
 Reads = Callable[[Path], str]
 """How the text of a base plan is read."""
+
+UNSET: Final = "unset"
+"""The value of a rule that takes the rule of the same path away."""
+_NAMED: Final = ("let", "variant", "require")
+"""Statements that `unset` tells apart by a name."""
+_GOALS: Final = ("minimize", "maximize")
 
 
 def read_text(path: Path) -> str:
@@ -108,11 +128,14 @@ def head_of(statement: AnyStatement) -> Span:
     """The span of a statement's beginning, for diagnostics about the whole of it."""
     if isinstance(statement, Statement):
         return statement.keyword.span
+    if isinstance(statement, Unset):
+        return statement.span
     return statement.name.span if isinstance(statement, Variant) else statement.span
 
 
 def likeness(statement: AnyStatement) -> tuple[str, ...]:
     """What a statement decides: of two statements that are alike in this the later replaces the earlier."""
+    assert not isinstance(statement, Unset), "what takes a statement away decides nothing itself"
     if isinstance(statement, Let):
         return "let", statement.name.text
     if isinstance(statement, Require):
@@ -133,21 +156,116 @@ def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) 
     """Let later statements replace like ones, in place; two like ones in the same file are a mistake."""
     held: dict[tuple[str, ...], AnyStatement] = {}
     for statement in statements:
+        file = head_of(statement).file
+        own = {key: item for key, item in held.items() if head_of(item).file == file}
+        if isinstance(statement, Unset):
+            _take_away(statement, held, own, diagnostics)
+            continue
         key = likeness(statement)
-        first = held.get(key)
-        if first is not None and head_of(first).file == head_of(statement).file:
-            what = " ".join(key[:2])
-            diagnostics.append(
-                rules.DuplicateStatement.at(
-                    head_of(statement),
-                    f"`{what}` is decided twice",
-                    label="decided again",
-                    others=[Label(head_of(first), "first decided here")],
-                )
-            )
+        if key in own:
+            diagnostics.append(_twice(statement, own[key]))
             continue
         held[key] = statement
     return list(held.values())
+
+
+def _twice(statement: AnyStatement, first: AnyStatement) -> Diagnostic:
+    return rules.DuplicateStatement.at(
+        head_of(statement),
+        f"`{' '.join(likeness(statement)[:2])}` is decided twice",
+        label="decided again",
+        others=[Label(head_of(first), "first decided here")],
+    )
+
+
+def _take_away(
+    unset: Unset,
+    held: dict[tuple[str, ...], AnyStatement],
+    own: Mapping[tuple[str, ...], AnyStatement],
+    diagnostics: list[Diagnostic],
+) -> None:
+    """Take what ``unset`` names out of the statements that hold so far.
+
+    Args:
+        unset: the statement.
+        held: by likeness; changed.
+        own: those of them that stand beside ``unset``, in the same file or variant.
+        diagnostics: of an ``unset`` that takes nothing away are added.
+    """
+    shown = " ".join([unset.what.text] + ([unset.name.text] if unset.name is not None else []))
+    problem = _wrong_unset(unset)
+    if problem is not None:
+        diagnostics.append(problem)
+        return
+    meant = [key for key, item in held.items() if _means(unset, key, item)]
+    beside = next((own[key] for key in meant if key in own), None)
+    if beside is not None:
+        diagnostics.append(
+            rules.DuplicateStatement.at(
+                unset.span,
+                f"`{shown}` is decided, and taken away",
+                label="taken away here",
+                others=[Label(head_of(beside), "decided here")],
+                help=["write `unset` before the statement that replaces what it takes away, or leave one of them out"],
+            )
+        )
+        return
+    if not meant:
+        diagnostics.append(
+            rules.WrongUnset.at(
+                unset.span,
+                f"there is no `{shown}` to take away",
+                label="nothing here",
+                help=["`unset` takes away a statement of the base plan, or in a variant one of the plan"],
+            )
+        )
+    for key in meant:
+        del held[key]
+
+
+def _wrong_unset(unset: Unset) -> Diagnostic | None:
+    """What is wrong with an ``unset`` by itself."""
+    word = unset.what.text
+    legal = (*(keyword for keyword in FAMILIES if keyword not in REQUIRED), *_NAMED, *_GOALS)
+    if word in (*REQUIRED, "plan"):
+        return rules.WrongUnset.at(
+            unset.what.span, f"a plan cannot be without `{word}`", label="must stay",
+            help=[f"write another `{word}` statement: it takes the place of this one"],
+        )  # fmt: skip
+    if word not in legal:
+        return rules.WrongUnset.at(
+            unset.what.span, f"there is no statement `{word}` to take away", label="unknown statement",
+            help=suggestion(word, legal) or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
+        )  # fmt: skip
+    if unset.name is None and word in ("let", "variant"):
+        return rules.WrongUnset.at(
+            unset.what.span, f"`unset {word}` needs a name", label="no name follows",
+            help=[f"write `unset {word} NAME`"],
+        )  # fmt: skip
+    if unset.name is not None and word not in _NAMED:
+        on = f"`unset {word} on {unset.name.text}`"
+        return rules.WrongUnset.at(
+            unset.name.span, f"`{word}` has no name", label="no name here",
+            help=[f"did you mean {on}?"] if word in FAMILIES and family(word).axis_use is not None else [],
+        )  # fmt: skip
+    return None
+
+
+def _means(unset: Unset, key: tuple[str, ...], statement: AnyStatement) -> bool:
+    """Whether ``unset`` takes the statement with this likeness away."""
+    word = unset.what.text
+    if word in _GOALS:
+        return isinstance(statement, Statement) and statement.keyword.text == word
+    if key[0] != word:
+        return False
+    if word in _NAMED:
+        return unset.name is None or key[1] == unset.name.text
+    assert isinstance(statement, Statement)
+    return not unset.axes or _axes(unset) == _axes(statement)
+
+
+def _axes(statement: Statement | Unset) -> tuple[str, ...]:
+    return tuple(axis.text for axis in statement.axes)
 
 
 def apply_variant(
@@ -173,8 +291,78 @@ def apply_variant(
         )
         return body
     held = {likeness(statement): statement for statement in body}
-    inner = override(chosen.statements, diagnostics)
-    return list((held | {likeness(statement): statement for statement in inner}).values())
+    own: dict[tuple[str, ...], AnyStatement] = {}
+    for statement in chosen.statements:
+        if isinstance(statement, Unset):
+            _take_away(statement, held, own, diagnostics)
+            continue
+        key = likeness(statement)
+        if key in own:
+            diagnostics.append(_twice(statement, own[key]))
+            continue
+        held[key] = own[key] = _laid_over(held.get(key), statement, diagnostics)
+    return list(held.values())
+
+
+def _laid_over(below: AnyStatement | None, above: AnyStatement, diagnostics: list[Diagnostic]) -> AnyStatement:
+    """What a variant's statement makes of the like one of the plan.
+
+    One with rules on the same axes changes the options that it names and the rules of the same paths; any other takes
+    the place of the whole statement.
+    """
+    if not isinstance(above, Statement) or above.block is None:
+        return above
+    if not isinstance(below, Statement) or _axes(below) != _axes(above):
+        return above
+    subject = below.subject if above.subject is None else above.subject
+    given = below.block.rules if below.block is not None else ()
+    block = replace(above.block, rules=rules_over(given, above.block.rules, diagnostics))
+    return replace(above, subject=subject, options=_options_over(below.options, above.options), block=block)
+
+
+def rules_over(
+    below: Iterable[RuleLine], above: Iterable[RuleLine], diagnostics: list[Diagnostic]
+) -> tuple[RuleLine, ...]:
+    """The rules of ``above`` in place of those of the same paths, and behind the others; `unset` takes a rule away."""
+    changes: dict[str, list[RuleLine]] = {}
+    for rule in above:
+        changes.setdefault(rule.path.canonical, []).append(rule)
+    result: list[RuleLine] = []
+    for rule in below:
+        replaced = changes.pop(rule.path.canonical, [rule])
+        result.extend(item for item in replaced if not takes_away(item))
+    for rule in (rule for left in changes.values() for rule in left):
+        if takes_away(rule):
+            diagnostics.append(nothing_to_unset(rule))
+        else:
+            result.append(rule)
+    return tuple(result)
+
+
+def takes_away(rule: RuleLine) -> bool:
+    """Whether a rule says `unset`."""
+    return isinstance(rule.value, Name) and rule.value.text == UNSET
+
+
+def nothing_to_unset(rule: RuleLine) -> Diagnostic:
+    """The diagnostic of a rule that takes away what is not there."""
+    return rules.WrongUnset.at(
+        rule.span,
+        f"there is no rule for `{rule.path.canonical}` to take away",
+        label="nothing here",
+        help=["a rule is taken away under the path under which it was written"],
+    )
+
+
+def _options_over(below: Arguments | None, above: Arguments | None) -> Arguments | None:
+    """The options of ``above`` in place of those of the same names, and behind the others."""
+    if below is None or above is None:
+        return above if below is None else below
+    if any(item.name is None for item in (*below.items, *above.items)):
+        return above
+    named = {item.name.text for item in above.items if item.name is not None}
+    held = tuple(item for item in below.items if item.name is not None and item.name.text not in named)
+    return replace(above, items=(*held, *above.items))
 
 
 def scope_of(body: Iterable[AnyStatement], settings: Mapping[str, str], loader: Loader) -> Scope:

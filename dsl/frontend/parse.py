@@ -21,7 +21,7 @@ from legoai.specs.record import Record
 from legoai.specs.span import Span
 from legoai.specs.units import UNITS
 
-KEYWORDS = ("plan", "extends", "let", "variant", "require", "minimize", "maximize", "solved")
+KEYWORDS = ("plan", "extends", "let", "variant", "require", "minimize", "maximize", "solved", "unset")
 """Statements of the language itself; the others are directive families."""
 
 _SCAN = re.compile(r'"(?:[^"\\\n]|\\.)*"?|#[^\n]*|[()\[\]{}]|\n')
@@ -310,6 +310,7 @@ _MINOR = {
     "REQUIRE",
     "VARIANT",
     "SOLVED",
+    "UNSET",
 }
 
 

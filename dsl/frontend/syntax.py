@@ -176,7 +176,19 @@ class Variant(Record):
     span: Span
 
 
-AnyStatement: TypeAlias = Statement | Let | Require | SolvedLine | Variant
+class Unset(Record):
+    """`unset what [name] [on axis, …]`: takes a statement of a base plan, or of the plan of a variant, away.
+
+    ``name`` is that of a figure, a `let` or a variant.
+    """
+
+    what: Name
+    name: Name | None
+    axes: tuple[Name, ...]
+    span: Span
+
+
+AnyStatement: TypeAlias = Statement | Let | Require | SolvedLine | Variant | Unset
 
 
 class Comment(Record):

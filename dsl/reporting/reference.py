@@ -39,7 +39,15 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "variant": (
         "variant NAME { statements }",
         "Statements that replace the like ones of the plan where `--variant NAME` asks for them. `legoai lint` looks\n"
-        "at every variant.",
+        "at every variant. A statement with rules changes the like one on the same axes: its rules replace those of\n"
+        "the same paths and stand beside the others, and so do its options. `PATH = unset` takes a rule away.",
+    ),
+    "unset": (
+        "unset STATEMENT [NAME] [on axis, …]",
+        "Takes a statement of the base plan away, or in a variant one of the plan: `unset clip`, `unset fsdp`,\n"
+        "`unset shard on tp`, `unset require peak_memory`, `unset let hosts`, `unset variant long_context`. What has\n"
+        "defaults has them again. `model`, `cluster` and `batch` can only be replaced. In front of a statement with\n"
+        "rules it makes a variant replace the whole of it.",
     ),
     "require": ("require FIGURE <= VALUE", "A bound that the plan keeps. Comparisons are `<= < >= > ==`."),
     "minimize": ("minimize FIGURE", "The figure that solving makes smallest. Figures are those of `require`."),

@@ -369,3 +369,26 @@ class WrongProfile(Rule):
 
     code = "LP222"
     slug = "wrong-profile"
+
+
+class WrongUnset(Rule):
+    """An `unset` that takes nothing away, or what a plan cannot be without.
+
+    `unset` takes away a statement of the base plan, or in a variant one of the plan; as the value of a rule it
+    takes away the rule of the same path.
+
+    ## Example
+    ```
+    variant whole_gradients { unset clip }
+    ```
+
+    ## Use instead
+    ```
+    clip (norm = 1.0)
+
+    variant whole_gradients { unset clip }
+    ```
+    """
+
+    code = "LP223"
+    slug = "wrong-unset"

@@ -220,6 +220,125 @@ class TestVariants:
         assert plan_of(self.TEXT, variant="wide", settings={"n": "1"}).mesh.tp == 1
 
 
+class TestUnset:
+    BASE = (
+        HEAD + "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nclip (norm = 1)\n"
+        "require peak_memory <= 1GiB\nrequire mfu >= 40%\nminimize step_time\n"
+    )
+
+    def variant(self, body: str, base: str = BASE) -> Plan:
+        return plan_of(f"{base}variant v {{\n{body}\n}}\n", variant="v")
+
+    def test_a_variant_takes_statements_away(self):
+        plan = self.variant("unset clip\nunset require peak_memory\nunset minimize")
+        assert plan.clip is None
+        assert [item.metric for item in plan.require] == ["mfu"]
+        assert plan.objective is None
+        assert self.variant("unset require").require == ()
+        assert self.variant("unset mesh").mesh.world_size == 1
+
+    def test_fsdp_becomes_ddp(self):
+        plan = self.variant("unset fsdp\nmesh (dp_replicate = 2)\nreplicate on dp_replicate")
+        direct = plan_of(HEAD + "mesh (dp_replicate = 2)\nreplicate on dp_replicate\nclip (norm = 1)\n")
+        assert plan.fsdp is None
+        assert plan.digest == direct.digest
+
+    def test_an_extending_plan_takes_statements_of_any_base_away(self, tmp_path: Path):
+        (tmp_path / "base.plan").write_text(self.BASE + "let n = 2\nvariant old { clip (norm = 2) }\n")
+        (tmp_path / "middle.plan").write_text('plan m\nextends "base.plan"\nunset clip\nclip (norm = 3)\n')
+        found = resolution(
+            'plan b\nextends "middle.plan"\nunset clip\nunset fsdp\nunset let n\nunset variant old\n', tmp_path
+        )
+        assert found.diagnostics == []
+        assert found.plan is not None
+        assert (found.plan.clip, found.plan.fsdp) == (None, None)
+        assert not found.variants
+        assert not found.scope.names
+
+    def test_one_of_several_axes_is_taken_away(self):
+        text = HEAD + "shard on tp { output = colwise }\nshard on ep { layers = experts }\n"
+        assert [item.axes for item in self.variant("unset shard on ep", text).shard] == [("tp",)]
+        assert self.variant("unset shard", text).shard == ()
+
+    def test_what_is_taken_away_may_be_written_anew(self):
+        plan = self.variant("unset fsdp\nfsdp on dp_shard { layers.0 = unit }")
+        assert plan.fsdp is not None
+        assert [rule.path for rule in plan.fsdp.rules] == ["layers.0"]
+
+    @pytest.mark.parametrize(
+        ("body", "code"),
+        [
+            ("unset offload", "LP223"),
+            ("unset model", "LP223"),
+            ("unset plan", "LP223"),
+            ("unset clipp", "LP223"),
+            ("unset let", "LP223"),
+            ("unset clip norm", "LP223"),
+            ("unset fsdp on dp_replicate", "LP223"),
+            ("unset maximize", "LP223"),
+            ("clip (norm = 2)\nunset clip", "LP203"),
+            ("fsdp on dp_shard { root = unset }", "LP223"),
+        ],
+    )
+    def test_taking_away_what_is_not_there_is_a_mistake(self, body: str, code: str):
+        assert codes(f"{self.BASE}variant v {{\n{body}\n}}\n", variant="v") == [code]
+
+    def test_a_plan_does_not_take_its_own_statements_away(self):
+        assert codes(self.BASE + "unset clip\n") == ["LP203"]
+        assert codes(HEAD + "unset clip\n") == ["LP223"]
+
+    def test_it_is_laid_out_without_padding(self):
+        text = "plan a\n\nunset shard on tp,ep\nunset   require  mfu\nclip   (norm = 1)\n"
+        assert (
+            format_text(text, "t.plan").text == "plan a\n\nunset shard on tp, ep\nunset require mfu\nclip (norm = 1)\n"
+        )
+
+
+class TestRulesOfVariants:
+    BASE = HEAD + "checkpoint (preserve_rng = true) { layers.* = full, layers.{0,1} = none, layers.2 = none }\n"
+
+    def rules(self, body: str) -> dict[str, str]:
+        plan = plan_of(f"{self.BASE}variant v {{ {body} }}\n", variant="v")
+        assert plan.checkpoint is not None
+        return {rule.path: rule.treatment.name for rule in plan.checkpoint.rules}
+
+    def test_rules_replace_those_of_the_same_path_and_stand_beside_the_others(self):
+        assert self.rules("checkpoint { layers.{0, 1} = full, layers.3 = none }") == {
+            "layers.*": "full", "layers.{0, 1}": "full", "layers.2": "none", "layers.3": "none",
+        }  # fmt: skip
+
+    def test_a_rule_is_taken_away(self):
+        assert self.rules("checkpoint { layers.2 = unset }") == {"layers.*": "full", "layers.{0, 1}": "none"}
+
+    def test_options_that_the_variant_does_not_name_stay(self):
+        text = f"{self.BASE}variant v {{ checkpoint {{ layers.2 = full }} }}\n"
+        checkpoint = plan_of(text, variant="v").checkpoint
+        assert checkpoint is not None
+        assert checkpoint.preserve_rng is True
+        changed = plan_of(
+            text.replace("checkpoint { layers.2", "checkpoint (preserve_rng = false) { layers.2"), variant="v"
+        )
+        assert changed.checkpoint is not None
+        assert changed.checkpoint.preserve_rng is False
+        assert len(changed.checkpoint.rules) == 3
+
+    def test_a_statement_without_rules_or_on_other_axes_replaces_the_whole(self):
+        assert self.rules("checkpoint (preserve_rng = false)") == {}
+        text = HEAD + "fsdp on dp_shard { layers.* = unit, root = unit }\n"
+        plan = plan_of(text + "variant v { fsdp on cp { layers.0 = unit } }\n", variant="v")
+        assert plan.fsdp is not None
+        assert [rule.path for rule in plan.fsdp.rules] == ["layers.0"]
+
+    def test_extending_plans_replace_whole_statements(self, tmp_path: Path):
+        (tmp_path / "base.plan").write_text(self.BASE)
+        plan = plan_of('plan b\nextends "base.plan"\ncheckpoint { layers.0 = full }\n', tmp_path)
+        assert plan.checkpoint is not None
+        assert [rule.path for rule in plan.checkpoint.rules] == ["layers.0"]
+
+    def test_unset_is_no_treatment_outside_of_a_variant(self):
+        assert codes(HEAD + "checkpoint { layers.* = unset }\n") == ["LP208"]
+
+
 class TestIdentity:
     RICH = (
         HEAD + "let n = 2\nlet rate = 3e-4\nmesh (tp = n, dp_shard = n)\noptimizer adamw(lr = rate)\n"
