@@ -14,7 +14,7 @@ from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.rules import checks
-from legoai.dsl.rules.hygiene import UnusedLet, UnusedSuppression
+from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
@@ -76,6 +76,7 @@ def lint(
             used |= resolution.scope.used
             files |= resolution.files
     found.extend(UnusedLet.find(base, used))
+    found.extend(MalformedSuppression.find(item for file in files.values() for item in suppress.malformed(file)))
     kept, _, unused = suppress.split(found, files.values())
     accepted = tuple(item for item in found if item.severity == "error" and item not in kept)
     kept.extend(UnusedSuppression.find(unused))

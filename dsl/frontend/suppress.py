@@ -7,11 +7,34 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.syntax import Argument, Node, PlanFile, RuleLine, Statement, children
+from legoai.dsl.frontend.syntax import (
+    Argument,
+    Comment,
+    Let,
+    Node,
+    PlanFile,
+    Require,
+    RuleLine,
+    SolvedLine,
+    Statement,
+    Variant,
+    children,
+)
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 
 _COMMENT = re.compile(r"#\s*legoai:\s*ignore\[([^\]]*)\]")
+_VERBS: Final = r"(?:ignore|ignored(?=\s*[\[(:])|noqa|nolint|disable|suppress|allow|accept|skip|off)"
+_CODES: Final = r"LP\s*-?\d+"
+_ALMOST = re.compile(
+    rf"#+\s*(?:"
+    rf"(?:(?:legoai|lego-ai|lego_ai)\s*[:=,.\-]?|lego\s*:)\s*{_VERBS}(?![a-z])"  # our name, and a word for suppressing
+    rf"|(?:[a-z]+\s*:\s*)?{_VERBS}(?:-next-line|-line|-file)?\s*[:=(\[]?\s*{_CODES}"  # another tool's form, our code
+    rf"|legoai\s*:\s*{_CODES}"
+    rf")",
+    re.IGNORECASE,
+)
+"""What somebody writes who means a suppression; all of it that :data:`_COMMENT` does not match suppresses nothing."""
 
 NEVER_ACCEPTED: Final = (
     *("LP0", "LP1", "LP2"),
@@ -33,14 +56,14 @@ class Suppression(Record):
 def suppressions(file: PlanFile) -> Iterator[Suppression]:
     """Every suppression of a file.
 
-    A comment behind a line speaks of that line, one alone of the next with code. Where a statement without rules, a
-    rule or an option ends on the one or begins on the other, it speaks of all its lines: the formatter may have broken
-    them.
+    A comment behind a line speaks of that line, one alone of the next with code. Where a statement, a rule or an option
+    ends on the one or begins on the other, it speaks of all its lines: the formatter breaks what stood on one line, and
+    leaves the comment where its item ends.
     """
     lines = file.text.split("\n")
     items = None
     for comment in file.comments:
-        match = _COMMENT.match(comment.text)
+        match = _COMMENT.search(comment.text)
         if match is None:
             continue
         line = comment.span.line
@@ -61,9 +84,38 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
             yield Suppression(code[0].upper(), range(first, last + 1), span)
 
 
+class Malformed(Record):
+    """A comment that looks like a suppression and is none: where it stands, and the codes that it names."""
+
+    span: Span
+    codes: tuple[str, ...]
+
+
+def malformed(file: PlanFile) -> Iterator[Malformed]:
+    """The comments of a file that suppress nothing because of how they are written."""
+    for comment in file.comments:
+        written = _COMMENT.search(comment.text)
+        if written is not None and written[1].strip(" ,\t"):
+            continue
+        almost = _ALMOST.search(comment.text) if written is None else written
+        if almost is not None:
+            rest = comment.text[almost.start() :]
+            codes = re.findall(r"\bLP[\s-]*(\d{3})\b", rest, re.IGNORECASE)
+            yield Malformed(_inside(comment, almost.start()), tuple(f"LP{code}" for code in dict.fromkeys(codes)))
+
+
+def _inside(comment: Comment, offset: int) -> Span:
+    """The span of a comment's text from ``offset`` on, without the blanks at its end."""
+    span = comment.span
+    end = len(comment.text.rstrip())
+    return span._replace(
+        start=span.start + offset, column=span.column + offset, end=span.start + end, end_column=span.column + end
+    )
+
+
 def _items(node: Node) -> Iterator[Node]:
-    """The parts of a statement that a comment may speak of as a whole."""
-    if isinstance(node, RuleLine | Argument) or (isinstance(node, Statement) and node.block is None):
+    """The parts of a file that a comment may speak of as a whole."""
+    if isinstance(node, RuleLine | Argument | Statement | Let | Require | SolvedLine | Variant):
         yield node
     for child in children(node):
         yield from _items(child)

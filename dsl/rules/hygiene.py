@@ -9,7 +9,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.resolve import Resolution
-from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Suppression
+from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Malformed, Suppression
 from legoai.dsl.frontend.syntax import Let
 from legoai.dsl.rules.base import Check
 
@@ -93,8 +93,8 @@ class UnusedSuppression(Rule):
     """A `# legoai: ignore[…]` that suppresses nothing.
 
     The diagnostic is gone, the code is wrong, or the diagnostic cannot be accepted: text that cannot be read
-    (LP1xx) and names that mean nothing (LP2xx). A comment behind a line speaks of that line; one alone on its line
-    speaks of the next.
+    (LP1xx) and names that mean nothing (LP2xx). A comment behind a line speaks of that line, one alone on its line of
+    the next; where a statement, a rule or an option ends on the one or begins on the other, of all its lines.
     """
 
     code = "LP903"
@@ -126,6 +126,44 @@ class UnusedSuppression(Rule):
                 label="suppresses nothing",
                 help=help,
                 fix=Fix("delete the code", (Edit(item.span, ""),), safe=False),
+            )
+
+
+class MalformedSuppression(Rule):
+    """A comment that is meant to suppress a diagnostic and is not written as one, so that it suppresses nothing.
+
+    A suppression is `# legoai: ignore[CODE]`, in small letters, with the codes that are accepted between the
+    brackets. A reason may stand before the `#` of the suppression, in a comment of its own, or behind the bracket.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = 2, tp = 16)  # LegoAI: ignore LP801
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = 2, tp = 16)  # legoai: ignore[LP801]
+    ```
+    """
+
+    code = "LP905"
+    slug = "malformed-suppression"
+    severity = "warning"
+
+    @classmethod
+    def find(cls, comments: Iterable[Malformed]) -> Iterator[Diagnostic]:
+        """A diagnostic for each such comment; one that names codes has a fix."""
+        for item in comments:
+            right = f"# legoai: ignore[{', '.join(item.codes) or 'CODE'}]"
+            why = "this looks like a suppression and is none" if item.codes else "a suppression names what it accepts"
+            yield cls.at(
+                item.span,
+                f"{why}: it suppresses nothing",
+                label="suppresses nothing",
+                help=[f"write `{right}`"],
+                fix=Fix(f"write `{right}`", (Edit(item.span, right),), safe=False) if item.codes else None,
             )
 
 

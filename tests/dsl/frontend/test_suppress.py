@@ -12,6 +12,7 @@ from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.suppress import suppressions
 from legoai.dsl.lint import lint
 from legoai.dsl.rules.hygiene import UnusedSuppression
+from support import ROOT
 
 HEAD = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 1, seq_len = 64)\n'
 
@@ -75,8 +76,117 @@ def test_a_comment_speaks_of_all_lines_of_what_ends_or_begins_there():
             assert not {"LP681", "LP903"} & {
                 item.code for item in lint(version, "t.plan", directory=Path()).diagnostics
             }
-    rules = "checkpoint {\n  layers.* = full\n  layers.{0..99} = none\n}"
-    assert codes(f"{rules}  # legoai: ignore[LP902]\n") == ["LP902", "LP903"], "a block is not one thing"
+    assert codes(f"{SHADOWED.rstrip()}  # legoai: ignore[LP902]\n") == []
+    assert codes(f"# legoai: ignore[LP902]\n{SHADOWED}") == []
+    assert codes(SHADOWED.replace("{\n", "{  # legoai: ignore[LP902]\n", 1)) == ["LP903", "LP902"]
+
+
+INVALID = Path(__file__).parents[1] / "invalid"
+
+
+def trailing(path: Path) -> list[tuple[str, str]]:
+    """The plan with a suppression behind each line with an acceptable diagnostic: its code, and the text."""
+    text = path.read_text(encoding="utf-8")
+    if text.startswith("# legoai lint") or parse(text, path.name).diagnostics:
+        return []
+    found = lint(text, path.name, directory=path.parent).diagnostics
+    result = []
+    for item in found:
+        line = item.label.span.line
+        rows = text.split("\n")
+        if not suppress.suppressible(item) or item.label.span.file != path.name or "#" in rows[line - 1]:
+            continue
+        rows[line - 1] += f"  # legoai: ignore[{item.code}]"
+        result.append((item.code, "\n".join(rows)))
+    return result
+
+
+@pytest.mark.parametrize("path", sorted(INVALID.glob("LP[3-9]*/*.plan")), ids=lambda path: path.stem)
+def test_formatting_leaves_a_suppression_with_what_it_suppresses(path: Path):
+    for code, text in trailing(path):
+        before = lint(text, path.name, directory=path.parent)
+        formatted = format_text(text, path.name).text
+        assert formatted is not None
+        after = lint(formatted, path.name, directory=path.parent)
+        assert [item.code for item in after.diagnostics] == [item.code for item in before.diagnostics], code
+        assert "LP903" not in {item.code for item in after.diagnostics}
+
+
+BROKEN = [
+    "fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }  # legoai: ignore[LP307]",
+    "variant v { let b = 1 }  # legoai: ignore[LP307]",
+    "# legoai: ignore[LP307]\nfsdp on dp_shard { layers.* = unit(reshard = never), root = unit }",
+    "let a = auto in [1, 2, 3]  # legoai: ignore[LP307]",
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_statement_is_covered_as_a_whole_before_and_after_formatting(text: str):
+    formatted = format_text(HEAD + text + "\n", "t.plan").text
+    assert formatted is not None
+    for version in (HEAD + text + "\n", formatted):
+        file = parse(version, "t.plan").file
+        [found] = suppressions(file)
+        last = file.statements[-1].span
+        assert (found.lines[0], found.lines[-1]) == (last.line, last.end_line)
+
+
+ALMOST = [
+    "# legoai: ignore",
+    "# legoai: ignore LP804",
+    "# legoai: ignore(LP804)",
+    "# legoai: ignore[]",
+    "# legoai: ignore[ , ]",
+    "# legoai: ignore[LP804",
+    "# legoai ignore[LP804]",
+    "# legoai:ignored[LP804]",
+    "# LegoAI: Ignore[lp804]",
+    "# LEGOAI: IGNORE[LP804]",
+    "# legoai: noqa",
+    "# legoai: noqa[LP804]",
+    "# legoai: disable=LP804",
+    "# lego: ignore[LP804]",
+    "# noqa: LP804",
+    "# type: ignore[LP804]",
+    "# ruff: noqa: LP804",
+    "# ignore LP804",
+    "# ignore[LP-804]",
+    "# pylint: disable=LP804",
+    "# legoai: LP804",
+    "# legoai: ignore-file",
+    "# small enough here  # legoai: ignore LP804",
+]
+
+
+@pytest.mark.parametrize("comment", ALMOST)
+def test_a_suppression_that_is_almost_right_is_reported(comment: str):
+    assert codes(f"clip (norm = 1)  {comment}\n") == ["LP905"]
+    assert codes(f"{comment}\nclip (norm = 1)\n") == ["LP905"]
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "# LegoAI ignores this axis",
+        "# legoai lint --set hosts=4",
+        "# LP804 does not matter: there are two hosts",
+        "# we do not ignore LP804 here",
+        "# ignore the last batch",
+        "# read docs/rules.md on LP804",
+    ],
+)
+def test_prose_is_no_suppression(comment: str):
+    assert codes(f"clip (norm = 1)  {comment}\n") == []
+
+
+def test_a_reason_may_stand_before_a_suppression():
+    assert codes("let a = 1  # later  # legoai: ignore[LP901]\n") == []
+
+
+def test_a_malformed_suppression_that_names_codes_has_its_fix():
+    [found] = lint(HEAD + "clip (norm = 1)  # noqa: LP804, LP805\n", "t.plan", directory=Path()).diagnostics
+    assert found.fix is not None
+    assert [edit.replacement for edit in found.fix.edits] == ["# legoai: ignore[LP804, LP805]"]
 
 
 def test_a_suppression_in_a_string_is_none():
@@ -99,3 +209,20 @@ def test_what_only_a_simulation_finds_may_be_accepted_before_one():
     found = lint(HEAD + text, "t.plan", directory=Path())
     unused = suppress.split([], found.files.values())[2]
     assert [item.code for item in UnusedSuppression.find(unused, simulated=True)] == ["LP903"]
+
+
+def test_the_example_of_the_manual_suppresses():
+    manual = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+    lines = [line for line in manual.split("\n") if "# legoai: ignore[" in line and not line.startswith(("`", "#"))]
+    assert lines
+    for line in lines:
+        base = (
+            'plan a\nmodel llama3("8b")\ncluster h100_sxm(hosts = 8, fabric = infiniband_ndr)\n'
+            "batch (global = 64, micro = 1, seq_len = 256)\n"
+        )
+        code = line.split("ignore[")[1].split("]")[0]
+        shown = [item.code for item in lint(base + line + "\n", "a.plan", directory=Path()).diagnostics]
+        without = lint(base + line.split("#")[0] + "\n", "a.plan", directory=Path()).diagnostics
+        assert code in {item.code for item in without}
+        assert code not in shown
+        assert "LP903" not in shown
