@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +26,7 @@ from legoai.dsl.frontend.syntax import (
     String,
     Unset,
     Variant,
+    same,
 )
 from legoai.specs.directives import FAMILIES, REQUIRED, family
 from legoai.specs.record import replace
@@ -39,11 +40,13 @@ UNSET: Final = "unset"
 _NAMED: Final = ("let", "variant", "require")
 """Statements that `unset` tells apart by a name."""
 _GOALS: Final = ("minimize", "maximize")
+_LONGEST_CHAIN: Final = 100
+"""Bases of bases. Far more than a person writes, and far less than Python's own stack."""
 
 
 def read_text(path: Path) -> str:
     """A base plan from disk, as UTF-8."""
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")
 
 
 class Loader:
@@ -69,16 +72,34 @@ class Loader:
             yield from re.findall(r"\A\s*(\w+)", self.files[span.file].text[span.start : span.end])
 
     def flatten(self, file: PlanFile, directory: Path, above: tuple[Path, ...]) -> list[AnyStatement]:
-        """The statements of the bases, then those of the file."""
-        result: list[AnyStatement] = []
+        """The statements of the bases that take effect, then those of the file."""
+        bases: list[tuple[Statement, list[AnyStatement]]] = []
+        own: list[AnyStatement] = []
         for statement in file.statements:
             if isinstance(statement, Statement) and statement.keyword.text == "extends":
-                result = self._extend(statement, directory, above) + result
+                if any(same(statement.subject, other.subject) for other, _ in bases):
+                    self.diagnostics.append(_twice(statement, bases[0][0]))
+                else:
+                    bases.append((statement, self._extend(statement, directory, above)))
             elif isinstance(statement, Variant):
-                result.append(self._variant(statement))
+                own.append(self._variant(statement))
             else:
-                result.append(statement)
-        return result
+                own.append(statement)
+        return [*self._joined(bases, own), *own]
+
+    def _joined(
+        self, bases: Sequence[tuple[Statement, list[AnyStatement]]], own: Sequence[AnyStatement]
+    ) -> Iterator[AnyStatement]:
+        """The statements of several bases, of which the last wins; where they disagree, the file itself must decide."""
+        held: dict[tuple[str, ...], AnyStatement] = {}
+        for extends, statements in bases:
+            for statement in statements:
+                key = likeness(statement)
+                first = held.get(key)
+                if first is not None and not same(first, statement) and not _decided(key, first, own):
+                    self.diagnostics.append(_disagreement(extends, first, statement))
+                held[key] = statement
+        yield from held.values()
 
     def _variant(self, variant: Variant) -> Variant:
         """The variant without statements that only a whole plan can hold."""
@@ -104,8 +125,12 @@ class Loader:
             return []
         place = statement.subject.span
         path = Path(os.path.normpath(directory / statement.subject.text))
-        if path in above or len(above) > 20:
+        if path in above:
             self._refuse(place, f"`{statement.subject.text}` extends itself", "the circle closes here")
+            return []
+        if len(above) >= _LONGEST_CHAIN:
+            message = f"more than {_LONGEST_CHAIN} plans extend each other in one chain"
+            self._refuse(place, message, "one base plan too many")
             return []
         try:
             text = self.read(path)
@@ -114,11 +139,9 @@ class Loader:
             self._refuse(place, f"`{statement.subject.text}` cannot be read: {reason}", f"looked for {path}")
             return []
         shown = str(path) if path.is_absolute() and not directory.is_absolute() else os.path.relpath(path)
-        return [
-            item
-            for item in self.flatten(self.parse(text, shown), path.parent, (*above, path))
-            if not (isinstance(item, Statement) and item.keyword.text == "plan")
-        ]
+        inside = self.flatten(self.parse(text, shown), path.parent, (*above, path))
+        statements = [item for item in inside if not (isinstance(item, Statement) and item.keyword.text == "plan")]
+        return override(statements, self.diagnostics)
 
     def _refuse(self, span: Span, message: str, label: str) -> None:
         self.diagnostics.append(rules.CannotExtend.at(span, message, label=label))
@@ -167,6 +190,22 @@ def override(statements: Iterable[AnyStatement], diagnostics: list[Diagnostic]) 
             continue
         held[key] = statement
     return list(held.values())
+
+
+def _decided(key: tuple[str, ...], statement: AnyStatement, own: Iterable[AnyStatement]) -> bool:
+    """Whether a file itself replaces a statement of its bases with this likeness, or takes it away."""
+    return any(_means(item, key, statement) if isinstance(item, Unset) else likeness(item) == key for item in own)
+
+
+def _disagreement(extends: Statement, first: AnyStatement, second: AnyStatement) -> Diagnostic:
+    what = " ".join(likeness(second)[:2])
+    return rules.BasesDisagree.at(
+        extends.span,
+        f"the base plans decide `{what}` differently",
+        label="decides it once more",
+        others=[Label(head_of(first), "decided in one base"), Label(head_of(second), "decided in the other")],
+        help=[f"write the `{likeness(second)[0]}` that is meant in this plan: it takes the place of both"],
+    )
 
 
 def _twice(statement: AnyStatement, first: AnyStatement) -> Diagnostic:

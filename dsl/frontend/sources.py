@@ -22,7 +22,8 @@ from legoai.specs.span import Span
 MOST_BYTES: Final = 4 * 2**20
 STANDARD_INPUT: Final = "-"
 _SHORT = re.compile(r"plan\.([A-Za-z_][A-Za-z0-9_]*)")
-_BYTE_ORDER_MARK: Final = "\ufeff"
+_ENCODING: Final = "utf-8-sig"
+"""UTF-8; the byte-order mark that some editors put before it is no part of the text."""
 
 
 class Source(Record):
@@ -95,17 +96,16 @@ def read_base(path: Path) -> str:
     data = _read_bytes(path)
     if len(data) > MOST_BYTES:
         raise OSError(errno.EFBIG, "it has more than 4 MiB")
-    return data.decode("utf-8")
+    return data.decode(_ENCODING)
 
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file so that it has the old text or the new one, whatever happens; links and permissions stay.
 
     Raises:
-        OSError: the directory or the file cannot be written.
+        OSError: there is no such directory, or the directory or the file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(text.encode("utf-8"))
@@ -175,15 +175,14 @@ def _decode(data: bytes, name: str) -> str:
             TooLarge.at(_nowhere(name), f"`{name}` has more than 4 MiB", help=["a plan has some hundred lines"])
         )
     try:
-        text = data.decode("utf-8")
+        text = data.decode(_ENCODING)
     except UnicodeDecodeError as error:
+        data = error.object  # from which the error counts: without a mark
         before = len(data[: error.start].decode("utf-8", "replace"))
         shown = data.decode("utf-8", "replace")
         raise _not_text(shown, name, before, f"the byte 0x{data[error.start]:02x} is not UTF-8") from error
     if "\0" in text:
         raise _not_text(text, name, text.index("\0"), "a NUL character")
-    if text.startswith(_BYTE_ORDER_MARK):
-        raise _not_text(text, name, 0, "a byte-order mark")
     return text
 
 
@@ -193,7 +192,7 @@ def _not_text(text: str, name: str, offset: int, found: str) -> UnreadableError:
         span,
         f"`{name}` is not plain UTF-8 text",
         label=found,
-        help=["save the file as UTF-8 without a byte-order mark"],
+        help=["save the file as UTF-8"],
     )
     return UnreadableError(diagnostic, PlanFile(name, text, (), ()))
 

@@ -170,7 +170,7 @@ UNREADABLE = {
     "god.plan": (None, "LP001", "did you mean `good.plan`?"),
     "latin.plan": (b"plan x\n# caf\xe9\n", "LP108", "the byte 0xe9 is not UTF-8"),
     "nul.plan": (b"plan x\n\0\n", "LP108", "a NUL character"),
-    "mark.plan": (b"\xef\xbb\xbfplan x\n", "LP108", "a byte-order mark"),
+    "mark.plan": (b"\xef\xbb\xbfplan x\n# caf\xe9\n", "LP108", "the byte 0xe9 is not UTF-8"),
     "huge.plan": (b"# " + b"x" * 2**22, "LP002", "more than 4 MiB"),
     "good.plan/x": (None, "LP001", "not a directory"),
     "x" * 300: (None, "LP001", "file name too long"),
@@ -192,6 +192,36 @@ def test_what_cannot_be_read_is_a_finding(name: str, command: list[str], capsys:
     assert f"error[{code}]" in found
     assert words in found
     assert "error[" not in other and "Traceback" not in found + other
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(capsys: pytest.CaptureFixture[str]):
+    plain = Path("good.plan").read_bytes()
+    Path("mark.plan").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
+    Path("over.plan").write_bytes(b'\xef\xbb\xbfplan over\nextends "mark.plan"\nclip (nrm = 1.0)\n')
+    assert called(capsys, "lint", "mark.plan")[:2] == (0, "")
+    assert "over.plan:3:7: error[LP204]" in called(capsys, "lint", "over.plan", "--format", "concise")[1]
+    assert called(capsys, "lower", "mark.plan")[0] == 0
+    assert called(capsys, "fmt", "mark.plan")[0] == 0
+    assert Path("mark.plan").read_bytes() == plain
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lower", "good.plan", "-o", "missing/program.py"],
+        ["cost", "good.plan", "--html", "missing/deep/page.html"],
+        ["cost", "good.plan", "--trace", "missing/trace.json"],
+        ["graph", "good.plan", "-o", "missing/mesh.svg"],
+        ["graph", "good.plan", "-o", "good.plan/mesh.svg"],
+        ["calibrate", "-o", "missing/gpu.toml"],
+    ],
+    ids=lambda words: " ".join(words[:-1]),
+)
+def test_nothing_is_written_into_a_missing_folder(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert f"there is no folder `{Path(arguments[-1]).parent}`" in err
+    assert not Path("missing").exists()
 
 
 def test_a_directory_without_plans_is_a_finding(capsys: pytest.CaptureFixture[str]):

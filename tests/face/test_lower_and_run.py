@@ -17,9 +17,9 @@ def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[
     assert (status, err) == (0, "")
     compile(out, "good.py", "exec")
     assert "fully_shard" in out
-    status, nothing, err = called(capsys, "lower", "good.plan", "-o", "deep/good.py")
-    assert (status, nothing, err) == (0, "", "wrote deep/good.py\n")
-    assert Path("deep/good.py").read_text(encoding="utf-8") == out
+    status, nothing, err = called(capsys, "lower", "good.plan", "-o", "good.py")
+    assert (status, nothing, err) == (0, "", "wrote good.py\n")
+    assert Path("good.py").read_text(encoding="utf-8") == out
 
 
 def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[str]):

@@ -392,3 +392,16 @@ class WrongUnset(Rule):
 
     code = "LP223"
     slug = "wrong-unset"
+
+
+class BasesDisagree(Rule):
+    """Two base plans that decide the same statement differently, where the plan itself does not decide it.
+
+    A plan may extend several base plans. What only one of them says, or all say alike, takes effect; no base comes
+    before another.
+
+    Write the statement that is meant in the plan: it takes the place of both. `unset` takes both away.
+    """
+
+    code = "LP224"
+    slug = "bases-disagree"

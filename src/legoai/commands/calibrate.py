@@ -7,7 +7,7 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import announce
+from legoai.commands.shared import announce, output_file
 
 _DESCRIPTION = """\
 Measure the kernels of this machine, and with --processes the collectives among processes on it. Two files are
@@ -29,7 +29,7 @@ examples:
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai calibrate`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("calibrated.toml"),
+    parser.add_argument("-o", "--output", metavar="FILE", type=output_file, default=Path("calibrated.toml"),
                         help="the device file; its profile is written beside it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
     parser.add_argument("--seconds", type=_seconds, default=120.0, metavar="S",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, announce, lowered
+from legoai.commands.shared import add_resolution, announce, lowered, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
@@ -44,8 +44,10 @@ def configure(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
-    parser.add_argument("--trace", metavar="OUT", type=Path, help="write the step as a Chrome trace, for Perfetto")
-    parser.add_argument("--html", metavar="OUT", type=Path, help="write a page with timeline, memory and tables")
+    parser.add_argument(
+        "--trace", metavar="OUT", type=output_file, help="write the step as a Chrome trace for Perfetto"
+    )
+    parser.add_argument("--html", metavar="OUT", type=output_file, help="write a page with timeline, memory and tables")
     add_profile(parser)
     parser.add_argument("--rank", type=_rank, default=0, metavar="N", help="the rank that is simulated (default: 0)")
     add_resolution(parser)

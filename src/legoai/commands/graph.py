@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated, write
-from legoai.commands.shared import add_resolution, lowered
+from legoai.commands.shared import add_resolution, lowered, output_file
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -37,7 +37,12 @@ def configure(parser: ArgumentParser) -> None:
         "--what", choices=("mesh", "pipeline", "timeline"), default="mesh", help="what is drawn (default: mesh)"
     )
     parser.add_argument(
-        "-o", "--output", metavar="OUT", default="-", help="write it to this file (default: -, the terminal)"
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=output_file,
+        default=Path("-"),
+        help="write it to this file (default: -, the terminal)",
     )
     add_profile(parser)
     add_resolution(parser)
@@ -50,10 +55,10 @@ def run(arguments: Namespace) -> int:
         return 1
     linted, program = done
     picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
-    if arguments.output == "-":
+    if arguments.output == Path("-"):
         sys.stdout.write(picture)
     else:
-        write(Path(arguments.output), picture)
+        write(arguments.output, picture)
     return 0
 
 

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, lowered
+from legoai.commands.shared import add_resolution, lowered, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 _DESCRIPTION = """\
@@ -30,7 +30,12 @@ def configure(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
     parser.add_argument(
-        "-o", "--output", metavar="OUT", default="-", help="write it to this file (default: -, the terminal)"
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=output_file,
+        default=Path("-"),
+        help="write it to this file (default: -, the terminal)",
     )
     add_resolution(parser)
 
@@ -41,11 +46,11 @@ def run(arguments: Namespace) -> int:
     if done is None:
         return 1
     _, program = done
-    if arguments.output == "-":
+    if arguments.output == Path("-"):
         sys.stdout.write(program.text)
         return 0
     try:
-        replace_file(Path(arguments.output), program.text)
+        replace_file(arguments.output, program.text)
     except OSError as error:
         raise WrongUsage(f"{arguments.output} cannot be written: {error.strerror}") from error
     print(f"wrote {arguments.output}", file=sys.stderr)

@@ -53,6 +53,7 @@ def run(arguments: Namespace) -> int:
     folder = run_directory(linted.plan)
     path = folder / f"{program.plan_name}.py"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         replace_file(path, program.text)
     except OSError as error:
         raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error

@@ -7,6 +7,7 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -45,6 +46,18 @@ def _setting(text: str) -> tuple[str, str]:
     if match is None:
         raise ArgumentTypeError(f"expected NAME=VALUE, such as hosts=4, not {text!r}")
     return match[1], match[2]
+
+
+def output_file(text: str) -> Path:
+    """The type of an argument that names a file to write: its folder must be there before any work is done.
+
+    Raises:
+        ArgumentTypeError: there is no such folder.
+    """
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ArgumentTypeError(f"there is no folder `{path.parent}` to write `{path.name}` into")
+    return path
 
 
 def announce(message: str) -> None:

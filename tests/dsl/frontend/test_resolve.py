@@ -181,6 +181,78 @@ class TestExtends:
         assert "LP214" in codes(HEAD + 'extends "binary.plan"\n', tmp_path)
         assert codes(HEAD + "extends base\n", tmp_path) == ["LP214"]
 
+    def test_a_long_chain_is_no_circle(self, tmp_path: Path):
+        self.write(tmp_path, p0=HEAD)
+        for index in range(1, 60):
+            self.write(tmp_path, **{f"p{index}": f'plan p\nextends "p{index - 1}.plan"\n'})
+        for length in (20, 21, 59):
+            assert codes(f'plan b\nextends "p{length}.plan"\n', tmp_path) == []
+
+    def test_a_chain_without_end_is_a_finding(self, tmp_path: Path):
+        def read(path: Path) -> str:
+            return f'plan p\nextends "p{int(path.stem[1:]) + 1}.plan"\n'
+
+        found = resolve('plan b\nextends "p0.plan"\n', "b.plan", directory=tmp_path, read=read).diagnostics
+        assert found[0].code == "LP214"
+        assert "more than 100" in found[0].message
+
+    def test_a_circle_of_two_is_one_finding(self, tmp_path: Path):
+        self.write(tmp_path, a=HEAD + 'extends "b.plan"\n', b='plan b\nextends "a.plan"\nclip (norm = 1)\n')
+        text = (tmp_path / "a.plan").read_text()
+        assert codes(text, tmp_path) == ["LP214"]
+
+    def test_bases_that_agree_are_joined(self, tmp_path: Path):
+        self.write(
+            tmp_path,
+            a=HEAD + "clip (norm = 1)\n",
+            b="plan b\nclip (norm   = 1)\nmesh (tp = 2)\n",
+            c='plan c\nextends "a.plan"\n',
+        )
+        for bases in (("a", "b"), ("b", "a"), ("a", "c"), ("c", "b", "a")):
+            text = "plan x\n" + "".join(f'extends "{name}.plan"\n' for name in bases)
+            found = resolution(text, tmp_path)
+            assert found.diagnostics == []
+            assert found.plan is not None
+            assert found.plan.clip is not None
+
+    @pytest.mark.parametrize(
+        ("first", "second", "what"),
+        [
+            ("clip (norm = 1)", "clip (norm = 2)", "clip"),
+            ("let n = 1", "let n = 2", "let n"),
+            ("require mfu >= 10%", "require mfu >= 20%", "require mfu"),
+            ("minimize step_time", "maximize mfu", "objective"),
+            ("variant v { clip (norm = 1) }", "variant v { clip (norm = 2) }", "variant v"),
+            ("shard on tp { output = colwise }", "shard on tp { output = rowwise }", "shard tp"),
+        ],
+    )
+    def test_bases_that_disagree_need_a_decision(self, tmp_path: Path, first: str, second: str, what: str):
+        self.write(tmp_path, a=HEAD + first + "\n", b=f"plan b\n{second}\n", c='plan c\nextends "b.plan"\n')
+        for other in ("b", "c"):
+            text = f'plan x\nextends "a.plan"\nextends "{other}.plan"\n'
+            [found] = resolution(text, tmp_path).diagnostics
+            assert (found.code, found.message) == ("LP224", f"the base plans decide `{what}` differently")
+            assert codes(f"{text}{first}\n", tmp_path) == []
+            assert codes(f"{text}{second}\n", tmp_path) == []
+
+    def test_what_a_plan_takes_away_its_bases_may_disagree_about(self, tmp_path: Path):
+        self.write(tmp_path, a=HEAD + "clip (norm = 1)\n", b="plan b\nclip (norm = 2)\n")
+        plan = plan_of('plan x\nextends "a.plan"\nextends "b.plan"\nunset clip\n', tmp_path)
+        assert plan.clip is None
+
+    def test_a_base_that_is_overridden_in_one_of_two_is_a_disagreement(self, tmp_path: Path):
+        self.write(
+            tmp_path,
+            root=HEAD + "clip (norm = 1)\n",
+            a='plan a\nextends "root.plan"\nclip (norm = 2)\n',
+            b='plan b\nextends "root.plan"\n',
+        )
+        assert codes('plan x\nextends "a.plan"\nextends "b.plan"\n', tmp_path) == ["LP224"]
+
+    def test_a_base_is_extended_once(self, tmp_path: Path):
+        self.write(tmp_path, a=HEAD)
+        assert codes('plan x\nextends "a.plan"\nextends "a.plan"\n', tmp_path) == ["LP203"]
+
     def test_a_mistake_in_the_base_is_shown_in_the_base(self, tmp_path: Path):
         self.write(tmp_path, base=HEAD + "mesh (tp = x)\n")
         found = resolution('plan b\nextends "base.plan"\n', tmp_path)
