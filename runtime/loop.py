@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,14 @@ from legoai.runtime.optim import set_schedule_step
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import on_first_rank, sum_over_world
 from legoai.runtime.recipe import Recipe
-from legoai.runtime.resume import differences, find_checkpoint, restore
+from legoai.runtime.resume import (
+    differences,
+    find_checkpoint,
+    load_weights,
+    named_checkpoint,
+    optimizer_name,
+    restore,
+)
 from legoai.runtime.samples import Data, Stream, open_data
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import take_step
@@ -169,8 +177,13 @@ class TrainingLoop:
 
     def _resume(self, log: MetricsLog) -> int:
         """Continue from a checkpoint where the options say so; return its step, or 0."""
+        if self.checkpoints is not None:
+            self.checkpoints.sweep()
         found = find_checkpoint(self.options, self.checkpoints, warn=lambda text: log.say(f"warning: {text}"))
+        self._choose_branch(None if found is None else found[0], log)
         if found is None:
+            if self.options.load_weights is not None:
+                self._load_weights(self.options.load_weights, log)
             return 0
         path, meta = found
         training = self.training
@@ -183,14 +196,40 @@ class TrainingLoop:
         for notice in differences(
             meta,
             plan_hash=self.recipe.plan_hash,
+            optimizer=optimizer_name(training.optimizer),
             seed=training.seed,
             data=self.data,
             left_out=left_out,
         ):
             log.say(f"note: {notice}")
+        if self.options.load_weights is not None:
+            log.say(f"note: --load-weights is for a new training, and this one resumes; {path} has its weights")
         if self.step >= self.options.steps:
             log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
         return self.step
+
+    def _choose_branch(self, path: Path | None, log: MetricsLog) -> None:
+        """Save beside newer checkpoints of another past on a branch, and in the place of damaged ones."""
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return
+        passed_over = self.options.resume == "auto"  # only what is damaged
+        if checkpoints.choose_branch(path, newer_are_damaged=passed_over):
+            branch = checkpoints.branch
+            log.event("branch", branch=branch, path=None if path is None else str(path))
+            log.say(
+                f"note: {checkpoints.root} has newer checkpoints; this run saves on branch {branch}, which "
+                "--resume auto will follow"
+            )
+
+    def _load_weights(self, place: Path, log: MetricsLog) -> None:
+        """Start with the weights of another training."""
+        path, meta = named_checkpoint(place, option="--load-weights", warn=lambda text: log.say(f"warning: {text}"))
+        left_out = load_weights(path, meta, self.training, other_plan=self.options.resume_other_plan)
+        log.event("weights", path=str(path), step=meta.step, left_out=left_out)
+        log.say(f"weights of {path}; the optimizer starts afresh")
+        if left_out:
+            log.say(f"note: {len(left_out)} tensors are not in the checkpoint and start afresh: {left_out[0]}, ...")
 
     def _save(self, log: MetricsLog) -> int:
         if self.checkpoints is None:
@@ -207,6 +246,7 @@ class TrainingLoop:
             corpus=self.data.digest,
             world=dist.get_world_size(),
             torch=torch.__version__,
+            optimizer=optimizer_name(training.optimizer),
         )
         path = self.checkpoints.save(training_state(training.model, training.optimizer), meta)
         log.event("checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - started)

@@ -26,7 +26,9 @@ class RunOptions:
         checkpoint_every: steps between checkpoints; 0 saves only at the end. Without `out` none are saved.
         keep: complete checkpoints kept; 0 keeps all.
         resume: `auto` (the newest complete checkpoint in `out`, else from the start), `never`, or a
-            checkpoint's path.
+            checkpoint's path. From an older one than the newest a branch begins, which `auto` then follows.
+        restart: where every checkpoint in `out` is damaged, start from the beginning instead of stopping.
+        load_weights: checkpoint or run whose weights a new training starts with; a training that resumes has its own.
         resume_other_plan: accept a checkpoint of another model: load what has the same name and shape.
         log_every: steps between terminal lines; 0 for none.
         validate_every: steps between validations; 0 for none.
@@ -46,6 +48,8 @@ class RunOptions:
     keep: int = 3
     resume: str = "auto"
     resume_other_plan: bool = False
+    restart: bool = False
+    load_weights: Path | None = None
     log_every: int = 10
     validate_every: int = 0
     validate_batches: int = 8
@@ -107,12 +111,26 @@ def _add_checkpoints(parser: argparse.ArgumentParser, plan: str) -> None:
     group.add_argument(
         "--checkpoint-every", type=_count, default=0, help="steps between checkpoints; 0 saves only at the end"
     )
-    group.add_argument("--keep", type=_count, default=3, help="complete checkpoints kept; 0 keeps all")
+    group.add_argument(
+        "--keep", type=_count, default=3, help="complete checkpoints kept, of those that can be read; 0 keeps all"
+    )
     group.add_argument(
         "--resume",
         default="auto",
         help="auto (the newest complete checkpoint in OUT, else from the start), never, "
-        "or the path of a checkpoint or run",
+        "or the path of a checkpoint or run; from an older checkpoint of OUT a branch begins, which auto then follows",
+    )
+    group.add_argument(
+        "--restart",
+        action="store_true",
+        help="where every checkpoint in OUT is damaged, train from the first step instead of stopping",
+    )
+    group.add_argument(
+        "--load-weights",
+        type=Path,
+        metavar="FOLDER",
+        help="start a new training with the weights of this checkpoint or run, and a fresh optimizer; "
+        "a training that resumes has its own",
     )
     group.add_argument(
         "--resume-other-plan",

@@ -73,6 +73,20 @@ def on_first_rank(function: Callable[[], Result]) -> Result:
     return result
 
 
+def on_every_rank(function: Callable[[], Result]) -> list[Result]:
+    """Call a function on every rank, and return the ranks' results, or raise the first rank's error, on every rank."""
+    outcome: tuple[Result | None, Exception | None]
+    try:
+        outcome = function(), None
+    except Exception as error:
+        outcome = None, error
+    outcomes = gather_objects(outcome)
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [value for value, _ in outcomes]  # type: ignore[misc]
+
+
 def gather_objects(value: Result) -> list[Result]:
     """Return the values of all ranks, on every rank."""
     values: list[Any] = [None] * dist.get_world_size()

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from legoai.runtime.checkpoint import (
     META,
     CheckpointMeta,
     Checkpoints,
     load,
+    optimizer_state_kinds,
+    saved_names,
     training_state,
     verified_meta,
+    weights,
 )
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.options import RunOptions
@@ -31,22 +36,35 @@ def find_checkpoint(
         warn: is told of each damaged checkpoint that is skipped.
 
     Raises:
-        RunError: the named checkpoint is missing or damaged, or `never` would mix two runs in one folder.
+        RunError: the named checkpoint is missing or damaged, all of the run's own are damaged and `--restart` is not
+            given, or `never` would mix two runs in one folder.
     """
     if options.resume == "auto":
-        return checkpoints.newest(warn=warn) if checkpoints is not None else None
+        if checkpoints is None:
+            return None
+        try:
+            return checkpoints.newest(warn=warn)
+        except RunError as error:
+            if not options.restart or error.code != RunErrorCode.CHECKPOINT_CORRUPT:
+                raise
+            return None
     if options.resume != "never":
-        return _named(Path(options.resume), warn=warn)
-    if checkpoints is not None and (steps := checkpoints.steps()):
+        return named_checkpoint(Path(options.resume), option="--resume", warn=warn)
+    if checkpoints is not None and (points := checkpoints.points()):
         raise RunError(
             RunErrorCode.WRONG_OPTION,
-            f"--resume never: {checkpoints.root} already has checkpoints, up to step {steps[-1]}",
+            f"--resume never: {checkpoints.root} already has checkpoints, up to {points[-1].name}",
             help="choose another --out, or remove them",
         )
     return None
 
 
-def _named(path: Path, *, warn: Callable[[str], None]) -> tuple[Path, CheckpointMeta]:
+def named_checkpoint(path: Path, *, option: str, warn: Callable[[str], None]) -> tuple[Path, CheckpointMeta]:
+    """Return the checkpoint, verified, that is at a path, or the newest of the run that is there.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+    """
     if on_first_rank((path / META).is_file):
         return path, verified_meta(path)
     root = path if path.name == "checkpoints" else path / "checkpoints"
@@ -54,7 +72,7 @@ def _named(path: Path, *, warn: Callable[[str], None]) -> tuple[Path, Checkpoint
     if found is None:
         raise RunError(
             RunErrorCode.CHECKPOINT_MISSING,
-            f"--resume {path}: no complete checkpoint there",
+            f"{option} {path}: no complete checkpoint there",
             help="give a step-N folder, or a run's --out folder",
         )
     return found
@@ -64,27 +82,65 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
     """Load a checkpoint into model and optimizer; return the names of tensors that it does not have.
 
     Raises:
+        RunError: it is of another model or another optimizer, and `other_plan` does not allow that.
+    """
+    _check_model(path, meta, training, other_plan=other_plan)
+    state = training_state(training.model, training.optimizer)
+    own = set().union(*gather_objects(optimizer_state_kinds(state)))
+    saved = optimizer_state_kinds(saved_names(path))
+    if own != saved and not other_plan:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
+            f"checkpoint {path} is of another optimizer: it keeps {_listed(saved)} of each parameter, "
+            f"and {optimizer_name(training.optimizer)} keeps {_listed(own)}",
+            help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
+            "go on from its step with a fresh optimizer",
+        )
+    other = meta.model != training.digest or own != saved
+    left_out = load(path, state, other_model=other)
+    if not other:
+        return []
+    return sorted({name for names in gather_objects(left_out) for name in names})
+
+
+def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
+    """Load the weights of a checkpoint, and nothing else; return the names of those that it does not have.
+
+    Raises:
         RunError: it is of another model, and `other_plan` does not allow that.
     """
-    same_model = meta.model == training.digest
-    if not same_model and not other_plan:
+    _check_model(path, meta, training, other_plan=other_plan)
+    left_out = load(path, weights(training.model), other_model=meta.model != training.digest)
+    return sorted({name for names in gather_objects(left_out) for name in names})
+
+
+def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> None:
+    if meta.model != training.digest and not other_plan:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_MODEL,
             f"checkpoint {path} is of another model (plan {meta.plan}): its tensors have other names or shapes",
             help="pass --resume-other-plan to load what has the same name and shape, or choose another --out",
         )
-    state = training_state(training.model, training.optimizer)
-    left_out = load(path, state, other_model=not same_model)
-    if same_model:
-        return []
-    return sorted({name for names in gather_objects(left_out) for name in names})
 
 
-def differences(meta: CheckpointMeta, *, plan_hash: str, seed: int, data: Data, left_out: list[str]) -> list[str]:
+def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class of an optimizer; of one that is sharded, of what it shards."""
+    return type(getattr(optimizer, "sliced", optimizer)).__name__
+
+
+def _listed(kinds: set[str]) -> str:
+    return ", ".join(sorted(kinds)) or "nothing"
+
+
+def differences(
+    meta: CheckpointMeta, *, plan_hash: str, optimizer: str, seed: int, data: Data, left_out: list[str]
+) -> list[str]:
     """Return what a user should know of a run that does not continue just as it was."""
     notices = []
     if meta.plan_hash != plan_hash:
         notices.append(f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another")
+    if meta.optimizer not in ("", optimizer):
+        notices.append(f"the checkpoint's optimizer was {meta.optimizer}; {optimizer} goes on")
     if meta.seed != seed:
         notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
     if meta.corpus != data.digest:

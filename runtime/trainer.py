@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,12 +20,13 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.kernels import attention_kernel
+from legoai.runtime.lock import locked
 from legoai.runtime.loop import History, TrainingLoop
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.optim import parameter_groups
 from legoai.runtime.options import RunOptions, parse_options
-from legoai.runtime.process_group import process_group
+from legoai.runtime.process_group import on_first_rank, process_group
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
 from legoai.runtime.signals import StopRequest
@@ -70,6 +72,7 @@ class Trainer(Recipe):
             _deterministic(options.deterministic),
             attention_kernel(self.attention_kernel),
             process_group(device, timeout_seconds=options.timeout),
+            _run_folder(options.out),
         ):
             training = self.prepare(device, seed=self.seed if options.seed is None else options.seed)
             if observe is not None:
@@ -210,6 +213,24 @@ class Trainer(Recipe):
         if mesh.size() != world:
             raise _world_error(f"the plan's mesh ({_axes(mesh)})", mesh.size(), world)
         return mesh
+
+
+@contextlib.contextmanager
+def _run_folder(folder: Path | None) -> Iterator[None]:
+    """Let the first rank hold the folder of a run, before anything that takes long.
+
+    Raises:
+        RunError: another run holds it, or nothing can be written there; on every rank.
+    """
+    with contextlib.ExitStack() as held:
+
+        def hold() -> None:
+            assert folder is not None
+            held.enter_context(locked(folder))
+
+        if folder is not None:
+            on_first_rank(hold)
+        yield
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,134 @@ def test_only_the_last_are_kept(gloo, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
 
 
+def truncate(path: Path) -> None:
+    os.truncate(path / "__0_0.distcp", 100)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_a_damaged_one_is_not_counted_among_the_kept(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 4, 6)
+    truncate(tmp_path / "step-6")
+    gloo(1)(save, tmp_path, 7, keep=2)
+    assert names(tmp_path) == ["step-4", "step-6", "step-7"]
+    gloo(1)(save, tmp_path, 8, keep=2)
+    assert names(tmp_path) == ["step-7", "step-8"]
+
+
+def test_a_damaged_one_that_is_newer_does_not_cost_the_good_ones(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 4, 6)
+    truncate(tmp_path / "step-6")
+    gloo(1)(save, tmp_path, 5, keep=1)
+    [(step, [warning])] = gloo(1)(newest, tmp_path)
+    assert step == 5 and "step-6 is skipped" in warning
+
+
+def save_while_they_are_damaged(root: Path) -> None:
+    checkpoints = Checkpoints(root, keep=2)
+    for step in (1, 2, 3, 4):
+        checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
+        if step == 3:
+            flip_a_byte(root / "step-3" / "__0_0.distcp")
+
+
+def test_damage_that_comes_after_the_reading_back_is_noticed(gloo, tmp_path):
+    gloo(1)(save_while_they_are_damaged, tmp_path)
+    assert names(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+def save_on_a_disk_that_loses_a_bit(root: Path) -> None:
+    def publish(self, draft, final, meta, files):
+        whole(self, draft, final, meta, files)
+        flip_a_byte(final / "__0_0.distcp")
+
+    whole, Checkpoints._publish = Checkpoints._publish, publish
+    try:
+        save(root, 3, keep=1)
+    finally:
+        Checkpoints._publish = whole
+
+
+def test_nothing_is_removed_before_what_is_newer_was_read_back(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2)
+    with pytest.raises(RunError, match=r"step-3 was written, but cannot be read back: .*checksum") as caught:
+        gloo(1)(save_on_a_disk_that_loses_a_bit, tmp_path)
+    assert caught.value.code == RunErrorCode.CHECKPOINT_NOT_WRITTEN
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
+    assert gloo(1)(newest, tmp_path)[0][0] == 2
+
+
+def test_where_all_are_damaged_nothing_is_taken_for_a_beginning(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1, 2)
+    for step in (1, 2):
+        truncate(tmp_path / f"step-{step}")
+    with pytest.raises(RunError, match=r"each of the 2 checkpoints .* is damaged; of the newest: .*step-2.*100 bytes"):
+        gloo(1)(newest, tmp_path)
+
+
+def branch_off(root: Path, path: Path | None, step: int, damaged: bool = False) -> tuple[bool, str]:
+    checkpoints = Checkpoints(root)
+    begun = checkpoints.choose_branch(path, newer_are_damaged=damaged)
+    return begun, checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step)).name
+
+
+def test_an_older_one_begins_a_branch_that_is_followed(gloo, tmp_path):
+    root, [pool] = tmp_path / "run", [gloo(1)]
+    assert pool(branch_off, root, None, 2) == [(False, "step-2")]
+    assert pool(branch_off, root, root / "step-2", 4) == [(False, "step-4")]
+    assert pool(branch_off, root, root / "step-2", 3) == [(True, "step-3-branch-1")]
+    assert pool(newest, root) == [(3, [])]
+    assert pool(branch_off, root, root / "step-3-branch-1", 5) == [(False, "step-5-branch-1")]
+    assert pool(branch_off, root, root / "step-3-branch-1", 4) == [(True, "step-4-branch-2")]
+    assert pool(branch_off, root, tmp_path / "other" / "step-9", 10) == [(True, "step-10-branch-3")]
+    truncate(root / "step-10-branch-3")
+    assert pool(branch_off, root, root / "step-4-branch-2", 5, True) == [(False, "step-5-branch-2")]
+
+
+def swept(root: Path) -> None:
+    Checkpoints(root).sweep()
+
+
+def test_what_a_crash_left_half_done_is_swept(gloo, tmp_path):
+    gloo(1)(save, tmp_path, 1)
+    for name in ("step-2.tmp", "step-7-branch-1.tmp"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    gloo(1)(swept, tmp_path)
+    assert names(tmp_path) == ["step-1"]
+    gloo(1)(swept, tmp_path / "nothing")
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("only root mounts file systems")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def save_large(root: Path) -> None:
+    Checkpoints(root).save({"model.w": torch.zeros(1 << 20)}, meta(2))
+
+
+def test_a_full_disk_is_told_and_given_back(gloo, small_disk):
+    gloo(1)(save, small_disk, 1)
+    with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full.* about 4\.0 MiB") as caught:
+        gloo(1)(save_large, small_disk)
+    assert caught.value.code == RunErrorCode.CHECKPOINT_NOT_WRITTEN
+    assert names(small_disk) == ["step-1"]
+    assert gloo(1)(newest, small_disk) == [(1, [])]
+
+
 def test_torch_itself_can_read_a_checkpoint(gloo, tmp_path):
     gloo(1)(save, tmp_path, 3)
     state = {"model.w": torch.zeros(SIZE)}
@@ -79,7 +209,7 @@ def save_and_crash(root: Path, at: str) -> None:
 @pytest.mark.parametrize("at", ["_make_empty", "_checksums", "_write_durably", "_sync_folder"])
 def test_a_crash_while_saving_leaves_the_last_good_one(gloo, tmp_path, at):
     gloo(1)(save, tmp_path, 1)
-    with pytest.raises(RunError, match=r"step-2 could not be written: .*No space left"):
+    with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full"):
         gloo(1)(save_and_crash, tmp_path, at)
     assert gloo(1)(newest, tmp_path) == [(1, [])]
     gloo(1)(save, tmp_path, 2)
