@@ -74,17 +74,7 @@ class Analysis:
     @cached_property
     def device(self) -> Device | None:
         """The cluster's device; None where its profile cannot be read."""
-        from legoai.specs.cluster import CatalogueError, device
-
-        use = self.plan.cluster
-        try:
-            if use.device == "profile":
-                from legoai.specs.device_file import load_device  # imports pydantic
-
-                return load_device(self.directory / use.profile) if isinstance(use.profile, str) else None
-            return device(use.device)
-        except CatalogueError:
-            return None
+        return self.plan.cluster.described(self.directory)
 
     @cached_property
     def module_paths(self) -> Paths:

@@ -321,9 +321,9 @@ class _Printer:
         yield "auto"
         if isinstance(node.domain, Range):
             yield " in "
-            yield from self._value(node.domain.first, _OPERAND)
+            yield from self._value(node.domain.first)
             yield ".."
-            yield from self._value(node.domain.last, _OPERAND)
+            yield from self._value(node.domain.last)
         elif node.domain is not None:
             yield " in "
             yield from self._value(node.domain)

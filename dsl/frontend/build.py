@@ -178,9 +178,9 @@ class Builder:
         return Auto(domain, answer, self._span(parts[0]).to(last))
 
     def _domain(self, parts: list[Any]) -> ListValue | Range:
-        if not isinstance(parts[0], Token):
+        if len(parts) == 1:
             return cast(ListValue, self._node(parts[0]))
-        first, last = self._number(parts[:1]), self._number(parts[-1:])
+        first, last = self._node(parts[0]), self._node(parts[-1])
         return Range(first, last, first.span.to(last.span))
 
     def _binary(self, parts: list[Any]) -> Binary:

@@ -12,11 +12,12 @@ from typing import Any, Final, TypeVar, cast
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import Argument, Auto, Boolean, Call, ListValue, Name, Number, Range, String, Value
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared, Option, Treatment
 from legoai.specs.directives.hole import Hole
+from legoai.specs.record import replace
 from legoai.specs.span import Origin, Span
 
 D = TypeVar("D", bound=Declared)
@@ -124,7 +125,7 @@ class Reader:
         domain = self._domain(node, kind)
         if node.answer is None:
             return Hole(domain), Origin("human", node.span)
-        value = self._read(node.answer, kind)
+        value = self._read(self.scope.look_up(node.answer)[0], _counted(kind))
         if value is _MISTAKE:
             return Hole(domain), Origin("solver", node.answer.span)
         if domain is not None and value not in domain:
@@ -141,14 +142,16 @@ class Reader:
         if node.domain is None:
             return None
         if isinstance(node.domain, ListValue):
-            items = tuple(self.value(item, kind)[0] for item in node.domain.items)
+            items = tuple(self.value(item, _counted(kind))[0] for item in node.domain.items)
             if not items:
                 self._report(
                     rules.WrongDomain.at(node.domain.span, "the domain is empty", label="no value to choose from")
                 )
                 return None
             return None if any(isinstance(item, Hole) for item in items) else items
-        first, last = (self._read(end, kind) for end in (node.domain.first, node.domain.last))
+        first, last = (
+            self._read(self.scope.look_up(end)[0], _counted(kind)) for end in (node.domain.first, node.domain.last)
+        )
         if first is _MISTAKE or last is _MISTAKE:
             return None
         if type(first) is not int or type(last) is not int or first > last:
@@ -204,6 +207,8 @@ class Reader:
         )  # fmt: skip
 
     def _integer(self, node: Value, kind: kinds.Integer) -> Any:
+        if kind.rest and isinstance(node, Name) and node.text == kinds.REST:
+            return kinds.REST
         value, dimension = self._arithmetic(node, kind)
         if value is _MISTAKE:
             return _MISTAKE
@@ -244,7 +249,7 @@ class Reader:
         return float(value)
 
     def _arithmetic(self, node: Value, kind: kinds.Kind) -> tuple[Any, str]:
-        if isinstance(node, Name | String | Boolean | ListValue | Call | Auto):
+        if isinstance(node, Name | String | Boolean | ListValue | Call | Auto) and not is_function(node):
             if isinstance(node, Name) and "." not in node.text:
                 legal = tuple(self.scope.names)
                 help = suggestion(node.text, legal) or [f"`let {node.text} = …` would define it"]
@@ -352,7 +357,7 @@ def _fits(node: Value, kind: kinds.Kind) -> bool:
         return any(_fits(node, item) for item in kind.kinds)
     if isinstance(node, Name):
         return isinstance(kind, kinds.Choice | kinds.Listed | Calls | kinds.ModulePath)
-    if isinstance(node, Call):
+    if isinstance(node, Call) and not is_function(node):
         return isinstance(kind, Calls)
     if isinstance(node, String):
         return isinstance(kind, kinds.Text | kinds.ModulePath)
@@ -361,6 +366,11 @@ def _fits(node: Value, kind: kinds.Kind) -> bool:
     if isinstance(node, Boolean):
         return isinstance(kind, kinds.Boolean)
     return isinstance(kind, kinds.Integer | kinds.Number | kinds.Size | kinds.Fraction)
+
+
+def _counted(kind: kinds.Kind) -> kinds.Kind:
+    """The kind without `rest`, which is no value that could be chosen or answered."""
+    return replace(kind, rest=False) if isinstance(kind, kinds.Integer) else kind
 
 
 def _names(kind: kinds.Kind) -> tuple[str, ...]:

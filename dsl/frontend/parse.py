@@ -301,6 +301,8 @@ _MINOR = {
     "MINUS",
     "STAR",
     "SLASH",
+    "FLOOR",
+    "PERCENT",
     "DOTTED",
     "DIGIT_NAME",
     "AUTO",
@@ -348,7 +350,7 @@ def _hints(token: Token, text: str, position: int) -> list[str]:
         return ["names are written with `_`"]
     if sign == "=" and (dashed := _DASHED.search(before)):
         return [f"names are written with `_`: `{dashed[0].replace('-', '_')}`"]
-    if sign == "/" and text.startswith("//", position):
+    if sign == "//":
         return ["comments begin with `#`"]
     if sign == "{" and before.endswith(" on"):
         return ["axes stand behind `on`: `fsdp on dp_shard { … }`"]

@@ -15,7 +15,8 @@ from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
 from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
 from legoai.dsl.frontend.parse import KEYWORDS
-from legoai.dsl.frontend.scope import MEASURES, Scope
+from legoai.dsl.frontend.rest import with_rest
+from legoai.dsl.frontend.scope import MEASURES, Scope, is_function
 from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
@@ -31,6 +32,8 @@ from legoai.dsl.frontend.syntax import (
 )
 from legoai.specs.directives import DEFAULTED, FAMILIES, REQUIRED, family
 from legoai.specs.directives.base import Directive
+from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Plan, Solved
 from legoai.specs.span import Origin, Span
@@ -94,7 +97,7 @@ def resolve(
     scope = scope_of(body, settings or {}, loader)
     resolution = Resolution(parsed, loader.files, None, body, variants, scope, diagnostics)
     resolution.unreadable.update(loader.unreadable())
-    plan = _Resolver(resolution, variant).plan()
+    plan = _Resolver(resolution, variant, directory).plan()
     resolution.plan = None if plan is None else with_files(plan, directory)
     diagnostics[:] = without_consequences(diagnostics, loader.damaged)
     return resolution
@@ -103,8 +106,9 @@ def resolve(
 class _Resolver:
     """Turns the statements that took effect into the plan."""
 
-    def __init__(self, resolution: Resolution, variant: str | None) -> None:
+    def __init__(self, resolution: Resolution, variant: str | None, directory: Path) -> None:
         self.resolution = resolution
+        self.directory = directory
         self.variant = variant
         self.diagnostics = resolution.diagnostics
         self.statements = StatementReader(resolution.scope, resolution.diagnostics)
@@ -135,6 +139,7 @@ class _Resolver:
         self._missing([keyword for keyword in missing if keyword not in self.unreadable])
         if missing or self.name is None:
             return None
+        self._fill_rest()
         for keyword in DEFAULTED:
             self.found.setdefault(keyword, family(keyword)())
         fields: dict[str, Any] = {**self.found, "shard": tuple(self.shards)}
@@ -146,6 +151,13 @@ class _Resolver:
             solved=self.solved,
             **fields,
         )
+
+    def _fill_rest(self) -> None:
+        mesh, cluster = self.found.get("mesh"), self.found.get("cluster")
+        if isinstance(mesh, Mesh) and isinstance(cluster, ClusterUse):
+            self.found["mesh"], problem = with_rest(mesh, cluster, self.directory)
+            if problem is not None:
+                self.diagnostics.append(problem)
 
     def _missing(self, keywords: Sequence[str]) -> None:
         if keywords:
@@ -188,7 +200,7 @@ class _Resolver:
         scope = self.resolution.scope
         used = set(scope.used)
         value, _ = scope.look_up(statement.value)
-        if isinstance(value, Binary | Negation) or scope.circular(value):
+        if isinstance(value, Binary | Negation) or is_function(value) or scope.circular(value):
             result = scope.arithmetic(Name(statement.name.text, statement.name.span))
             if isinstance(result, Diagnostic):
                 self.diagnostics.append(result)

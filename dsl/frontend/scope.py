@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeGuard
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.syntax import Binary, Let, Name, Negation, Number, Value
+from legoai.dsl.frontend.syntax import Binary, Call, Let, Name, Negation, Number, Value
 from legoai.specs.record import Record
 from legoai.specs.span import Decider
 from legoai.specs.units import UNITS
@@ -25,7 +27,13 @@ MEASURES: Final = {
     "number": "a plain number",
 }
 """Dimensions in words for a message."""
-_OPERATORS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
+_OPERATORS: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod,
+}  # fmt: skip
+_DIVISIONS: Final = ("/", "//", "%")
+FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {"min": min, "max": max, "floor": math.floor}
+"""Functions of numbers. `min` and `max` take any number of values of one dimension, `floor` one plain number."""
 
 
 class Definition(Record):
@@ -79,6 +87,8 @@ class Scope:
             return self._binary(node, inside)
         if isinstance(node, Name):
             return self._named(node, inside)
+        if is_function(node):
+            return self._function(node, inside)
         return rules.WrongArithmetic.at(
             node.span, "arithmetic takes numbers and `let` names only", label="not a number"
         )
@@ -105,6 +115,21 @@ class Scope:
             self._values[node.text] = self._evaluate(definition.let.value, (*inside, node.text))
         return self._values[node.text]
 
+    def _function(self, node: Call, inside: tuple[str, ...]) -> Quantity | Diagnostic:
+        name = node.name.text
+        values = []
+        for item in node.arguments.items:
+            value = self._evaluate(item.value, inside)
+            if isinstance(value, Diagnostic):
+                return value
+            values.append(value)
+        problem = _wrong_arguments(name, [value[1] for value in values])
+        if any(item.name is not None for item in node.arguments.items):
+            problem = "takes values without names"
+        if problem is not None:
+            return rules.WrongArithmetic.at(node.span, f"`{name}` {problem}", label="has no result")
+        return FUNCTIONS[name](*(value[0] for value in values)), values[0][1]
+
     def _binary(self, node: Binary, inside: tuple[str, ...]) -> Quantity | Diagnostic:
         left, right = self._evaluate(node.left, inside), self._evaluate(node.right, inside)
         if isinstance(left, Diagnostic):
@@ -113,7 +138,7 @@ class Scope:
             return right
         dimension = _dimension(node.operator, left[1], right[1])
         if dimension is None:
-            words = {"+": "added to", "-": "subtracted from", "*": "multiplied by", "/": "divided by"}[node.operator]
+            words = {"+": "added to", "-": "subtracted from", "*": "multiplied by"}.get(node.operator, "divided by")
             pair = (right[1], left[1]) if node.operator in "+-" else (left[1], right[1])
             scales = node.operator in "+-" and right[1] == "fraction"
             return rules.WrongArithmetic.at(
@@ -122,7 +147,7 @@ class Scope:
                 label=f"{left[1]} {node.operator} {right[1]}",
                 help=["a fraction scales: `80GiB * 90%`"] if scales else [],
             )
-        if node.operator == "/" and right[0] == 0:
+        if node.operator in _DIVISIONS and right[0] == 0:
             return rules.WrongArithmetic.at(node.right.span, "division by zero", label="this is 0")
         try:
             value = _OPERATORS[node.operator](left[0], right[0])
@@ -131,6 +156,24 @@ class Scope:
         if not abs(value) <= _LARGEST:
             return rules.WrongArithmetic.at(node.span, "the result is too large", label="more than 1e30")
         return (int(value) if isinstance(value, float) and value.is_integer() else value), dimension
+
+
+def is_function(node: object) -> TypeGuard[Call]:
+    """Whether a value is a call of one of :data:`FUNCTIONS`, and not a treatment."""
+    return isinstance(node, Call) and node.name.text in FUNCTIONS
+
+
+def _wrong_arguments(function: str, dimensions: Sequence[str]) -> str | None:
+    """Why the function takes no values of these dimensions."""
+    if function == "floor":
+        return None if dimensions == ["number"] else "takes one plain number"
+    if not dimensions:
+        return "needs at least one value"
+    return (
+        None
+        if len(set(dimensions)) == 1
+        else f"takes values of one kind, not {' and '.join(dict.fromkeys(dimensions))}"
+    )
 
 
 def _number(node: Number) -> Quantity | Diagnostic:
@@ -151,6 +194,9 @@ def _dimension(sign: str, left: str, right: str) -> str | None:
     scale = ("number", "fraction")
     if sign in "+-":
         return left if left == right else None
+    if sign in ("//", "%"):
+        same_kind = left == right or (sign == "//" and right == "number")
+        return None if not same_kind else "number" if sign == "//" and left == right else left
     if left in scale and right in scale:
         return "fraction" if left == right == "fraction" and sign == "*" else "number" if left == right else "fraction"
     if sign == "*" and (left in scale or right in scale):

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes import names as rules
-from legoai.dsl.diagnostics.codes.syntax import MalformedPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.coerce import Reader
-from legoai.dsl.frontend.paths import PathError, pattern
-from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.ranges import resolved_path
+from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import (
     Argument,
     Auto,
@@ -94,7 +93,7 @@ class StatementReader:
                 rules.WrongDomain.at(node.span, "the model's dimensions cannot be solved for", label="give a value")
             )
             return {}
-        if isinstance(node, Binary | Negation | Number):
+        if isinstance(node, Binary | Negation | Number) or is_function(node):
             quantity = self.scope.arithmetic(node)
             if not isinstance(quantity, Diagnostic):
                 return {argument.name.text: quantity[0]}
@@ -211,17 +210,14 @@ class StatementReader:
         result = []
         for line in block.rules:
             value, origin = self.reader.value(line.value, declared.treatments)
-            try:
-                pattern(line.path.text)
-            except PathError as error:
-                span = line.path.span
-                place = span._replace(start=span.start + error.offset, column=span.column + error.offset)
-                self.diagnostics.append(MalformedPath.at(place, error.message, label="the path cannot be read"))
+            path = resolved_path(line.path, self.scope)
+            if isinstance(path, Diagnostic):
+                self.diagnostics.append(path)
                 continue
             # A rule whose treatment is undecided still takes part in matching, as a hole.
             result.append(
                 PathRule(
-                    path=line.path.canonical,
+                    path=path,
                     treatment=value,
                     origin=Origin(origin.decider, line.span),
                     path_origin=Origin("human", line.path.span),

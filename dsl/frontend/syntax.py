@@ -72,7 +72,7 @@ class Call(Record):
 
 
 class Binary(Record):
-    """Arithmetic on two values: one of `+ - * /`."""
+    """Arithmetic on two values: one of `+ - * / // %`."""
 
     operator: str
     left: Value

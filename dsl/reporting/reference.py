@@ -34,7 +34,7 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "let": (
         "let NAME = VALUE",
         "A named value, to be used wherever a value stands. `--set NAME=VALUE` gives it another one on the command\n"
-        "line. Numbers and names may be computed with: `+ - * /`.",
+        "line. Numbers and names may be computed with: `+ - * / // %`, `min`, `max` and `floor`.",
     ),
     "variant": (
         "variant NAME { statements }",

@@ -21,9 +21,7 @@ _ELASTIC = ("dp_shard", "dp_replicate", "cp", "pp", "tp")
 
 def devices_per_host(analysis: Analysis) -> int | None:
     """Devices in one host; None where neither the plan nor the device says it."""
-    if analysis.plan.cluster.devices is not None:
-        return analysis.plan.cluster.devices
-    return analysis.device.devices_per_host if analysis.device is not None else None
+    return analysis.plan.cluster.devices_per_host(analysis.directory)
 
 
 class MeshSize(Check):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from legoai.specs.directives.base import Directive, option
 from legoai.specs.directives.kinds import Integer, Listed, Text
+
+if TYPE_CHECKING:
+    from legoai.specs.cluster import Device
 
 
 def device_choices() -> tuple[str, ...]:
@@ -46,3 +50,23 @@ class ClusterUse(Directive):
         doc="The network between hosts; needed where there are several.",
         default=None,
     )
+
+    def described(self, directory: Path) -> Device | None:
+        """The device; None where its profile, a file in ``directory``, cannot be read."""
+        from legoai.specs.cluster import CatalogueError, device
+
+        try:
+            if self.device == "profile":
+                from legoai.specs.device_file import load_device  # imports pydantic
+
+                return load_device(directory / self.profile) if isinstance(self.profile, str) else None
+            return device(self.device)
+        except CatalogueError:
+            return None
+
+    def devices_per_host(self, directory: Path) -> int | None:
+        """Devices in one host; None where neither the plan nor the device says it."""
+        if self.devices is not None:
+            return self.devices
+        found = self.described(directory)
+        return None if found is None else found.devices_per_host

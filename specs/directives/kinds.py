@@ -7,8 +7,12 @@ the work of ``legoai.dsl.frontend.coerce``; nothing here knows the syntax.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from legoai.specs.record import Record
+from legoai.specs.record import Record, replace
+
+REST: Final = "rest"
+"""What stands for the number that makes a product whole; resolution replaces it."""
 
 
 class Kind(Record):
@@ -41,12 +45,15 @@ class Listed(Kind):
 
 
 class Integer(Kind):
-    """A whole number, with an optional range, both ends included."""
+    """A whole number, with an optional range, both ends included; ``rest`` where :data:`REST` may stand for it."""
 
     minimum: int | None = None
     maximum: int | None = None
+    rest: bool = False
 
     def describe(self) -> str:
+        if self.rest:
+            return either_of([replace(self, rest=False).describe(), f"`{REST}`"])
         if self.minimum is not None and self.maximum is not None:
             return f"a whole number from {self.minimum} to {self.maximum}"
         if self.minimum is not None:

@@ -11,7 +11,8 @@ from legoai.specs.directives.kinds import Integer
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """Every axis, outermost first. `ep` is last because it is no axis of its own: see :class:`Mesh`."""
 
-_SIZE = Integer(minimum=1)
+_SIZE = Integer(minimum=1, rest=True)
+_GROUPS = Integer(minimum=1)
 
 
 class Mesh(Directive):
@@ -20,7 +21,8 @@ class Mesh(Directive):
     Axes are nested as PyTorch nests them, `pp` outermost and `tp` innermost, so that `tp` stays inside a host. The
     product of `pp`, `dp_replicate`, `dp_shard`, `cp` and `tp` is the number of devices. `ep` takes no devices of its
     own: it groups the ranks of `dp_shard` and `cp`, which hold different experts where they would otherwise hold shards
-    of all.
+    of all. `rest` is the size of one axis that takes the devices which the others leave: `mesh (dp_shard = rest, tp =
+    8)`.
     """
 
     keyword: ClassVar[str] = "mesh"
@@ -30,7 +32,7 @@ class Mesh(Directive):
     dp_shard: int = option(_SIZE, doc="Data parallel: fully sharded.", default=1)
     cp: int = option(_SIZE, doc="Context parallel: the sequence in pieces.", default=1)
     tp: int = option(_SIZE, doc="Tensor parallel: matrices in pieces.", default=1)
-    ep: int = option(_SIZE, doc="Expert parallel: experts on different ranks of `dp_shard` and `cp`.", default=1)
+    ep: int = option(_GROUPS, doc="Expert parallel: experts on different ranks of `dp_shard` and `cp`.", default=1)
 
     def size(self, axis: str) -> int:
         """The number of ranks along ``axis``."""

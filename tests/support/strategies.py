@@ -73,13 +73,13 @@ def _sums(inner: st.SearchStrategy[tree.Value]) -> st.SearchStrategy[tree.Value]
     return st.one_of(
         lists_of(values),
         calls_of(values),
-        st.builds(tree.Binary, st.sampled_from("+-*/"), inner, inner, st.just(ONE_LINE)),
+        st.builds(tree.Binary, st.sampled_from(("+", "-", "*", "/", "//", "%")), inner, inner, st.just(ONE_LINE)),
         st.builds(tree.Negation, inner, st.just(ONE_LINE)),
     )
 
 
 def holes_of(sums: st.SearchStrategy[tree.Value]) -> st.SearchStrategy[tree.Auto]:
-    domains = st.none() | lists_of(sums) | st.builds(tree.Range, numbers, numbers, st.just(ONE_LINE))
+    domains = st.none() | lists_of(sums) | st.builds(tree.Range, sums, sums, st.just(ONE_LINE))
     return st.builds(tree.Auto, domains, st.none() | sums, st.just(ONE_LINE))
 
 
@@ -97,7 +97,7 @@ def directives(draw: st.DrawFn) -> tree.Statement:
     subject = draw(st.none() | subjects)
     axes = tuple(draw(st.lists(names, max_size=3)))
     options = draw(st.none() | arguments_of(values)) if subject is None or axes else None
-    keyword = draw(names.filter(lambda name: name.text != "solved"))
+    keyword = draw(names.filter(lambda name: name.text not in ("solved", "unset")))
     return tree.Statement(keyword, subject, axes, options, draw(st.none() | blocks), ONE_LINE)
 
 
@@ -110,7 +110,8 @@ solved_lines = st.builds(
     ).map(str.rstrip),
     st.just(ONE_LINE),
 )
-plain_statements = st.one_of(directives(), lets, requirements, solved_lines)
+unsets = st.builds(tree.Unset, names, st.none() | names, st.lists(names, max_size=2).map(tuple), st.just(ONE_LINE))
+plain_statements = st.one_of(directives(), lets, requirements, solved_lines, unsets)
 variants = st.builds(tree.Variant, names, st.lists(plain_statements, max_size=3).map(tuple), st.just(ONE_LINE))
 statements = plain_statements | variants
 plans = st.builds(

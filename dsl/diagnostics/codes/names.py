@@ -405,3 +405,25 @@ class BasesDisagree(Rule):
 
     code = "LP224"
     slug = "bases-disagree"
+
+
+class NoRest(Rule):
+    """A `rest` that is no whole number of devices.
+
+    `rest` is the size of one axis of the mesh: the devices of the cluster over the product of the other axes.
+
+    ## Example
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = rest, tp = 5)
+    ```
+
+    ## Use instead
+    ```
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh (dp_shard = rest, tp = 8)
+    ```
+    """
+
+    code = "LP225"
+    slug = "no-rest"

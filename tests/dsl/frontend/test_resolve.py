@@ -122,6 +122,86 @@ class TestLet:
         }
 
 
+class TestRanges:
+    def test_the_ends_of_a_range_are_computed(self):
+        text = (
+            HEAD + "let n = 4\ncheckpoint { layers.{0..n // 2 - 1} = full, layers.{ min(n, 2) .. n - 1 }.* = none }\n"
+        )
+        checkpoint = plan_of(text).checkpoint
+        assert checkpoint is not None
+        assert [rule.path for rule in checkpoint.rules] == ["layers.{0..1}", "layers.{2..3}.*"]
+        assert written(checkpoint.rules[0].path_origin, text) == "layers.{0..n // 2 - 1}"
+        assert plan_of(text, settings={"n": "8"}).checkpoint.rules[0].path == "layers.{0..3}"  # type: ignore[union-attr]
+
+    def test_a_domain_may_be_computed(self):
+        tp = plan_of(HEAD + "let n = 4\nmesh (tp = auto in 1..n * 2 -> n)\n").mesh
+        assert tp.tp == 4
+        hole = plan_of(HEAD + "let n = 4\nmesh (tp = auto in n..n * 2)\n").mesh.tp
+        assert isinstance(hole, Hole)
+        assert hole.domain == range(4, 9)
+
+    @pytest.mark.parametrize(
+        ("path", "code", "place"),
+        [
+            ("layers.{0..m}", "LP209", "m"),
+            ("layers.{0..n / 3}", "LP106", "n / 3"),
+            ("layers.{0..n - 9}", "LP106", "n - 9"),
+            ("layers.{0..1GiB}", "LP106", "1GiB"),
+            ("layers.{n..0}", "LP106", "layers.{n..0}"),
+            ("layers.{0..}", "LP106", "..}"),
+            ("layers.{0..*}", "LP106", "*"),
+            ("layers.{0..1 / 0}", "LP217", "1 / 0"),
+        ],
+    )
+    def test_an_end_that_is_no_number_is_a_mistake(self, path: str, code: str, place: str):
+        text = HEAD + f"let n = 4\ncheckpoint {{ {path} = full, layers.{{0..n}} = none }}\n"
+        (found,) = resolution(text).diagnostics
+        assert found.code == code
+        span = found.label.span
+        assert text[span.start : span.end].startswith(place[:2]) or place == "..}"
+
+    def test_it_is_laid_out_as_written(self):
+        text = "checkpoint { layers.{ 0 ..min(n,2)-1 } = full }\n"
+        assert format_text(text, "t.plan").text == "checkpoint { layers.{0..min(n, 2)-1} = full }\n"
+
+
+class TestRest:
+    @pytest.mark.parametrize(
+        ("cluster", "mesh", "axis", "size"),
+        [
+            ("cpu(devices = 8)", "dp_shard = rest", "dp_shard", 8),
+            ("cpu(devices = 8)", "dp_shard = rest, tp = 2", "dp_shard", 4),
+            ("cpu(devices = 8)", "dp_shard = rest, tp = 8", "dp_shard", 1),
+            ("h100_sxm(hosts = 4, fabric = infiniband_ndr)", "pp = 2, cp = rest, tp = 8", "cp", 2),
+            ("cpu(devices = 8)", "dp_shard = rest, ep = 4", "dp_shard", 8),
+            ("cpu(devices = n * 2)", "tp = rest, dp_shard = n", "tp", 2),
+        ],
+    )
+    def test_it_is_what_the_other_axes_leave(self, cluster: str, mesh: str, axis: str, size: int):
+        text = HEAD.replace("cpu(devices = 4)", cluster) + f"let n = 4\nmesh ({mesh})\n"
+        plan = plan_of(text)
+        assert plan.mesh.size(axis) == size
+        assert written(plan.mesh.origin(axis), text) == "rest"
+        assert plan.digest == plan_of(text.replace("rest", str(size))).digest
+
+    @pytest.mark.parametrize(
+        ("mesh", "code"),
+        [
+            ("dp_shard = rest, tp = 3", "LP225"),
+            ("dp_shard = rest, tp = 8", "LP225"),
+            ("dp_shard = rest, tp = rest", "LP225"),
+            ("ep = rest", "LP209"),
+            ("tp = auto in [1, rest]", "LP209"),
+            ("tp = rest * 2", "LP209"),
+        ],
+    )
+    def test_it_must_be_one_whole_number(self, mesh: str, code: str):
+        assert codes(HEAD + f"mesh ({mesh})\n") == [code]
+
+    def test_it_is_open_where_another_axis_is(self):
+        assert isinstance(plan_of(HEAD + "mesh (dp_shard = rest, tp = auto)\n").mesh.dp_shard, Hole)
+
+
 class TestDuplicates:
     @pytest.mark.parametrize(
         "pair",

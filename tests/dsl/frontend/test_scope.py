@@ -77,6 +77,54 @@ def test_arithmetic_is_pythons(node: tree.Value):
     assert result[0] == pytest.approx(float(expected), rel=1e-9, abs=1e-6)
 
 
+@given(st.integers(-999, 999), st.integers(-99, 99))
+def test_whole_division_and_its_rest_are_pythons(left: int, right: int):
+    for sign, python_result in (("//", lambda: left // right), ("%", lambda: left % right)):
+        result = evaluate(f"({left}) {sign} ({right})")
+        if right == 0:
+            assert isinstance(result, Diagnostic)
+            assert result.message == "division by zero"
+        else:
+            assert result == (python_result(), "number")
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("min(3, 2, 4)", (2, "number")),
+        ("max(1GiB, 2 * 1GiB)", (2**31, "bytes")),
+        ("floor(7 / 2)", (3, "number")),
+        ("floor(-1 / 2)", (-1, "number")),
+        ("max(n, 2) * 2", (10, "number")),
+        ("10GiB // 3GiB", (3, "number")),
+        ("10GiB // 4", (10 * 2**30 // 4, "bytes")),
+        ("10GiB % 3GiB", (2**30, "bytes")),
+        ("17 % 5 * 2", (4, "number")),
+    ],
+)
+def test_functions_and_divisions_have_results(text: str, result: tuple[float, str]):
+    assert evaluate(text, "let n = 5\n") == result
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("min()", "`min` needs at least one value"),
+        ("min(1, 1GiB)", "`min` takes values of one kind, not number and bytes"),
+        ("floor(1, 2)", "`floor` takes one plain number"),
+        ("floor(1GiB)", "`floor` takes one plain number"),
+        ("max(a = 1)", "`max` takes values without names"),
+        ("10GiB % 3", "an amount of memory cannot be divided by a plain number"),
+        ("3 // 1GiB", "a plain number cannot be divided by an amount of memory"),
+        ("min(1, 1 / 0)", "division by zero"),
+    ],
+)
+def test_functions_of_other_values_have_none(text: str, message: str):
+    result = evaluate(text)
+    assert isinstance(result, Diagnostic)
+    assert (result.code, result.message) == ("LP217", message)
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_units_scale_to_bytes_seconds_and_fractions(unit: str):
     dimension, size = UNITS[unit]

@@ -1,0 +1,72 @@
+"""Paths of rules with the ends of their ranges computed: `layers.{0..n - 1}` where a `let` says what `n` is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.diagnostics.codes.syntax import MalformedPath
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.paths import PathError, pattern
+from legoai.dsl.frontend.scope import MEASURES, Scope
+from legoai.dsl.frontend.syntax import Let, PathText
+from legoai.specs.record import replace
+from legoai.specs.span import Span
+
+_BRACES: Final = re.compile(r"\{([^{}]*)\}")
+
+
+def resolved_path(path: PathText, scope: Scope) -> str | Diagnostic:
+    """The pattern as rules hold it, with numbers as the ends of its ranges; a diagnostic where it cannot be read."""
+    text = path.text
+    ends = list(_computed(text))
+    for offset, end in reversed(ends):
+        place = _part(path.span, offset, len(end))
+        value = _value(end, place, scope)
+        if isinstance(value, Diagnostic):
+            return value
+        text = f"{text[:offset]}{value}{text[offset + len(end) :]}"
+    try:
+        pattern(text)
+    except PathError as error:
+        # What was computed has other offsets than what was written.
+        offset = 0 if ends else error.offset
+        place = _part(path.span, offset, len(path.text) - offset)
+        return MalformedPath.at(place, error.message, label="the path cannot be read")
+    return replace(path, text=text).canonical
+
+
+def _computed(text: str) -> Iterator[tuple[int, str]]:
+    """The ends of ranges that are no plain numbers, each with its offset."""
+    for match in _BRACES.finditer(text):
+        first, dots, last = match[1].partition("..")
+        if not dots:
+            continue
+        for start, end in ((match.start(1), first), (match.start(1) + len(first) + len(dots), last)):
+            word = end.strip()
+            if word and not (word.isascii() and word.isdigit()):
+                yield start + len(end) - len(end.lstrip()), word
+
+
+def _value(text: str, place: Span, scope: Scope) -> int | Diagnostic:
+    parsed = parse(f"let end = {text}", place.file)
+    statements = parsed.file.statements
+    if parsed.diagnostics or len(statements) != 1 or not isinstance(statements[0], Let):
+        return MalformedPath.at(place, f"`{text}` is no end of a range", label="not a whole number")
+    quantity = scope.arithmetic(statements[0].value)
+    if isinstance(quantity, Diagnostic):
+        # Its spans are those of the text that was parsed here.
+        return replace(quantity, label=replace(quantity.label, span=place), others=(), fix=None)
+    value, dimension = quantity
+    if dimension != "number" or value != int(value) or value < 0:
+        shown = f"{value:g}" if dimension == "number" else MEASURES[dimension]
+        return MalformedPath.at(place, f"the end of a range is a whole number, not {shown}", label=f"is {shown}")
+    return int(value)
+
+
+def _part(span: Span, offset: int, length: int) -> Span:
+    """A part of the span of a path, which stands on one line."""
+    start, column = span.start + offset, span.column + offset
+    return span._replace(start=start, end=start + length, column=column, end_column=column + length)
