@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket
+from legoai.specs.models.random_operators import is_random
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """What `torch.utils.checkpoint.checkpoint(context_fn=…)` enters in forward and in recomputation."""
@@ -135,15 +136,3 @@ def _find(name: str) -> set[OpOverload]:
 def is_collective(operator: OpOverload) -> bool:
     """Whether the operator communicates; waiting for a result does not."""
     return operator.namespace in ("_c10d_functional", "c10d_functional") and operator is not _WAIT
-
-
-def is_random(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-    """Whether the operator draws from the random generator. Attention does so only where it drops."""
-    if torch.Tag.nondeterministic_seeded not in operator.tags:
-        return False
-    parameters = operator._schema.arguments
-    place = next((index for index, item in enumerate(parameters) if item.name == "dropout_p"), None)
-    if place is None:
-        return True
-    given = arguments[place] if place < len(arguments) else options.get("dropout_p", parameters[place].default_value)
-    return bool(given)

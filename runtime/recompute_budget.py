@@ -23,9 +23,10 @@ from torch.utils.checkpoint import (
 )
 from torch.utils.flop_counter import flop_registry
 
-from legoai.runtime.activation import Contexts, is_collective, is_random, save
+from legoai.runtime.activation import Contexts, is_collective, save
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
+from legoai.specs.models.random_operators import is_random
 
 Method = Literal["greedy", "knapsack"]
 

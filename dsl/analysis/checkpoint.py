@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis, fact
-from legoai.dsl.analysis.facts import decided
+from legoai.dsl.analysis.facts import decided, holders
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
-from legoai.specs.directives.model import FOREIGN
 
 
 @fact
@@ -55,13 +54,21 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             )
 
 
-def keeps_random_state(analysis: Analysis) -> bool:
-    """Whether recomputing modules restore the random state of their forward, so that dropout drops the same elements.
+def keeps_random_state(analysis: Analysis, path: str) -> bool:
+    """Whether a recomputing module restores the random state of its forward, so that dropout drops the same elements.
 
-    By default those of the built-in models do not: they draw no random numbers. What others draw is not known.
+    By default it does where the module or one inside of it draws random numbers, and where forward could not be
+    followed, so that it is not known what draws.
     """
-    checkpoint = analysis.plan.checkpoint
-    assert checkpoint is not None, "a plan that recomputes"
+    checkpoint, manifest = analysis.plan.checkpoint, analysis.manifest
+    assert checkpoint is not None and manifest is not None, "a plan that recomputes modules"
     if checkpoint.preserve_rng is not None:
         return checkpoint.preserve_rng
-    return analysis.plan.model.family in FOREIGN
+    return manifest.flow_error is not None or any(path in (name, *holders(name)) for name in random_modules(analysis))
+
+
+@fact
+def random_modules(analysis: Analysis) -> tuple[str, ...]:
+    """The paths of the modules whose own forward draws random numbers in training."""
+    assert analysis.manifest is not None, "a model that can be inspected"
+    return tuple(path for path, module in analysis.manifest.modules.items() if module.random)

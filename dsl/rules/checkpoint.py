@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.checkpoint import random_modules, recomputed_modules
 from legoai.dsl.analysis.facts import following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -394,4 +394,39 @@ class RngOfNothing(Check):
                 "`preserve_rng` has no effect: no module is recomputed",
                 label="has no effect",
                 help=["leave it out, or say what is recomputed"],
+            )
+
+
+class RandomStateNotKept(Check):
+    """Recomputed modules that draw other random numbers than they drew in the forward pass.
+
+    With `preserve_rng = false` the random state is not restored before a module is recomputed. Where a module inside of
+    it draws random numbers, as dropout does, other elements are dropped then, and the gradients are not those of the
+    loss.
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP659"
+    slug = "random-state-not-kept"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        checkpoint = analysis.plan.checkpoint
+        if checkpoint is None or analysis.manifest is None or checkpoint.preserve_rng is not False:
+            return
+        recomputed = recomputed_modules(analysis)
+        drawing = [
+            path for path in random_modules(analysis) if not recomputed.keys().isdisjoint((path, *holders(path)))
+        ]
+        if drawing:
+            more = f" and {len(drawing) - 1} more modules" if len(drawing) > 1 else ""
+            yield self.at(
+                analysis.place(checkpoint, "preserve_rng"),
+                f"`{drawing[0]}`{more} would draw other random numbers when recomputed: wrong gradients",
+                label="the random state is not restored",
+                help=["leave `preserve_rng` out: the state is kept where modules draw random numbers"],
             )

@@ -24,8 +24,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         return
     module = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
     draft.imports.name(module, "checkpoint_wrapper")
-    keeps = keeps_random_state(lowering.analysis)
-    wrappers = {path: _wrapper(draft, rule, keeps=keeps) for path, rule in wrapped.items()}
+    wrappers = {
+        path: _wrapper(draft, rule, keeps=keeps_random_state(lowering.analysis, path)) for path, rule in wrapped.items()
+    }
     body = [item for group in lowering.groups(wrappers) for item in _wrap(lowering, group)]
     draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint))
 

@@ -69,8 +69,8 @@ class Checkpoint(Directive):
     preserve_rng: bool | None = option(
         Boolean(),
         doc=(
-            "Save and restore the random state, so that recomputed dropout drops the same elements. By default only "
-            "for models of others: built-in ones draw no random numbers."
+            "Save and restore the random state, so that recomputed dropout drops the same elements. By default where "
+            "a module inside draws random numbers, as dropout does; built-in models draw none."
         ),
         default=None,
     )

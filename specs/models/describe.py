@@ -16,7 +16,7 @@ from legoai.specs.models.configs import Scalar
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
-from legoai.specs.models.torch_internals import BatchNorm, tree_map
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, tree_map
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -150,7 +150,7 @@ class _Describer:
         kind = self._kind(module)
         call = self.calls.get(self.paths[module], Call(inputs=(), keyword_inputs=()))
         followed = not (kind in _WITHOUT_FLOW and not children)
-        raw = {
+        raw: dict[str, Any] = {
             "class": type(module).__name__,
             "kind": kind,
             "parameters": [[name, list(p.shape)] for name, p in module._parameters.items() if p is not None],
@@ -162,6 +162,8 @@ class _Describer:
             "outputs": call.outputs if followed else [],
             "children": children,
         }
+        if call.random or (isinstance(module, Dropout) and module.p > 0):
+            raw["random"] = True
         text = json.dumps(raw)
         if text not in self.numbers:
             self.numbers[text] = len(self.templates)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifest import Step, StepOp
+from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.torch_internals import tree_leaves
 
 _FUNCTIONS: Mapping[StepOp, str] = {
@@ -44,6 +45,7 @@ class Call:
     keyword_inputs: tuple[str, ...]
     flow: tuple[Step, ...] = ()
     outputs: tuple[int, ...] = ()
+    random: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class _Frame:
     steps: list[Step] = field(default_factory=list)
     step_of: dict[int, int] = field(default_factory=dict)
     """From a tensor's identity to the step that made it."""
+    draws: bool = False
+    """Whether it, or a forward that it called, drew random numbers."""
 
     def append(self, op: StepOp, name: str, inputs: tuple[int, ...]) -> int:
         self.steps.append(Step(op, name, inputs))
@@ -76,16 +80,19 @@ class FlowRecorder(TorchFunctionMode):
         self._frames: list[_Frame] = []
         self._kept: list[torch.Tensor] = []
         self._handles: list[RemovableHandle] = []
+        self._random_operators = RandomOperators(self._draw)
 
     def __enter__(self) -> FlowRecorder:
         for module in self._paths:
             self._handles.append(module.register_forward_pre_hook(self._enter_module, with_kwargs=True))
             self._handles.append(module.register_forward_hook(self._leave_module, with_kwargs=True))
+        self._random_operators.__enter__()  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._random_operators.__exit__(*exception)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
@@ -105,6 +112,11 @@ class FlowRecorder(TorchFunctionMode):
             self._made(frame, made, step)
         return result
 
+    def _draw(self) -> None:
+        """Note that the innermost forward draws random numbers."""
+        if self._frames:
+            self._frames[-1].draws = self._frames[-1].call.random = True
+
     def _enter_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = _positional_names(module, len(args))
         by_keyword = {name: value for name, value in _by_signature(module, kwargs) if _tensors(value)}
@@ -120,14 +132,17 @@ class FlowRecorder(TorchFunctionMode):
             outputs = self._sources(frame, result)
             frame.call.flow, frame.call.outputs = _prune(frame.steps, outputs)
             self.calls[frame.path] = frame.call
+        self.calls[frame.path].random |= frame.call.random
         if self._frames:
             caller = self._frames[-1]
+            caller.draws |= frame.draws
             sources = self._sources(caller, (args, [value for _, value in _by_signature(module, kwargs)]))
             prefix = f"{caller.path}." if caller.path else ""
             if frame.path.startswith(prefix):
                 step = caller.append("call", frame.path.removeprefix(prefix), sources)
             else:
                 step = caller.append("other", type(module).__name__, sources)
+                caller.call.random |= frame.draws  # of a module that is not below the caller
             self._made(caller, _tensors(result), step)
 
     def _made(self, frame: _Frame, tensors: list[torch.Tensor], step: int) -> None:

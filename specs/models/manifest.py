@@ -35,7 +35,7 @@ from legoai.specs.models.configs import Scalar
 from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 2
+FORMAT = 3
 """Version of the serialised form; a cached manifest of another version is made anew."""
 
 ModuleKind = Literal[
@@ -160,6 +160,9 @@ class ModuleInfo:
     as a linear layer, and for modules that were never called."""
     outputs: tuple[int, ...]
     """Indices of the steps whose results forward returned."""
+    random: bool = False
+    """Whether forward itself draws random numbers in training, as dropout with p > 0 does; what children draw is
+    theirs."""
 
     def child_path(self, name: str) -> str:
         """Path of the descendant that is called `name` relative to this module."""
@@ -197,6 +200,7 @@ class _Template:
             "keyword_inputs": tuple(raw["keyword_inputs"]),
             "flow": tuple(Step(op, name, tuple(inputs)) for op, name, inputs in raw["flow"]),
             "outputs": tuple(raw["outputs"]),
+            "random": raw.get("random", False),
         }
         # A child is [name, template], a run of equal ones with consecutive numbers [first, last, template].
         self.children: list[tuple[str, int]] = []

@@ -1,9 +1,18 @@
 """Private names of torch that describing a model needs; all others stand in :mod:`legoai.runtime.torch_internals`."""
 
+# Class of `torch.ops.aten.add.Tensor`, for annotations.
+from torch._ops import OpOverload
+
 # Base class of batch normalisation in any number of dims.
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+# Base class of dropout in any number of dims, and of its variants.
+from torch.nn.modules.dropout import _DropoutNd as Dropout
+
+# The documented way to see operators below autograd; torch has it only under a private name.
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Nested arguments and results; only torch's own trees know the outputs of Hugging Face's models.
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["BatchNorm", "tree_leaves", "tree_map"]
+__all__ = ["BatchNorm", "Dropout", "OpOverload", "TorchDispatchMode", "tree_leaves", "tree_map"]

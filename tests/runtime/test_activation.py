@@ -17,8 +17,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.runtime import RecomputeWithin, RunError, keep_outputs
-from legoai.runtime.activation import is_random, operators
+from legoai.runtime.activation import operators
 from legoai.runtime.recompute_budget import choose, measure
+from legoai.specs.models.random_operators import is_random
 
 DIM, TOKENS = 64, 96
 AMOUNTS = [0.0, 0.37, 1.0]

@@ -47,6 +47,25 @@ def build(depth: int = 2, dim: int = 16) -> nn.Module:
     return Decoder(depth, dim)
 
 
+def build_random(depth: int = 2, dim: int = 16, drop: float = 0.1) -> nn.Module:
+    model = Decoder(depth, dim)
+    for block in model.blocks:
+        block.mixer.down = nn.Sequential(block.mixer.down, nn.Dropout(drop))
+    return model
+
+
+def build_unfollowed(depth: int = 2, dim: int = 16) -> nn.Module:
+    class Reads(nn.Embedding):
+        """Asks for a value, which a tensor on the meta device does not have."""
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens + int(tokens.max() < 0))
+
+    model = Decoder(depth, dim)
+    model.embeddings = Reads(256, dim)
+    return model
+
+
 def build_sequence(depth: int = 2, dim: int = 16) -> nn.Module:
     return nn.Sequential(nn.Embedding(256, dim), *[Layer(dim) for _ in range(depth)], nn.Linear(dim, 256, bias=False))
 

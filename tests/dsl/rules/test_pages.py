@@ -31,6 +31,7 @@ WITHOUT_EXAMPLE = {
     "LP519": "no built-in model has a parameter without dims",
     "LP518": "needs a model of somebody else's",
     "LP617": "no device of the catalogue is older than Ampere",
+    "LP659": "no built-in model draws random numbers",
     "LP904": "needs a solver's line whose digest belongs to another text",
 }
 

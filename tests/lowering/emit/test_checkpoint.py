@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
 from support.meshed import TRAINING, UNITS, text_of
 from support.operator_calls import Calls
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
 from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
+from support.zoo import CONFIGS, SEQUENCE
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -98,8 +103,12 @@ def test_the_program_says_what_is_kept():
         ('llama3("tiny")', "", False),
         ('llama3("tiny")', "(preserve_rng = true)", True),
         ('llama3("tiny")', "(preserve_rng = false)", False),
-        ('python("support.factories:build")', "", True),
-        ('python("support.factories:build")', "(preserve_rng = false)", False),
+        ('python("support.factories:build")', "", False),
+        ('python("support.factories:build")', "(preserve_rng = true)", True),
+        ('python("support.factories:build_random")', "", True),
+        ('python("support.factories:build_random")', "(preserve_rng = false)", False),
+        ('python("support.factories:build_random", drop = 0.0)', "", False),
+        ('python("support.factories:build_unfollowed")', "", True),
     ],
 )
 def test_the_random_state_is_kept_where_the_model_may_draw_numbers_or_the_plan_says_so(model, option, kept):
@@ -109,6 +118,34 @@ def test_the_random_state_is_kept_where_the_model_may_draw_numbers_or_the_plan_s
     ).text
     assert ("preserve_rng_state=False" not in text) is kept
     assert "checkpoint_wrapper(" in text
+
+
+def test_each_module_keeps_the_random_state_if_something_inside_of_it_draws():
+    model = 'python("support.factories:build_random")'
+    text = lowered(
+        f"{HEAD}{TRAINING}checkpoint {{ embeddings = full, blocks.* = full }}".replace('llama3("tiny")', model)
+    ).text
+    assert "model.embeddings = checkpoint_wrapper(model.embeddings, preserve_rng_state=False)" in text
+    assert "checkpoint_wrapper(block)" in text
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("gpt2", True), ("llama", False), ("t5", True)])
+def test_a_hugging_face_model_keeps_the_random_state_where_it_drops_out(kind: str, kept: bool, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[kind]))
+    blocks = {"gpt2": "transformer.h.*", "llama": "model.layers.*", "t5": "decoder.block.*"}[kind]
+    plan = f"""\
+plan hf
+model huggingface("config.json")
+cluster cpu(devices = 1)
+batch (global = 8, micro = 4, seq_len = {SEQUENCE})
+checkpoint {{ {blocks} = full }}
+"""
+    linted = lint(plan, "hf.plan", directory=tmp_path)
+    assert linted.analysis is not None and not linted.has_errors
+    text = lower(linted.analysis).text
+    assert ("preserve_rng_state=False" not in text) is kept
+    off = lint(plan.replace("checkpoint", "checkpoint (preserve_rng = false)"), "hf.plan", directory=tmp_path)
+    assert ("LP659" in {item.code for item in off.diagnostics}) is kept
 
 
 def test_a_choice_over_all_modules_waits_for_the_search():

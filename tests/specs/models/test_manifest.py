@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -222,6 +223,91 @@ def test_flow_follows_parameters_keywords_and_in_place_operations():
         ("mul", "mul", (5, 1)),
     ]
     assert manifest.modules["unused"].inputs == ()
+
+
+class Drops(nn.Module):
+    """Attention that drops where told."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.drop = drop
+
+    def forward(self, x):
+        heads = x.view(3, 2, 4, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=self.drop).view(3, 2, 8)
+
+
+class Noisy(nn.Module):
+    """Adds noise."""
+
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+class Random(nn.Module):
+    """Modules that draw random numbers, and others that look as if they did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout, self.nothing, self.uncalled = nn.Dropout(0.1), nn.Dropout(0.0), nn.Dropout(0.1)
+        self.drops, self.keeps = Drops(0.1), Drops(0.0)
+        self.noisy = Noisy()
+        self.borrows = Borrows(self.noisy)
+        self.twice = Second()
+        self.heads = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+
+    def example_inputs(self):
+        return (torch.zeros(3, 2, 8),)
+
+    def forward(self, x):
+        x = self.keeps(self.drops(self.nothing(self.dropout(x))))
+        x = self.twice(self.twice(self.borrows(self.noisy(x))))
+        return self.heads(x, x, x, need_weights=False)[0]
+
+
+class Borrows(nn.Module):
+    """Calls a module that another one holds, from inside of its own."""
+
+    def __init__(self, borrowed: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.call = partial(borrowed)
+
+    def forward(self, x):
+        return self.call(self.inner(x))
+
+
+class Second(nn.Module):
+    """Draws only when it is called again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x if self.calls == 1 else nn.functional.dropout(x)
+
+
+def test_modules_whose_own_forward_draws_random_numbers_are_known():
+    with torch.device("meta"):
+        manifest = describe(Random(), "random")
+    assert manifest.flow_error is None
+    drawing = {path for path, module in manifest.modules.items() if module.random}
+    assert drawing == {"dropout", "uncalled", "drops", "noisy", "borrows", "twice", "heads"}
+
+
+def test_an_inspection_does_not_import_the_compiler():
+    code = """
+import sys
+from pathlib import Path
+from legoai.specs.models.inspect import inspect_model
+from legoai.specs.models.source import ModelSource
+manifest = inspect_model(ModelSource(kind="builtin", target="gpt3", preset="125m"), Path("."))
+assert manifest.flow_error is None
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_model_whose_forward_cannot_be_followed_still_has_its_modules():

@@ -1,0 +1,46 @@
+"""Operators that draw random numbers, and a watch for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from legoai.specs.models.torch_internals import OpOverload, TorchDispatchMode
+
+
+def is_random(operator: OpOverload, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Whether a call of the operator draws from the random generator. Attention does so only where it drops."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    parameters = operator._schema.arguments
+    place = next((index for index, item in enumerate(parameters) if item.name == "dropout_p"), None)
+    if place is None:
+        return True
+    given = arguments[place] if place < len(arguments) else options.get("dropout_p", parameters[place].default_value)
+    return bool(given)
+
+
+class RandomOperators(TorchDispatchMode):
+    """Calls a function, while active, for each operator that draws random numbers."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._note = note
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first operator imports the compiler, whose own definitions this and other modes would see.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute an operator."""
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload) and is_random(func, args, kwargs):
+            self._note()
+        return func(*args, **kwargs)
