@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ class ConfigurationError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What a project chooses for `legoai lint`. Options on the command line come before it."""
+    """What a project chooses for `lint`, `check` and `fmt`. Options on the command line come before it."""
 
     format: str | None = None
     """The format of diagnostics."""
     select: tuple[str, ...] = ()
-    """Codes, or beginnings of codes, of the only rules that are reported; all where it is empty."""
+    """Codes, beginnings of codes, or names of the only rules that are reported; all where it is empty."""
     ignore: tuple[str, ...] = ()
-    """Codes, or beginnings of codes, of rules that are not reported."""
+    """Codes, beginnings of codes, or names of rules that are not reported."""
     strict: bool = False
     """Whether warnings fail as errors do."""
+    exclude: tuple[str, ...] = ()
+    """Files and folders that are left out of directories: patterns, relative to ``folder``."""
+    folder: Path | None = None
+    """The folder of the file that says all this; None where no file does."""
 
 
 def find_configuration(directory: Path) -> Configuration:
@@ -40,7 +44,7 @@ def find_configuration(directory: Path) -> Configuration:
             continue
         # Reading TOML costs a tenth of linting a plan, and most of these files say nothing about it.
         if b"legoai" in text and (table := _table(text, file)) is not None:
-            return read_configuration(table, str(file))
+            return replace(read_configuration(table, str(file)), folder=folder)
     return Configuration()
 
 
@@ -53,7 +57,8 @@ def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
     from legoai.dsl.diagnostics.suggestion import suggestion
     from legoai.dsl.reporting.output import FORMATS
 
-    known = tuple(item.name for item in fields(Configuration))
+    known = tuple(item.name for item in fields(Configuration) if item.name != "folder")
+    lists = {"select": "codes", "ignore": "codes", "exclude": "patterns"}
     for key, value in table.items():
         if key not in known:
             help = suggestion(key, known) or [f"keys are {', '.join(f'`{name}`' for name in known)}"]
@@ -62,8 +67,8 @@ def read_configuration(table: Mapping[str, Any], place: str) -> Configuration:
             raise ConfigurationError(f"{place}: `format` must be one of {', '.join(FORMATS)}, not {value!r}")
         if key == "strict" and not isinstance(value, bool):
             raise ConfigurationError(f"{place}: `strict` must be true or false, not {value!r}")
-        if key in ("select", "ignore") and not (isinstance(value, list) and all(isinstance(x, str) for x in value)):
-            raise ConfigurationError(f"{place}: `{key}` must be a list of codes, not {value!r}")
+        if key in lists and not (isinstance(value, list) and all(isinstance(x, str) and x for x in value)):
+            raise ConfigurationError(f"{place}: `{key}` must be a list of {lists[key]}, not {value!r}")
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     for key in ("select", "ignore"):
         if wrong := unknown_selectors(values.get(key, ())):
@@ -76,17 +81,21 @@ def unknown_selectors(selectors: Iterable[str]) -> str | None:
     from legoai.dsl.diagnostics.suggestion import suggestion
     from legoai.dsl.rules import all_rules
 
-    codes = [rule.code for rule in all_rules()]
+    rules = [(rule.code, rule.slug) for rule in all_rules()]
     for selector in selectors:
-        if not selects(selector, codes):
-            help = suggestion(selector.upper(), codes)
-            return f"no rule has the code `{selector}`" + (f"; {help[0]}" if help else "")
+        if not selects(selector, rules):
+            help = suggestion(selector.upper(), [code for code, _ in rules])
+            help = help or suggestion(selector.lower(), [slug for _, slug in rules])
+            return f"no rule has the code or name `{selector}`" + (f"; {help[0]}" if help else "")
     return None
 
 
-def selects(selector: str, codes: Iterable[str]) -> bool:
-    """Whether ``selector``, a code or the beginning of codes such as `LP8`, fits any of ``codes``."""
-    return bool(selector) and any(code.startswith(selector.upper()) for code in codes)
+def selects(selector: str, rules: Iterable[tuple[str, str]]) -> bool:
+    """Whether ``selector`` fits any of the ``rules``, each a code and a name.
+
+    A selector is a code, the beginning of codes such as `LP8`, or a name such as `unused-let`.
+    """
+    return bool(selector) and any(code.startswith(selector.upper()) or slug == selector.lower() for code, slug in rules)
 
 
 def _table(text: bytes, file: Path) -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.codes.names import ModelUnavailable
+from legoai.dsl.diagnostics.codes.names import FactoryNotRun, ModelUnavailable
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
@@ -56,21 +56,23 @@ def lint(
     announce: Announce | None = None,
     read: Reads | None = None,
     variants: bool = True,
+    factories: bool = True,
 ) -> Linted:
     """Lint a plan's text. Never raises for any text.
 
     With ``variant`` only that variant is looked at; without, the plan itself and then, unless ``variants`` is false,
     each variant. ``announce`` is told before a model factory that the plan names is run, in a process of its own.
+    Unless ``factories`` is true none is run, and what depends on such a model is not checked.
     """
     base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
-    analysis, found = _examine(base, directory, announce)
+    analysis, found = _examine(base, directory, announce, factories=factories)
     used = set(base.scope.used)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
             resolution = resolve(text, name, directory=directory, settings=settings, variant=other, read=read)
             known = {(item.code, item.label.span, item.message) for item in found}
-            for item in _examine(resolution, directory, announce, analysis)[1]:
+            for item in _examine(resolution, directory, announce, analysis, factories=factories)[1]:
                 if (item.code, item.label.span, item.message) not in known:
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
             used |= resolution.scope.used
@@ -84,7 +86,12 @@ def lint(
 
 
 def _examine(
-    resolution: Resolution, directory: Path, announce: Announce | None, base: Analysis | None = None
+    resolution: Resolution,
+    directory: Path,
+    announce: Announce | None,
+    base: Analysis | None = None,
+    *,
+    factories: bool,
 ) -> tuple[Analysis | None, list[Diagnostic]]:
     """The checks' diagnostics on one resolution, after those of reading it.
 
@@ -96,7 +103,18 @@ def _examine(
         # Diagnostics about what a plan lacks would speak of what could not be read.
         return None, found
     same_model = base is not None and base.manifest is not None and base.plan.model == plan.model
-    manifest = base.manifest if base is not None and same_model else _manifest(plan, resolution, directory, announce)
+    manifest: Manifest | Diagnostic | None
+    if base is not None and same_model:
+        manifest = base.manifest
+    elif plan.model.family == "python" and not factories:
+        manifest = FactoryNotRun.at(
+            plan.model.place("target") or resolution.start,
+            "the factory is not run, so nothing that depends on the model is checked",
+            label="not run",
+            help=["without `--no-factories` it runs, in a process of its own"],
+        )
+    else:
+        manifest = _manifest(plan, resolution, directory, announce)
     if isinstance(manifest, Diagnostic):
         found.append(manifest)
         manifest = None

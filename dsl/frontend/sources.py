@@ -36,7 +36,7 @@ class Source(Record):
     @property
     def directory(self) -> Path:
         """Where files that the plan names are looked up."""
-        return self.path.parent if self.path is not None else Path()
+        return (self.path or Path(self.name)).parent
 
 
 class UnreadableError(Exception):
@@ -48,37 +48,75 @@ class UnreadableError(Exception):
         self.file = file
 
 
-def named(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments, with each directory replaced by the plans in it and below it; hidden folders are left out.
+_SKIPPED: Final = frozenset({"node_modules", "site-packages", "__pypackages__", "__pycache__", "venv"})
+"""Folders that hold what others wrote. Hidden ones and virtual environments are left out too."""
 
-    A directory without plans stays, so that reading it tells the mistake. A plan that is named twice comes once.
+
+class Excluded(Record):
+    """What is left out of directories: patterns of a project, relative to the folder of its configuration.
+
+    A pattern without a slash names a file or folder at any depth, one with a slash a path from ``folder``; `*` and `?`
+    stand for any characters.
+    """
+
+    patterns: tuple[str, ...] = ()
+    folder: Path | None = None
+
+    def __call__(self, path: str) -> bool:
+        """Whether the file or folder at ``path`` is left out."""
+        if not self.patterns:
+            return False
+        from fnmatch import fnmatchcase
+
+        name = os.path.basename(path)  # noqa: PTH119 - a name that Path refuses may stand in a folder
+        place = os.path.relpath(path, self.folder).replace(os.sep, "/")
+        return any(
+            fnmatchcase(place, pattern.strip("/").removeprefix("./")) if "/" in pattern.rstrip("/") else
+            fnmatchcase(name, pattern.rstrip("/"))
+            for pattern in self.patterns
+        )  # fmt: skip
+
+
+def named(arguments: Sequence[str], excluded: Excluded | None = None) -> Iterator[str]:
+    """The arguments, with each directory replaced by the plans in it and below it, but for what is ``excluded``.
+
+    Hidden folders, virtual environments and the packages of others are left out of directories. What is named itself
+    is never left out. A directory without plans stays, so that reading it tells the mistake. A plan that is named
+    twice comes once.
     """
     seen: set[str] = set()
     for argument in arguments:
         is_directory = os.path.isdir(argument)  # noqa: PTH112 - false for what is no file name, where Path raises
-        inside = sorted(_plans_below(argument)) if is_directory else []
+        inside = sorted(_plans_below(argument, excluded or Excluded())) if is_directory else []
         for name in inside or [argument]:
             if name not in seen:
                 seen.add(name)
                 yield name
 
 
-def _plans_below(directory: str) -> Iterator[str]:
+def _plans_below(directory: str, excluded: Excluded) -> Iterator[str]:
     for folder, folders, files in os.walk(directory):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not _skipped(folder, name) and not excluded(f"{folder}/{name}")]
         for name in files:
-            if name.endswith(".plan"):
+            if name.endswith(".plan") and not excluded(f"{folder}/{name}"):
                 yield str(Path(folder, name))
 
 
-def read_source(argument: str) -> Source:
-    """Read the plan that ``argument`` names: a path, ``plan.NAME``, or ``-``.
+def _skipped(folder: str, name: str) -> bool:
+    """Whether a folder is hidden, or holds what others wrote."""
+    if name.startswith(".") or name in _SKIPPED:
+        return True
+    return any(Path(folder, name, mark).exists() for mark in ("pyvenv.cfg", "conda-meta"))
+
+
+def read_source(argument: str, standard_input: str | None = None) -> Source:
+    """Read the plan that ``argument`` names: a path, ``plan.NAME``, or ``-``, which may be given a name.
 
     Raises:
         UnreadableError: there is no such file, or it is no text.
     """
     path = None if argument == STANDARD_INPUT else _locate(argument)
-    name = "<stdin>" if path is None else str(path)
+    name = str(path) if path is not None else standard_input or "<stdin>"
     try:
         data = _read_standard_input() if path is None else _read_bytes(path)
     except (OSError, ValueError) as error:
@@ -152,7 +190,7 @@ def _cannot_read(name: str, error: OSError | ValueError) -> UnreadableError:
         return UnreadableError(
             CannotRead.at(
                 _nowhere(name), f"`{name}` is a directory",
-                help=["name one of its plans" if any(_plans_below(name)) else "there is no plan in it"],
+                help=["name one of its plans" if any(_plans_below(name, Excluded())) else "there is no plan in it"],
             )
         )  # fmt: skip
     reason = (error.strerror or "it cannot be opened") if isinstance(error, OSError) else "this is no file name"

@@ -46,7 +46,7 @@ mean nothing, stages and micro batches that cannot be made."""
 
 
 class Suppression(Record):
-    """One code in a suppression comment: the lines that it speaks of, and where it stands."""
+    """One rule in a suppression comment, by code or name: the lines that it speaks of, and where it stands."""
 
     code: str
     lines: range
@@ -138,7 +138,9 @@ def split(
         meant = [
             item
             for item in wanted
-            if item.code == diagnostic.code and item.span.file == place.file and place.line in item.lines
+            if item.code in (diagnostic.code, diagnostic.slug.upper())
+            and item.span.file == place.file
+            and place.line in item.lines
         ]
         if meant and suppressible(diagnostic):
             used.update(meant)

@@ -88,14 +88,14 @@ def value_text(value: Any, kind: Kind) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
-        inner = next((part.item for part in _parts(kind) if isinstance(part, ListOf)), kind)
+        inner = next((part.item for part in parts_of(kind) if isinstance(part, ListOf)), kind)
         return f"[{', '.join(value_text(item, inner) for item in value)}]"
     if isinstance(value, str):
-        quoted = any(isinstance(part, Text) for part in _parts(kind)) and value not in _names(kind)
+        quoted = any(isinstance(part, Text) for part in parts_of(kind)) and value not in _names(kind)
         return json.dumps(value, ensure_ascii=False) if quoted else value
-    if any(isinstance(part, Fraction) for part in _parts(kind)) and isinstance(value, float):
+    if any(isinstance(part, Fraction) for part in parts_of(kind)) and isinstance(value, float):
         return format_fraction(value)
-    if any(isinstance(part, Size) for part in _parts(kind)):
+    if any(isinstance(part, Size) for part in parts_of(kind)):
         return format_bytes(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -113,16 +113,17 @@ def _treatment_text(treatment: Treatment) -> str:
     return f"{treatment.name}({', '.join(words)})" if words else treatment.name
 
 
-def _parts(kind: Kind) -> Iterator[Kind]:
+def parts_of(kind: Kind) -> Iterator[Kind]:
+    """The kinds of which a value may be any."""
     if isinstance(kind, Either):
         for inner in kind.kinds:
-            yield from _parts(inner)
+            yield from parts_of(inner)
     else:
         yield kind
 
 
 def _names(kind: Kind) -> set[str]:
-    return {name for part in _parts(kind) if isinstance(part, Choice) for name in part.names}
+    return {name for part in parts_of(kind) if isinstance(part, Choice) for name in part.names}
 
 
 def keyword_page(keyword: str) -> str:
@@ -139,24 +140,24 @@ def keyword_page(keyword: str) -> str:
 
 def _directive_page(declared: type[Directive]) -> str:
     parts = [f"`{_form(declared)}`", cleandoc(declared.__doc__ or "")]
-    options = "\n".join(_option_lines(declared))
+    options = "\n".join(option_lines(declared))
     if options:
         parts.append(options)
     held = {treatment.name for treatment in declared.treatments.treatments} if declared.treatments else set()
     values: dict[tuple[type[Treatment], ...], list[str]] = {}
     for item in declared.options:
-        inner = [treatment for treatment in _treatments(item.kind) if treatment.name not in held]
+        inner = [treatment for treatment in treatments_in(item.kind) if treatment.name not in held]
         if inner:
             values.setdefault(tuple(inner), []).append(f"`{item.name}`")
     for choices, names in values.items():
-        parts.append(f"Values of {', '.join(names)}:\n\n" + "\n".join(_treatment_lines(choices)))
+        parts.append(f"Values of {', '.join(names)}:\n\n" + "\n".join(treatment_lines(choices)))
     if declared.treatments is not None:
         treatments = declared.treatments.treatments
-        parts.append("What a rule may say of the modules it names:\n\n" + "\n".join(_treatment_lines(treatments)))
-        inner = [found for treatment in treatments for item in treatment.options for found in _treatments(item.kind)]
+        parts.append("What a rule may say of the modules it names:\n\n" + "\n".join(treatment_lines(treatments)))
+        inner = [found for treatment in treatments for item in treatment.options for found in treatments_in(item.kind)]
         inner = [found for found in dict.fromkeys(inner) if found not in treatments]
         if inner:
-            parts.append("Values in their arguments:\n\n" + "\n".join(_treatment_lines(inner)))
+            parts.append("Values in their arguments:\n\n" + "\n".join(treatment_lines(inner)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -176,12 +177,14 @@ def _form(declared: type[Directive]) -> str:
     return form
 
 
-def _option_lines(declared: type[Declared], indent: str = "") -> Iterator[str]:
+def option_lines(declared: type[Declared], indent: str = "") -> Iterator[str]:
+    """Each option of a directive or treatment: its name, what it is, and which values are legal."""
     for item in declared.options:
-        yield f"{indent}- `{item.name}`: {item.doc} {_legal(item)}"
+        yield f"{indent}- `{item.name}`: {item.doc} {legal_values(item)}"
 
 
-def _legal(item: Option) -> str:
+def legal_values(item: Option) -> str:
+    """A sentence on the values that an option may have, and on its default."""
     legal = item.kind.describe()
     if item.default is MISSING:
         return f"Must be given, as {legal}."
@@ -190,20 +193,21 @@ def _legal(item: Option) -> str:
     return f"{legal[:1].upper()}{legal[1:]}; by default `{value_text(item.default, item.kind)}`."
 
 
-def _treatment_lines(treatments: Sequence[type[Treatment]]) -> Iterator[str]:
+def treatment_lines(treatments: Sequence[type[Treatment]]) -> Iterator[str]:
+    """Each treatment with its options."""
     for treatment in treatments:
         yield f"- `{treatment.signature()}`: {' '.join(cleandoc(treatment.__doc__ or '').split())}"
-        yield from _option_lines(treatment, "  ")
+        yield from option_lines(treatment, "  ")
 
 
-def _treatments(kind: Kind) -> list[type[Treatment]]:
+def treatments_in(kind: Kind) -> list[type[Treatment]]:
     """Every treatment that a value of the kind may be, those inside of lists included."""
     found: list[type[Treatment]] = []
-    for part in _parts(kind):
+    for part in parts_of(kind):
         if isinstance(part, Calls):
             found += part.treatments
         elif isinstance(part, ListOf):
-            found += _treatments(part.item)
+            found += treatments_in(part.item)
     return list(dict.fromkeys(found))
 
 
@@ -213,7 +217,7 @@ def defaults() -> Iterator[tuple[str, Option, str]]:
         declared = family(keyword)
         owners: list[tuple[str, type[Declared]]] = [(keyword, declared)]
         inner = [*(declared.treatments.treatments if declared.treatments else ())]
-        inner += [treatment for item in declared.options for treatment in _treatments(item.kind)]
+        inner += [treatment for item in declared.options for treatment in treatments_in(item.kind)]
         owners += [(f"{keyword}: {treatment.name}", treatment) for treatment in dict.fromkeys(inner)]
         for owner, holder in owners:
             for item in holder.options:

@@ -107,16 +107,17 @@ class UnusedSuppression(Rule):
 
         What only a simulation finds may be there: nothing is said of it unless the plan was ``simulated``.
         """
-        from legoai.dsl.rules import all_rules
+        from legoai.dsl.rules import all_rules, rule_of
 
-        codes = tuple(rule.code for rule in all_rules())
-        later = {rule.code for rule in all_rules() if rule.simulated}
         for item in unused:
-            if (item.code in later) is not simulated:
+            rule = rule_of(item.code)
+            if (rule is not None and rule.simulated) is not simulated:
                 continue
-            if item.code not in codes:
-                message, help = f"there is no rule `{item.code}`", suggestion(item.code.replace("O", "0"), codes)
-            elif item.code.startswith(NEVER_ACCEPTED):
+            if rule is None:
+                codes, slugs = (tuple(getattr(rule, name) for rule in all_rules()) for name in ("code", "slug"))
+                help = suggestion(item.code.replace("O", "0"), codes) or suggestion(item.code.lower(), slugs)
+                message = f"there is no rule `{item.code}`"
+            elif rule.code.startswith(NEVER_ACCEPTED):
                 message, help = f"`{item.code}` cannot be suppressed", ["it leaves no plan to accept: correct it"]
             else:
                 message, help = f"`{item.code}` is not found here, so nothing is suppressed", ["delete it"]

@@ -66,7 +66,6 @@ def test_a_misspelt_command_is_answered_with_the_right_one(capsys: pytest.Captur
 @pytest.mark.parametrize(
     "argv",
     [
-        ["lint"],
         ["lint", "good.plan", "--format", "xml"],
         ["lint", "good.plan", "--set", "hosts"],
         ["lint", "good.plan", "--set", "hosts=1\nlet x = 2"],
@@ -300,8 +299,8 @@ def test_strict_may_stand_in_the_configuration(capsys: pytest.CaptureFixture[str
         ('[tool.legoai]\nselct = ["LP4"]\n', "no key `selct`; did you mean `select`?"),
         ('[tool.legoai]\nformat = "xml"\n', "`format` must be one of full, concise"),
         ('[tool.legoai]\nselect = "LP4"\n', "`select` must be a list of codes"),
-        ('[tool.legoai]\nignore = ["LP77"]\n', "no rule has the code `LP77`"),
-        ('[tool.legoai]\nignore = [""]\n', "no rule has the code ``"),
+        ('[tool.legoai]\nignore = ["LP77"]\n', "no rule has the code or name `LP77`"),
+        ('[tool.legoai]\nignore = [""]\n', "must be a list of codes"),
         ("[tool.legoai]\nstrict = 1\n", "`strict` must be true or false"),
         ("[tool]\nlegoai = 1\n", "`tool.legoai` must be a table"),
         ("[tool.legoai\n", "cannot be read"),

@@ -4,6 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.reporting.reference import OWN_STATEMENTS
+from legoai.dsl.reporting.topics import found, topics
+from legoai.specs.cluster import device_names, fabric_names
+from legoai.specs.directives import FAMILIES
+from legoai.specs.directives.mesh import AXES
+from legoai.specs.directives.require import METRICS
 from support.command_line import (
     called,
     here,  # noqa: F401
@@ -50,3 +56,57 @@ def test_explain_of_a_plan_with_errors_explains_what_it_can(capsys: pytest.Captu
     status, out, _ = called(capsys, "explain", "norm", "--plan", "bad.plan")
     assert status == 1
     assert "error[LP202]" in out
+
+
+@pytest.mark.parametrize(
+    ("subject", "words"),
+    [
+        ("dp_shard", ["`mesh (dp_shard = …)`", "`fsdp on dp_shard`"]),
+        ("ep", ["`shard on ep`"]),
+        ("llama3", ["`8b`: dim = 4096", "`n_kv_heads`: number of key/value heads"]),
+        ('llama3("8b")', ["`dim = 4096`: width of the residual stream", "`rope_scaling = 8`"]),
+        ("LLAMA3(70B)", ["`dim = 8192`"]),
+        ("8x7b", ['`model mixtral("8x7b")`', "`n_experts = 8`"]),
+        ("h100_sxm", ["memory: 79.2 GiB, 3.35 TB/s", "bf16 989.4", "nvlink4", "Sources:"]),
+        ("cpu", ["`cluster cpu(devices = …)`"]),
+        ("infiniband_ndr", ["50 GB/s in each direction", "2.7us", "source: "]),
+        ("colwise", ["a rule of `shard`", "`loss_parallel`: "]),
+        ("units", ["`prefetch` of `comm`", "`forward`: "]),
+        ("none", ["a rule of `fsdp`", "a rule of `checkpoint`", "a rule of `precision`"]),
+        ("peak_memory", ["`require peak_memory <= VALUE`", "`minimize peak_memory`", "in bytes"]),
+        ("mfu", ["`require mfu >= VALUE`"]),
+        ("reshard", ["`unit(reshard = …)`", "ZeRO-2"]),
+        ("after_backward", ["a value of `unit(reshard = …)`"]),
+        ("Interleaved1F1B", ["a value of `pipeline (schedule = …)`"]),
+        ("flash", ["a value of `attention KERNEL`"]),
+        ("optimizer", ["`optimizer ALGORITHM`", "`offload (optimizer = …)`"]),
+        ("hosts", ["`cluster DEVICE(hosts = …)`"]),
+    ],
+)
+def test_explain_knows_every_word_of_the_language(subject: str, words: list[str], capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "explain", subject)
+    assert (status, err) == (0, "")
+    for word in words:
+        assert word in out
+    assert max(map(len, out.splitlines())) <= 140
+
+
+def test_every_topic_is_listed_and_has_a_page(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "explain", "--list")
+    assert status == 0
+    for item in topics():
+        assert f"  {item.name} " in out
+        assert item.page().strip()
+        assert item in found(item.name)
+        assert item.summary
+    named = {item.name for item in topics()}
+    assert {*FAMILIES, *OWN_STATEMENTS, *AXES, *METRICS, *device_names(), *fabric_names()} <= named
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["--list", "fsdp"], ["--list", "--plan", "good.plan"], ["colwis"], ["llama3(9b)"]], ids=" ".join
+)
+def test_explain_of_nothing_is_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, "explain", *argv)
+    assert (status, out) == (2, "")
+    assert err.count("\n") <= 3

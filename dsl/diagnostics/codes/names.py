@@ -427,3 +427,15 @@ class NoRest(Rule):
 
     code = "LP225"
     slug = "no-rest"
+
+
+class FactoryNotRun(Rule):
+    """A model from a Python factory that the command line forbids to run.
+
+    `--no-factories` is for plans from strangers: a factory is Python code, and naming it in a plan would run it. What
+    needs no model is checked all the same; paths, sizes, memory and `require` lines are not.
+    """
+
+    code = "LP226"
+    slug = "factory-not-run"
+    severity = "advice"

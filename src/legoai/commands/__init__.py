@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 COMMANDS: Final[dict[str, str]] = {
     "lint": "find mistakes in plans without running anything",
     "fmt": "lay plans out in the one canonical form",
-    "explain": "explain a diagnostic, a statement, a default, or what a plan says about one module",
+    "explain": "explain any word of the language, or what a plan says about one module",
     "lower": "print the PyTorch program that a plan becomes",
     "cost": "tell what a plan costs in time and memory, without a GPU",
     "check": "simulate plans, and enforce their `require` lines",
@@ -18,6 +18,7 @@ COMMANDS: Final[dict[str, str]] = {
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",
     "calibrate": "measure this machine, and write a device and its profile for plans to name",
+    "completion": "print a script that completes these commands in a shell",
 }
 """Name to what the command does, in the order in which help lists them."""
 

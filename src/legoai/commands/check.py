@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated
-from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
+from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
+from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, settings_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
-from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, named, read_source
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
-from legoai.dsl.reporting.output import FORMATS
 from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.specs.record import replace
 
@@ -29,6 +29,7 @@ _EXAMPLES = """\
 examples:
   legoai check plan.tiny                      one plan
   legoai check plans/                         every plan in a directory
+  legoai check plans/ --no-factories          in CI, on pull requests from strangers
   legoai check plans/*.plan --format github   annotate a pull request
 """
 
@@ -36,43 +37,36 @@ examples:
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai check`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a plan, a directory of plans, plan.NAME, or -")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="full", help="how diagnostics are written")
+    add_files(parser)
+    add_reporting(parser)
     add_profile(parser)
+    add_no_factories(parser)
     add_resolution(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Check; returns 1 where something is wrong with a plan, 2 where one cannot be costed."""
-    if arguments.files.count(STANDARD_INPUT) > 1:
-        raise WrongUsage("standard input can be read only once")
+    choice = choice_of(arguments)
     found: list[Diagnostic] = []
     files: dict[str, PlanFile] = {}
     failed: list[str] = []
-    names = list(named(arguments.files))
+    names = plans_of(arguments, choice)
     for name in names:
         try:
-            source = read_source(name)
+            source = read_source(name, arguments.stdin_filename)
         except UnreadableError as error:
             found.append(error.diagnostic)
             files |= files_of(error)
             continue
-        linted = examine(source, settings_of(arguments), arguments.variant)
+        linted = examine(source, settings_of(arguments), arguments.variant, factories=arguments.factories)
         files |= linted.files
         found += linted.diagnostics
-        if not linted.has_errors:
+        if not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None:
             try:
                 found += _simulated(source, linted, arguments)
             except WrongUsage as error:
                 failed.append(str(error))
-    found = list(dict.fromkeys(found))
-    show(found, files, format=arguments.format)
-    for message in failed:
-        print(f"legoai: {message}", file=sys.stderr)
-    print(f"{counted(len(names), 'plan')}: {summary(found) or 'no diagnostics'}", file=sys.stderr)
-    if failed:
-        return 2
-    return int(any(item.severity == "error" for item in found))
+    return report(found, files, len(names), arguments, choice, failed=failed)
 
 
 def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Diagnostic]:
@@ -87,7 +81,9 @@ def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Dia
     for variant in chosen:
         one = linted
         if variant is not None:
-            one = examine(source, settings_of(arguments), variant, variants=False)
+            one = examine(source, settings_of(arguments), variant, variants=False, factories=arguments.factories)
+        if one.analysis is None or one.analysis.manifest is None:
+            continue  # a factory that is not run
         for item in _findings(one, arguments):
             if (item.code, item.label.span) not in seen:
                 seen.add((item.code, item.label.span))
@@ -123,10 +119,11 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     variant = f", variant {linted.plan.variant}" if linted.plan.variant else ""
     ok = sum(item.ok for item in estimate.requirements)
     required = f", {ok} of {counted(len(estimate.requirements), 'requirement')} ok" if estimate.requirements else ""
-    print(
-        f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{required}",
-        file=sys.stderr,
-    )
+    if not arguments.quiet:
+        print(
+            f"{name}{variant}: step {seconds(estimate.step_time)}, peak memory {size(estimate.peak_active)}{required}",
+            file=sys.stderr,
+        )
     causes = Causes(linted.analysis)
     yield from violations(estimate, causes)
     yield from advice(estimate, causes)

@@ -1,4 +1,4 @@
-"""`legoai explain`: a diagnostic, a statement, the defaults, or what a plan says about one module."""
+"""`legoai explain`: any word of the language, the defaults, or what a plan says about one module."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, examine, files_of, settings_of, show
+from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, settings_of, show
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.sources import UnreadableError, read_source
-from legoai.dsl.rules import all_rules, rule_of
-from legoai.specs.directives import FAMILIES
+from legoai.dsl.rules import all_rules
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
 _WIDTH = 100
 
 _DESCRIPTION = """\
-Explain a diagnostic by its code or name, a statement by its keyword, or with `defaults` every default of the
-language. With --plan, explain everything that this plan says about one module or parameter, and which line
-says it; with `defaults`, the defaults that this plan takes.
+Explain any word of the language: a diagnostic by its code or name, a statement, a treatment, an option, an axis,
+a model and its presets, a device, a fabric, a figure of `require`; with `defaults` every default. With --plan,
+explain everything that this plan says about one module or parameter, and which line says it; with `defaults`, the
+defaults that this plan takes.
 """
 
 _EXAMPLES = """\
 examples:
   legoai explain LP401                                      a diagnostic
   legoai explain fsdp                                       a statement
+  legoai explain colwise                                    a treatment
+  legoai explain llama3                                     a model, its presets and dimensions
+  legoai explain h100_sxm                                   a device
   legoai explain defaults                                   every default
+  legoai explain --list                                     everything that can be explained
   legoai explain layers.3.attention.wq --plan plan.tiny     one module of a plan
   legoai explain root --plan plan.tiny                      the model itself
 """
@@ -38,50 +43,61 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai explain`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument(
-        "subject", metavar="SUBJECT", help="a code, a keyword, `defaults`, or with --plan a module's path"
+        "subject",
+        metavar="SUBJECT",
+        nargs="?",
+        help="a word of the language, `defaults`, or with --plan a module's path",
     )
+    parser.add_argument("--list", action="store_true", help="list everything that can be explained")
     parser.add_argument("--plan", metavar="FILE", help="the plan to explain")
+    add_no_factories(parser)
     add_resolution(parser)
 
 
 def run(arguments: Namespace) -> int:
     """Explain; returns 1 where the plan has no answer because of its errors, 2 for what does not exist."""
+    if arguments.list and (arguments.subject is not None or arguments.plan is not None):
+        raise WrongUsage("--list lists everything, and takes neither a subject nor a plan")
+    if arguments.subject is None and not arguments.list:
+        raise WrongUsage("name what is to be explained; `legoai explain --list` lists what can be")
     if arguments.plan is not None:
         return _of_plan(arguments)
     if arguments.settings or arguments.variant:
         raise WrongUsage("--set and --variant need a plan: --plan FILE")
+    if arguments.list:
+        from legoai.dsl.reporting.topics import listing
+
+        sys.stdout.write(listing())
+        return 0
     subject: str = arguments.subject
     if subject == "defaults":
         from legoai.dsl.reporting.reference import defaults
 
         _table((owner, option.name, value) for owner, option, value in defaults())
         return 0
-    rule = rule_of(subject)
-    if rule is not None:
-        from legoai.dsl.reporting.reference import rule_page
-
-        print(f"{rule.code} {rule.slug} ({rule.severity})\n")
-        sys.stdout.write(rule_page(rule))
-        return 0
-    return _statement(subject)
+    sys.stdout.write(_page(subject))
+    return 0
 
 
-def _statement(subject: str) -> int:
-    from legoai.dsl.reporting.reference import OWN_STATEMENTS, keyword_page
+def _page(subject: str) -> str:
+    """The pages of a word; of a diagnostic as they are, of all else filled to the width of a terminal.
 
-    if subject in FAMILIES or subject in OWN_STATEMENTS:
-        sys.stdout.write(_wrapped(keyword_page(subject)))
-        return 0
+    Raises:
+        WrongUsage: it has none.
+    """
+    from legoai.dsl.reporting.topics import found, names
+
+    if pages := found(subject):
+        return "\n".join(item.page() if item.group == "Diagnostics" else _wrapped(item.page()) for item in pages)
     if _CODE.fullmatch(subject):
         codes = [rule.code for rule in all_rules()]
         raise WrongUsage(
             " ".join([f"no rule has the code `{subject}`;", *suggestion(subject.upper(), codes)]).rstrip(";")
         )
-    words = [*FAMILIES, *OWN_STATEMENTS, *(rule.slug for rule in all_rules()), "defaults"]
-    help = suggestion(subject, words) if "." not in subject else []
+    help = suggestion(subject, names()) if "." not in subject else []
     raise WrongUsage(
-        f"`{subject}` is no code and no keyword; "
-        + (help[0] if help else "if it is a module of a model, name the plan: --plan FILE")
+        f"`{subject}` is no word of the language; "
+        + (help[0] if help else "`legoai explain --list` lists them. If it is a module of a model: --plan FILE")
     )
 
 
@@ -109,13 +125,13 @@ def _analysis(arguments: Namespace) -> Analysis | None:
     except UnreadableError as error:
         show([error.diagnostic], files_of(error))
         return None
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if linted.analysis is not None and linted.analysis.manifest is not None:
         if errors:
             print(f"legoai: {source.name} has errors; `legoai lint` shows them", file=sys.stderr)
         return linted.analysis
-    show(errors, linted.files)
+    show(errors or [item for item in linted.diagnostics if item.code == FactoryNotRun.code], linted.files)
     return None
 
 

@@ -7,14 +7,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import counted, files_of, show
+from legoai.commands.reporting import add_files, plans_of, project
+from legoai.commands.shared import add_output, counted, files_of, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import (
     STANDARD_INPUT,
     Source,
     UnreadableError,
-    named,
     read_base,
     read_source,
     replace_file,
@@ -26,7 +26,7 @@ Lay plans out in the one canonical form, which has no options. Comments, blank l
 result is proved to say what the plan said. Files are rewritten in place; a plan from standard input is
 written to standard output.
 
-The exit status is 1 if a plan cannot be read, or with --check if one would change.
+The exit status is 1 if a plan cannot be read, or with --check or --diff if one would change.
 """
 
 _EXAMPLES = """\
@@ -42,27 +42,26 @@ examples:
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai fmt`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("files", metavar="FILE", nargs="+", help="a plan, a directory of plans, plan.NAME, or -")
+    add_files(parser)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where a plan would change")
     parser.add_argument("--diff", action="store_true", help="change nothing; print what would change")
     parser.add_argument(
         "--expand", action="store_true", help="change nothing; print the plan with every default visible"
     )
+    add_output(parser)
 
 
 def run(arguments: Namespace) -> int:
-    """Format; returns 1 where a plan cannot be read or, with `--check`, would change."""
-    if arguments.files.count(STANDARD_INPUT) > 1:
-        raise WrongUsage("standard input can be read only once")
+    """Format; returns 1 where a plan cannot be read or, with `--check` or `--diff`, would change."""
     if arguments.expand and (len(arguments.files) > 1 or arguments.check or arguments.diff):
         raise WrongUsage("--expand prints one plan, and neither checks nor compares")
     found: list[Diagnostic] = []
     files: dict[str, PlanFile] = {}
     changed = []
-    names = list(named(arguments.files))
+    names = plans_of(arguments, project())
     for name in names:
         try:
-            source = read_source(name)
+            source = read_source(name, arguments.stdin_filename)
         except UnreadableError as error:
             found.append(error.diagnostic)
             files |= files_of(error)
@@ -75,11 +74,12 @@ def run(arguments: Namespace) -> int:
         if text != source.text:
             changed.append(source.name)
         _put(source, text, arguments)
-    show(found, files, stream=sys.stderr if STANDARD_INPUT in names or arguments.expand else sys.stdout)
-    if not arguments.expand:
+    stream = sys.stderr if STANDARD_INPUT in names or arguments.expand else sys.stdout
+    show(found, files, stream=stream, color=arguments.color)
+    if not arguments.expand and not arguments.quiet:
         would = "would change" if arguments.check or arguments.diff else "changed"
         print(f"{counted(len(names), 'plan')}, {len(changed)} {would}", file=sys.stderr)
-    return int(bool(found) or bool(arguments.check and changed))
+    return int(bool(found) or bool((arguments.check or arguments.diff) and changed))
 
 
 def _formatted(source: Source, *, expand: bool) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:

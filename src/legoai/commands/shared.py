@@ -60,13 +60,33 @@ def output_file(text: str) -> Path:
     return path
 
 
+def add_output(parser: ArgumentParser) -> None:
+    """Add the options that decide what a command says beside its result, and whether in colours."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="write diagnostics only, without a summary")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="colours (default: auto, on terminals)"
+    )
+
+
+def add_no_factories(parser: ArgumentParser) -> None:
+    """Add the option that keeps a plan from running Python."""
+    parser.add_argument(
+        "--no-factories",
+        dest="factories",
+        action="store_false",
+        help="never run a Python factory that a plan names as its model, as for a pull request from a stranger",
+    )
+
+
 def announce(message: str) -> None:
     """Tell on standard error what is about to be run."""
     print(f"legoai: {message}", file=sys.stderr, flush=True)
 
 
-def wants_color(stream: TextIO) -> bool:
-    """Whether colours are shown: on a terminal that knows them, unless NO_COLOR is set to anything."""
+def wants_color(stream: TextIO, choice: str = "auto") -> bool:
+    """Whether colours are shown: as ``choice`` says; `auto` on a terminal, unless NO_COLOR is set to anything."""
+    if choice != "auto":
+        return choice == "always"
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -76,10 +96,11 @@ def show(
     *,
     format: str = "full",
     stream: TextIO | None = None,
+    color: str = "auto",
 ) -> None:
     """Write diagnostics, to standard output unless ``stream`` is given."""
     stream = stream or sys.stdout
-    stream.write(render(format, diagnostics, files, color=wants_color(stream)))
+    stream.write(render(format, diagnostics, files, color=wants_color(stream, color)))
 
 
 def counted(count: int, noun: str) -> str:
@@ -96,8 +117,15 @@ def summary(diagnostics: Sequence[Diagnostic]) -> str:
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
-def examine(source: Source, settings: Mapping[str, str], variant: str | None, *, variants: bool = True) -> Linted:
-    """Lint one plan, telling on standard error before a model factory is run."""
+def examine(
+    source: Source,
+    settings: Mapping[str, str],
+    variant: str | None,
+    *,
+    variants: bool = True,
+    factories: bool = True,
+) -> Linted:
+    """Lint one plan, telling on standard error before a model factory is run. None is without ``factories``."""
     return lint(
         source.text,
         source.name,
@@ -107,6 +135,7 @@ def examine(source: Source, settings: Mapping[str, str], variant: str | None, *,
         announce=announce,
         read=read_base,
         variants=variants,
+        factories=factories,
     )
 
 

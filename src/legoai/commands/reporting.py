@@ -1,0 +1,131 @@
+"""How diagnostics are reported: the options that `lint` and `check` share, and what a project's configuration says."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from legoai.commands import WrongUsage
+from legoai.commands.shared import add_output, counted, show, summary
+from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, selects, unknown_selectors
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.sources import STANDARD_INPUT, Excluded, named
+from legoai.dsl.frontend.suppress import suppressible
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.reporting.output import FORMATS
+
+
+def add_files(parser: ArgumentParser, *, default: bool = False) -> None:
+    """Add the plans to look at; with ``default`` none means those of the current folder."""
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="*" if default else "+",
+        default=["."] if default else None,
+        help="a plan, a directory of plans, plan.NAME, or -" + (" (default: the current folder)" if default else ""),
+    )
+    parser.add_argument(
+        "--stdin-filename", metavar="NAME", help="what diagnostics call standard input, and where it would stand"
+    )
+
+
+def add_reporting(parser: ArgumentParser) -> None:
+    """Add the options that decide which diagnostics are reported, how, and when they fail."""
+    parser.add_argument("--format", choices=tuple(FORMATS), help="how diagnostics are written (default: full)")
+    parser.add_argument("--strict", action="store_true", default=None, help="let warnings fail as errors do")
+    parser.add_argument(
+        "--select",
+        metavar="RULES",
+        action="append",
+        help="report only these, by code, beginning of codes or name: LP401,LP5,unused-let; what cannot be read always",
+    )
+    parser.add_argument("--ignore", metavar="RULES", action="append", help="do not report these")
+    parser.add_argument(
+        "--exit-zero", action="store_true", help="end with status 0 whatever is found; wrong usage still ends with 2"
+    )
+    add_output(parser)
+
+
+def plans_of(arguments: Namespace, configuration: Configuration) -> list[str]:
+    """The plans that the command line names.
+
+    Raises:
+        WrongUsage: standard input is named twice, or given a name and not read.
+    """
+    if arguments.files.count(STANDARD_INPUT) > 1:
+        raise WrongUsage("standard input can be read only once")
+    if arguments.stdin_filename is not None and STANDARD_INPUT not in arguments.files:
+        raise WrongUsage("--stdin-filename names standard input, and no FILE is -")
+    return list(named(arguments.files, Excluded(configuration.exclude, configuration.folder)))
+
+
+def project() -> Configuration:
+    """The configuration of the working directory.
+
+    Raises:
+        WrongUsage: it means nothing.
+    """
+    try:
+        return find_configuration(Path.cwd())
+    except ConfigurationError as error:
+        raise WrongUsage(str(error)) from error
+
+
+def choice_of(arguments: Namespace) -> Configuration:
+    """What the command line says, and for the rest the project's configuration.
+
+    Raises:
+        WrongUsage: a selector fits no rule, or the configuration means nothing.
+    """
+    held = project()
+    return Configuration(
+        format=arguments.format or held.format,
+        select=_selectors(arguments.select) if arguments.select else held.select,
+        ignore=_selectors(arguments.ignore) if arguments.ignore else held.ignore,
+        strict=held.strict if arguments.strict is None else True,
+        exclude=held.exclude,
+        folder=held.folder,
+    )
+
+
+def _selectors(given: Sequence[str]) -> tuple[str, ...]:
+    selectors = tuple(word.strip() for text in given for word in text.split(",") if word.strip())
+    if wrong := unknown_selectors(selectors):
+        raise WrongUsage(wrong)
+    return selectors
+
+
+def reported(item: Diagnostic, choice: Configuration) -> bool:
+    """Whether a diagnostic is reported. What leaves no plan to speak of always is."""
+    if not suppressible(item):
+        return True
+    rule = (item.code, item.slug)
+    selected = not choice.select or any(selects(selector, [rule]) for selector in choice.select)
+    return selected and not any(selects(selector, [rule]) for selector in choice.ignore)
+
+
+def report(
+    found: Iterable[Diagnostic],
+    files: Mapping[str, PlanFile],
+    count: int,
+    arguments: Namespace,
+    choice: Configuration,
+    *,
+    failed: Sequence[str] = (),
+) -> int:
+    """Write the diagnostics of ``count`` plans, and sum them up on standard error; the result is the exit status.
+
+    ``failed`` are messages about plans on which the command could not do its work.
+    """
+    kept = [item for item in dict.fromkeys(found) if reported(item, choice)]  # two plans may extend one base
+    show(kept, files, format=choice.format or "full", color=arguments.color)
+    for message in failed:
+        print(f"legoai: {message}", file=sys.stderr)
+    if not arguments.quiet:
+        print(f"{counted(count, 'plan')}: {summary(kept) or 'no diagnostics'}", file=sys.stderr)
+    if failed:
+        return 2
+    failing = ("error", "warning") if choice.strict else ("error",)
+    return int(not arguments.exit_zero and any(item.severity in failing for item in kept))

@@ -1,0 +1,245 @@
+"""Which plans are looked at, which diagnostics are reported, how, and with which exit status."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.frontend import sources
+from support.command_line import (
+    BAD,
+    GOOD,
+    WARNED,
+    called,
+    here,  # noqa: F401
+)
+
+
+def write(name: str, text: str = BAD) -> None:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text, encoding="utf-8")
+
+
+def files(capsys: pytest.CaptureFixture[str], *argv: str) -> set[str]:
+    out = called(capsys, *argv, "--format", "concise")[1]
+    return {line.split(":")[0] for line in out.splitlines()}
+
+
+def test_lint_without_a_path_lints_the_current_folder(capsys: pytest.CaptureFixture[str]):
+    write("some/where.plan")
+    assert files(capsys, "lint") == {"bad.plan", "some/where.plan", "warned.plan"}
+
+
+def test_a_folder_without_plans_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    Path("empty").mkdir()
+    monkeypatch.chdir("empty")
+    assert "there is no plan in it" in called(capsys, "lint")[1]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    ["node_modules/x", ".hidden", "venv/lib", "deep/env", "deep/conda", "lib/site-packages/y", "__pypackages__"],
+)
+def test_what_others_wrote_is_left_out_of_folders(folder: str, capsys: pytest.CaptureFixture[str]):
+    write(f"plans/{folder}/x.plan")
+    if folder == "deep/env":
+        write(f"plans/{folder}/pyvenv.cfg", "")
+    if folder == "deep/conda":
+        Path(f"plans/{folder}/conda-meta").mkdir()
+    write("plans/mine.plan")
+    assert files(capsys, "lint", "plans") == {"plans/mine.plan"}
+    assert files(capsys, "lint", f"plans/{folder}/x.plan") == {f"plans/{folder}/x.plan"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        ([], {"a.plan", "old/a.plan", "old/deep/b.plan", "new/old.plan"}),
+        (["old"], {"a.plan", "new/old.plan"}),
+        (["old/"], {"a.plan", "new/old.plan"}),
+        (["a.plan"], {"old/deep/b.plan", "new/old.plan"}),
+        (["old/a.plan"], {"a.plan", "old/deep/b.plan", "new/old.plan"}),
+        (["./old/deep"], {"a.plan", "old/a.plan", "new/old.plan"}),
+        (["*/*.plan"], {"a.plan"}),
+        (["o*"], {"a.plan"}),
+    ],
+)
+def test_a_project_leaves_files_and_folders_out(
+    patterns: list[str], left: set[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("a.plan", "old/a.plan", "old/deep/b.plan", "new/old.plan"):
+        write(f"project/{name}")
+    write("project/pyproject.toml", f"[tool.legoai]\nexclude = {patterns}\n")
+    monkeypatch.chdir("project")
+    assert files(capsys, "lint") == left
+    assert files(capsys, "check", ".") == left
+    assert called(capsys, "fmt", ".", "--check")[2].startswith(f"{len(left)} plan")
+    monkeypatch.chdir("new")
+    assert files(capsys, "lint", "..") == {f"../{name}" for name in left}
+    assert files(capsys, "lint", "../old/a.plan") == {"../old/a.plan"}  # what is named is looked at
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("exclude = 'old'", "`exclude` must be a list of patterns"),
+        ("exclude = ['']", "`exclude` must be a list of patterns"),
+        ("exclud = ['old']", "did you mean `exclude`?"),
+        ("folder = 'x'", "has no key `folder`"),
+        ("ignore = ['unused-lets']", "did you mean `unused-let`?"),
+    ],
+)
+def test_a_configuration_that_means_nothing_is_wrong_usage(table: str, words: str, capsys: pytest.CaptureFixture[str]):
+    write("pyproject.toml", f"[tool.legoai]\n{table}\n")
+    for command in ("lint", "check", "fmt"):
+        status, _, err = called(capsys, command, "good.plan")
+        assert status == 2
+        assert words in err
+
+
+def test_a_rule_is_named_by_code_beginning_or_name(capsys: pytest.CaptureFixture[str]):
+    for selector in ("LP901", "lp9", "unused-let", "Unused-Let"):
+        assert called(capsys, "lint", "warned.plan", "--ignore", selector)[::2] == (0, "1 plan: no diagnostics\n")
+        assert "LP901" in called(capsys, "lint", "warned.plan", "--select", selector)[1]
+    assert "did you mean `unused-let`?" in called(capsys, "lint", "warned.plan", "--ignore", "unusedlet")[2]
+    write("pyproject.toml", '[tool.legoai]\nignore = ["unused-let"]\n')
+    assert called(capsys, "lint", "warned.plan")[1] == ""
+
+
+def test_a_comment_names_a_rule_by_its_name(capsys: pytest.CaptureFixture[str]):
+    write("warned.plan", WARNED.replace("let hosts = 4", "let hosts = 4  # legoai: ignore[unused-let]"))
+    assert called(capsys, "lint", "warned.plan")[::2] == (0, "1 plan: no diagnostics\n")
+    write("warned.plan", WARNED.replace("let hosts = 4", "let hosts = 4  # legoai: ignore[unused-lets]"))
+    out = called(capsys, "lint", "warned.plan")[1]
+    assert "LP901" in out and "did you mean `unused-let`?" in out
+
+
+@pytest.mark.parametrize("command", ["lint", "check"])
+def test_exit_zero_reports_and_does_not_fail(command: str, capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, command, "bad.plan", "--exit-zero")
+    assert (status, err) == (0, "1 plan: 1 error\n")
+    assert "LP210" in out
+    assert called(capsys, command, "warned.plan", "bad.plan", "--strict", "--exit-zero", "--select", "LP9")[0] == 0
+    assert called(capsys, command, "bad.plan", "--exit-zero", "--format", "xml")[0] == 2
+
+
+def test_quiet_leaves_the_summary_out(capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "lint", "good.plan", "-q") == (0, "", "")
+    status, out, err = called(capsys, "check", "bad.plan", "--quiet")
+    assert (status, err) == (1, "") and "LP210" in out
+    write("wide.plan", GOOD.replace("batch   (", "batch ("))
+    assert called(capsys, "fmt", "wide.plan", "-q") == (0, "", "")
+
+
+def test_colours_are_shown_when_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    for command in ("lint", "check"):
+        assert "\x1b[" in called(capsys, command, "bad.plan", "--color", "always")[1]
+        assert "\x1b[" not in called(capsys, command, "bad.plan", "--color", "never")[1]
+        assert "\x1b[" not in called(capsys, command, "bad.plan")[1]
+    write("broken.plan", "plan (\n")
+    assert "\x1b[" in called(capsys, "fmt", "broken.plan", "--color", "always")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" in called(capsys, "lint", "bad.plan", "--color", "always")[1]
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Standard:
+        buffer = BytesIO(b'plan x\nextends "base.plan"\ncheckpoint {layrs.* = full}\n')
+
+    monkeypatch.setattr(sources.sys, "stdin", Standard)
+
+
+@pytest.mark.usefixtures("typed")
+@pytest.mark.parametrize("command", ["lint", "check"])
+def test_standard_input_has_the_name_and_place_that_it_is_given(command: str, capsys: pytest.CaptureFixture[str]):
+    write("deep/base.plan", GOOD)
+    status, out, _ = called(capsys, command, "-", "--stdin-filename", "deep/mine.plan", "--format", "concise")
+    assert status == 1
+    assert out.startswith("deep/mine.plan:3:13: error[LP210]")
+
+
+@pytest.mark.usefixtures("typed")
+def test_formatting_standard_input_names_it(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "fmt", "-", "--diff", "--stdin-filename", "deep/mine.plan")
+    assert status == 1
+    assert out.startswith("--- deep/mine.plan\n+++ deep/mine.plan (formatted)\n")
+
+
+def test_a_name_for_standard_input_that_is_not_read_is_wrong_usage(capsys: pytest.CaptureFixture[str]):
+    for command in ("lint", "check", "fmt"):
+        assert called(capsys, command, "good.plan", "--stdin-filename", "x.plan")[0] == 2
+
+
+def test_showing_a_difference_fails_where_there_is_one(capsys: pytest.CaptureFixture[str]):
+    write("wide.plan", GOOD.replace("batch   (", "batch ("))
+    status, out, err = called(capsys, "fmt", "wide.plan", "--diff")
+    assert (status, err) == (1, "1 plan, 1 would change\n")
+    assert "+batch   (" in out
+    assert called(capsys, "fmt", "good.plan", "--diff") == (0, "", "1 plan, 0 would change\n")
+
+
+FACTORY = GOOD.replace('llama3("tiny")', 'python("hostile:build")')
+
+
+@pytest.fixture
+def hostile() -> None:
+    write("hostile.py", "import pathlib\npathlib.Path('ran').touch()\ndef build():\n    raise SystemExit\n")
+    variant = "variant other {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n"
+    write("hostile.plan", FACTORY + "checkpoint { anything.* = full }\n" + variant)
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("command", ["lint", "check"])
+def test_no_factory_runs_where_it_is_forbidden(command: str, capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, command, "hostile.plan", "--no-factories", "--format", "concise")
+    assert status == 0
+    assert [line.split("]")[0] for line in out.splitlines()] == ["hostile.plan:3:16: advice[LP226"]
+    assert err == "1 plan: 1 advice\n"
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("hostile")
+def test_what_needs_no_model_is_checked_without_the_factory(capsys: pytest.CaptureFixture[str]):
+    write("hostile.plan", FACTORY.replace("dp_shard = 4", "dp_shard = 3"))
+    status, out, _ = called(capsys, "lint", "hostile.plan", "--no-factories", "--format", "concise")
+    assert status == 1
+    assert "LP3" in out
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("hostile")
+def test_nothing_is_explained_of_a_factory_that_is_not_run(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "explain", "root", "--plan", "hostile.plan", "--no-factories")
+    assert status == 1
+    assert "LP226" in out
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_options_and_words(shell: str, capsys: pytest.CaptureFixture[str]):
+    status, out, _ = called(capsys, "completion", shell)
+    assert status == 0
+    for word in ("lint", "--no-factories", "h100_sxm", "colwise"):
+        assert word in out
+    assert called(capsys, "completion", "fish")[0] == 2
+
+
+def test_bash_reads_its_script_and_completes(capsys: pytest.CaptureFixture[str]):
+    Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
+    asked = (
+        "source ./script; COMP_WORDS=(legoai lint --no-f); COMP_CWORD=2; COMP_LINE='legoai lint --no-f';"
+        " _shtab_legoai legoai --no-f lint; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == ["--no-factories"], done.stderr
+
+
+def test_reporting_imports_nothing_heavy():
+    code = "import sys, legoai.dsl.reporting.topics, legoai.commands.reporting; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
