@@ -18,6 +18,9 @@ ROOT = "root"
 _PIECE = re.compile(r"\*\*|\*|\{([^{}]*)\}|[A-Za-z0-9_\-]+|(.)")
 _RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
 _WORD = re.compile(r"[A-Za-z0-9_\-]+")
+_BARE_RANGE = re.compile(r"([0-9]+)\.\.\.?([0-9]+)")
+_FOREIGN_RANGE = re.compile(r"\s*([0-9]+)\s*(?:-|:|,?\s*\.\.\.\s*,?)\s*([0-9]+)\s*")
+"""A range as other tools write it."""
 
 
 class PathError(ValueError):
@@ -27,6 +30,16 @@ class PathError(ValueError):
         super().__init__(message)
         self.message = message
         self.offset = offset
+
+
+class Braces(Record):
+    """A pair of braces in a pattern: where its contents stand, and what they allow."""
+
+    start: int
+    end: int
+    members: tuple[str, ...]
+    """The alternatives, or the numbers of the range."""
+    is_range: bool
 
 
 class Pattern(Record):
@@ -39,6 +52,8 @@ class Pattern(Record):
     text: str
     regex: str
     specificity: tuple[int, int, int, int]
+    braces: tuple[Braces, ...] = ()
+    """In the order of the groups of ``regex``."""
 
     def matches(self, path: str) -> bool:
         """Whether the pattern matches ``path``, which is written as ``named_modules()`` prints it."""
@@ -62,7 +77,8 @@ def pattern(text: str) -> Pattern:
     if text == ROOT:
         return Pattern(text, "", (0, 0, 0, -1))
     segments = list(segments_of(text))
-    counts = [0, 0, 0]
+    counts = [0, 0]
+    braces: list[Braces] = []
     literal = 0
     regex = ""
     for index, (offset, segment) in enumerate(segments):
@@ -71,12 +87,13 @@ def pattern(text: str) -> Pattern:
             counts[0] += 1
             regex += dot + (r"(?:[^.\n]+\.)*" if index + 1 < len(segments) else r"[^\n]+")
             continue
-        piece, stars, ranges = _segment(segment, offset)
+        piece, stars, inside = _segment(segment, offset)
         counts[1] += stars
-        counts[2] += ranges
-        literal += not stars and not ranges
+        braces += inside
+        literal += not stars and not any(item.is_range for item in inside)
         regex += dot + piece
-    return Pattern(text, regex, (counts[0], counts[1], counts[2], -literal))
+    ranges = sum(item.is_range for item in braces)
+    return Pattern(text, regex, (counts[0], counts[1], ranges, -literal), tuple(braces))
 
 
 def segments_of(text: str) -> Iterable[tuple[int, str]]:
@@ -86,15 +103,18 @@ def segments_of(text: str) -> Iterable[tuple[int, str]]:
         depth += (character == "{") - (character == "}")
         if character == "." and depth == 0:
             if offset == start:
-                raise PathError("a segment is empty", min(offset, max(0, len(text) - 1)))
+                bare = _BARE_RANGE.search(text)
+                cure = f"; a range stands in braces: `{{{bare[1]}..{bare[2]}}}`" if bare else ""
+                raise PathError(f"a segment is empty{cure}", min(offset, max(0, len(text) - 1)))
             yield start, text[start:offset]
             start = offset + 1
 
 
-def _segment(segment: str, offset: int) -> tuple[str, int, int]:
-    """One segment's regular expression, its number of `*` and its number of ranges."""
+def _segment(segment: str, offset: int) -> tuple[str, int, list[Braces]]:
+    """One segment's regular expression, its number of `*` and its braces."""
     regex = ""
-    stars = ranges = 0
+    stars = 0
+    braces = []
     for match in _PIECE.finditer(segment):
         place = offset + match.start()
         if match[0] == "**":
@@ -105,27 +125,30 @@ def _segment(segment: str, offset: int) -> tuple[str, int, int]:
             stars += 1
             regex += r"[^.\n]+" if segment == "*" else r"[^.\n]*"  # the model itself is no segment
         elif match[1] is not None:
-            piece, is_range = _braces(match[1], place)
-            ranges += is_range
-            regex += piece
+            found = _braces(match[1], place)
+            braces.append(found)
+            regex += f"({'|'.join(map(re.escape, found.members))})"
         else:
             regex += re.escape(match[0])
-    return regex, stars, ranges
+    return regex, stars, braces
 
 
-def _braces(body: str, offset: int) -> tuple[str, bool]:
+def _braces(body: str, offset: int) -> Braces:
+    start, end = offset + 1, offset + 1 + len(body)
     if match := _RANGE.fullmatch(body):
         first, last = int(match[1]), int(match[2])
         if first > last:
             raise PathError(f"the range {first}..{last} is empty", offset)
         if last - first > 10_000:
             raise PathError(f"the range {first}..{last} is too long", offset)
-        return f"(?:{'|'.join(map(str, range(first, last + 1)))})", True
-    words = [word.strip() for word in body.split(",")]
+        return Braces(start, end, tuple(map(str, range(first, last + 1))), True)
+    if match := _FOREIGN_RANGE.fullmatch(body):
+        raise PathError(f"a range is written `{{{match[1]}..{match[2]}}}`", offset)
+    words = tuple(word.strip() for word in body.split(","))
     for word in words:
         if not _WORD.fullmatch(word):
             raise PathError(f"`{word}` is no name" if word else "an alternative is empty", offset)
-    return f"(?:{'|'.join(map(re.escape, words))})", False
+    return Braces(start, end, words, False)
 
 
 class Assignment(Record, Generic[T]):
@@ -153,6 +176,29 @@ class Paths:
         if not found.regex:
             return [""] if "" in self.names else []
         return [match[0] for match in re.finditer(f"^{found.regex}$", self._text, re.MULTILINE)]
+
+    def idle_members(self, found: Pattern) -> list[tuple[Braces, tuple[str, ...]]]:
+        """The alternatives and numbers in braces without which the pattern would match the same paths.
+
+        Of a pattern that matches something.
+        """
+        if not found.braces:
+            return []
+        matches = list(re.finditer(f"^{found.regex}$", self._text, re.MULTILINE))
+        result = []
+        for number, braces in enumerate(found.braces, 1):
+            seen = {match[number] for match in matches}
+            idle = [member for member in braces.members if member not in seen]
+            if len(found.braces) > 1 or "*" in found.text:
+                # Where a path can be read in two ways, the expression's engine shows only one of them.
+                idle = [member for member in idle if not self.matching(_with_member(found, braces, member))]
+            if idle:
+                result.append((braces, tuple(idle)))
+        return result
+
+
+def _with_member(found: Pattern, braces: Braces, member: str) -> Pattern:
+    return pattern(f"{found.text[: braces.start - 1]}{member}{found.text[braces.end + 1 :]}")
 
 
 def assign(rules: Sequence[PathRule[Any]], paths: Paths) -> Assignment[Any]:

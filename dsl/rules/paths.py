@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.codes.names import AmbiguousRules, NoSuchPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.suggestion import closest
-from legoai.dsl.frontend.paths import pattern, segments_of
+from legoai.dsl.frontend.paths import Braces, Paths, pattern, segments_of
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
 from legoai.specs.span import Span
@@ -46,6 +47,98 @@ class PathsMatch(NoSuchPath, Check):
                     help=help,
                     fix=fix,
                 )
+            unmatched = {id(rule) for rule in analysis.assigned(directive).unmatched}
+            known = analysis.module_and_parameter_paths if directive.keyword == "shard" else analysis.module_paths
+            for rule in directive.rules:
+                if "{" in rule.path and id(rule) not in unmatched:
+                    yield from self._members(rule, known, analysis)
+
+    def _members(self, rule: PathRule[object], known: Paths, analysis: Analysis) -> Iterator[Diagnostic]:
+        """Alternatives and ends of ranges that match nothing, in a pattern that matches something."""
+        for braces, idle in known.idle_members(pattern(rule.path)):
+            if len(idle) == len(braces.members):
+                continue  # of an undecided rule, whose matches nobody has looked at
+            if braces.is_range:
+                yield from self._range(rule, braces, idle, analysis)
+                continue
+            for word in idle:
+                meant = _meant(rule.path, braces, word, analysis)
+                others = [item for item in braces.members if item != word]
+                kept = f"{{{', '.join(others)}}}" if others[1:] else others[0]
+                span = _part(rule, braces, word, analysis)
+                whole = f"{rule.path[: braces.start - 1]}{kept}{rule.path[braces.end + 1 :]}"
+                fix = None
+                if meant is not None and span != _span(rule):
+                    fix = Fix(f"write `{meant}`", (Edit(span, meant),), safe=False)
+                yield self.at(
+                    span,
+                    f"`{word}` in `{rule.path}` matches nothing of the model",
+                    label="this alternative matches nothing",
+                    others=[_modules(analysis)],
+                    help=[f"did you mean `{meant}`?" if meant else f"leave it out: `{whole}`"],
+                    fix=fix,
+                )
+
+    def _range(
+        self, rule: PathRule[object], braces: Braces, idle: tuple[str, ...], analysis: Analysis
+    ) -> Iterator[Diagnostic]:
+        first, last = braces.members[0], braces.members[-1]
+        if first not in idle and last not in idle:
+            return
+        held = [member for member in braces.members if member not in idle]
+        right = f"{held[0]}..{held[-1]}" if held[1:] else held[0]
+        span = _part(rule, braces, None, analysis)
+        wrong = [item for item in idle if int(item) < int(held[0]) or int(item) > int(held[-1])]
+        named = f"`{wrong[0]}`" if len(wrong) == 1 else f"`{wrong[0]}` to `{wrong[-1]}`"
+        fits = span != _span(rule)
+        yield self.at(
+            span,
+            f"{named} of the range in `{rule.path}` match{'es' if len(wrong) == 1 else ''} nothing of the model",
+            label="reaches beyond what there is",
+            others=[_modules(analysis)],
+            help=[f"write `{{{right}}}`"],
+            fix=Fix(f"write `{right}`", (Edit(span, right),), safe=False) if fits else None,
+        )
+
+
+def _modules(analysis: Analysis) -> Label:
+    assert analysis.manifest is not None
+    place = analysis.place(analysis.plan.model, "family")
+    return Label(place, f"the model has {len(analysis.manifest.modules)} modules")
+
+
+def _part(rule: PathRule[object], braces: Braces, member: str | None, analysis: Analysis) -> Span:
+    """Where a member of the braces stands, or all of their contents; the whole path where its text is computed."""
+    span = _span(rule)
+    file = analysis.resolution.files.get(span.file) if analysis.resolution is not None else None
+    text = file.text[span.start : span.end] if file is not None else ""
+    written = _contents(rule.path[braces.start : braces.end])
+    place = next((pair for pair in re.finditer(r"\{([^{}]*)\}", text) if _contents(pair[1]) == written), None)
+    if place is None or span.line != span.end_line:
+        return span
+    start, end = place.span(1)
+    if member is not None:
+        found = re.search(rf"(?<![\w-]){re.escape(member)}(?![\w-])", place[1])
+        if found is None:
+            return span
+        start, end = start + found.start(), start + found.end()
+    return span._replace(
+        start=span.start + start, end=span.start + end, column=span.column + start, end_column=span.column + end
+    )
+
+
+def _contents(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _meant(path: str, braces: Braces, word: str, analysis: Analysis) -> str | None:
+    """The name that an alternative was probably meant to be."""
+    before, behind = path[: braces.start - 1], path[braces.end + 1 :]
+    nearest = _nearest(f"{before}{word}{behind}", analysis)
+    if nearest is None or not (nearest.startswith(before) and nearest.endswith(behind)):
+        return None
+    meant = nearest[len(before) : len(nearest) - len(behind)]
+    return meant if meant not in braces.members and "." not in meant else None
 
 
 def _nearest(path: str, analysis: Analysis) -> str | None:
@@ -63,12 +156,26 @@ def _nearest(path: str, analysis: Analysis) -> str | None:
             for name in known.names
             if name.startswith(f"{prefix}." if prefix else "") and name != prefix
         })  # fmt: skip
-        word = closest(segments[end - 1], legal)
+        word = _meant_segment(segments[end - 1], legal)
         if word is None:
             return None
         candidate = ".".join([*segments[: end - 1], word, *segments[end:]])
         return candidate if known.matching(pattern(candidate)) else None
     return None
+
+
+_SLICE = re.compile(r"[\[{(]?([0-9]+)\s*-\s*([0-9]+)[\])}]?")
+_INDEX = re.compile(r"-?[0-9]+")
+
+
+def _meant_segment(segment: str, legal: Sequence[str]) -> str | None:
+    """The segment that was probably meant: a range in braces, the last of a list's modules, or a name that is alike."""
+    if match := _SLICE.fullmatch(segment):
+        return f"{{{match[1]}..{match[2]}}}"
+    numbers = [int(name) for name in legal if name.isdigit()]
+    if _INDEX.fullmatch(segment) and numbers:
+        return str(max(numbers))
+    return closest(segment, legal)
 
 
 class RulesAgree(AmbiguousRules, Check):
