@@ -148,6 +148,8 @@ class Fabric(Record, kw_only=True):
     description: str
     bandwidth_bytes_per_second: float | None = None
     latency_seconds: float | None = None
+    devices: tuple[str, ...] = ()
+    """The catalogued devices whose hosts have it, where it is sold with those only; empty for every device's."""
     source: str
 
     def figure(self, path: str) -> float:
@@ -226,7 +228,8 @@ def fabric(name: str) -> Fabric:
     """
     if name not in fabric_names():
         raise CatalogueError("fabric", f"unknown fabric '{name}'", fabric_names())
-    table = read_toml(catalogue() / FABRICS_FILE)[name]
+    table = dict(read_toml(catalogue() / FABRICS_FILE)[name])
+    table["devices"] = tuple(table.get("devices", ()))
     return Fabric(name=name, **table)
 
 

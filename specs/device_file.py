@@ -24,6 +24,7 @@ from legoai.specs.record import Record
 
 _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "str": (Annotated[StrictStr, Field(min_length=1)], "a non-empty string"),
+    "tuple[str,": (tuple[Annotated[StrictStr, Field(min_length=1)], ...], "a list of names"),
     "bool": (StrictBool, "true or false"),
     "int": (Annotated[StrictInt, Field(gt=0)], "a positive integer"),
     "float": (Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)], "a positive number"),

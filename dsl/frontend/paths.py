@@ -19,7 +19,7 @@ _PIECE = re.compile(r"\*\*|\*|\{([^{}]*)\}|[A-Za-z0-9_\-]+|(.)")
 _RANGE = re.compile(r"\s*([0-9]+)\s*\.\.\s*([0-9]+)\s*")
 _WORD = re.compile(r"[A-Za-z0-9_\-]+")
 _BARE_RANGE = re.compile(r"([0-9]+)\.\.\.?([0-9]+)")
-_FOREIGN_RANGE = re.compile(r"\s*([0-9]+)\s*(?:-|:|,?\s*\.\.\.\s*,?)\s*([0-9]+)\s*")
+FOREIGN_RANGE = re.compile(r"\s*([0-9]+)\s*(?:-|:|,?\s*\.\.\.\s*,?)\s*([0-9]+)\s*")
 """A range as other tools write it."""
 
 
@@ -142,7 +142,7 @@ def _braces(body: str, offset: int) -> Braces:
         if last - first > 10_000:
             raise PathError(f"the range {first}..{last} is too long", offset)
         return Braces(start, end, tuple(map(str, range(first, last + 1))), True)
-    if match := _FOREIGN_RANGE.fullmatch(body):
+    if match := FOREIGN_RANGE.fullmatch(body):
         raise PathError(f"a range is written `{{{match[1]}..{match[2]}}}`", offset)
     words = tuple(word.strip() for word in body.split(","))
     for word in words:

@@ -9,7 +9,7 @@ from typing import Final
 from legoai.dsl.diagnostics.codes.syntax import MalformedPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.paths import PathError, pattern
+from legoai.dsl.frontend.paths import FOREIGN_RANGE, PathError, pattern
 from legoai.dsl.frontend.scope import MEASURES, Scope
 from legoai.dsl.frontend.syntax import Let, PathText
 from legoai.specs.record import replace
@@ -42,7 +42,7 @@ def _computed(text: str) -> Iterator[tuple[int, str]]:
     """The ends of ranges that are no plain numbers, each with its offset."""
     for match in _BRACES.finditer(text):
         first, dots, last = match[1].partition("..")
-        if not dots:
+        if not dots or FOREIGN_RANGE.fullmatch(match[1]):
             continue
         for start, end in ((match.start(1), first), (match.start(1) + len(first) + len(dots), last)):
             word = end.strip()

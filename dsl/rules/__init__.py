@@ -36,6 +36,8 @@ MODULES: Final = (
     "rules.optimizer",
     "rules.schedule",
     "rules.require",
+    "rules.bounds",
+    "rules.magnitudes",
     "diagnostics.codes.budgets",
     "rules.shard",
     "rules.experts",

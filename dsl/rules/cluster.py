@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.codes.names import WrongProfile
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+
+if TYPE_CHECKING:
+    from legoai.specs.cluster import Device, Fabric
 
 
 class ProfileIsReadable(WrongProfile, Check):
@@ -144,6 +148,57 @@ class UnusedFabric(Check):
                 others=others,
                 help=["leave the fabric out, or give the number of hosts"],
             )
+
+
+class FabricOfOtherDevice(Check):
+    """A fabric that no host with this device has.
+
+    A cloud's own fabric belongs to its hosts and their devices; and no adapter sends faster than the device's link to
+    the host.
+
+    ## Example
+    ```
+    cluster a100_sxm80(hosts = 4, fabric = efa_p5)
+    ```
+
+    ## Use instead
+    ```
+    cluster a100_sxm80(hosts = 4, fabric = efa_p4d)
+    ```
+    """
+
+    code = "LP312"
+    slug = "fabric-of-other-device"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        from legoai.specs.cluster import fabric, fabric_names
+
+        use, device = analysis.plan.cluster, analysis.device
+        if device is None or use.fabric is None or use.hosts == 1 or use.device == "profile":
+            return
+        found = fabric(use.fabric)
+        legal = [name for name in fabric_names() if not _unlike(fabric(name), device)]
+        if why := _unlike(found, device):
+            yield self.at(
+                analysis.place(use, "fabric"),
+                f"hosts of `{device.name}` have no `{found.name}`: {why}",
+                label="of other hosts",
+                others=[Label(analysis.place(use, "device"), f"`{device.name}`")],
+                help=[f"fabrics for `{device.name}` are {', '.join(f'`{name}`' for name in legal)}"],
+            )
+
+
+def _unlike(fabric: Fabric, device: Device) -> str | None:
+    """Why hosts with the device do not have the fabric; None where they may."""
+    if fabric.devices and device.name not in fabric.devices:
+        return f"it belongs to hosts of {' and '.join(f'`{name}`' for name in fabric.devices)}"
+    link, rate = device.host_link, fabric.bandwidth_bytes_per_second
+    if link is not None and rate is not None and rate > link.bandwidth_bytes_per_second:
+        return (
+            f"its {rate / 1e9:g} GB/s are more than the {link.bandwidth_bytes_per_second / 1e9:g} GB/s of {link.kind}"
+        )
+    return None
 
 
 class TooManyDevices(Check):

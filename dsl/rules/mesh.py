@@ -152,8 +152,7 @@ class UnusedAxis(Check):
 class IdleStatement(Check):
     """A statement on an axis that the mesh does not have, or that has one rank.
 
-    It does nothing. In a variant that shrinks an axis this may be meant: then write the statement there with
-    an empty block, or suppress the diagnostic.
+    It does nothing. A variant that shrinks an axis takes the statement away: `unset context`.
 
     ## Example
     ```

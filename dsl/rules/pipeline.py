@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
+from legoai.dsl.analysis.bounds import idle_share
 from legoai.dsl.analysis.facts import replacement
 from legoai.dsl.analysis.pipeline import split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label, pass_label
-from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, OrderFile
+from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, OrderFile
 
 _COMMON_BUBBLE = 0.25
 """The share of a step beyond which an idle pipeline is worth a word: a quarter of the machines would be idle."""
@@ -321,15 +322,11 @@ class BubbleIsLarge(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
         pipeline, ranks = plan.pipeline, plan.mesh.pp
-        if pipeline is None or isinstance(pipeline.schedule, OrderFile) or pipeline.schedule in SPLIT_BACKWARD:
-            return
+        share = idle_share(analysis)
         count, stages = pass_micro_batches(plan), stage_count(analysis)
-        if count is None or stages is None or stages % ranks:
+        if pipeline is None or share is None or count is None or stages is None or share <= _COMMON_BUBBLE:
             return
         each = stages // ranks
-        share = (ranks - 1) / (each * count + ranks - 1)
-        if share <= _COMMON_BUBBLE:
-            return
         enough = -(-3 * (ranks - 1) // each)
         batch = enough * samples_at_once(plan)
         yield self.at(

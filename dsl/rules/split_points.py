@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
-from legoai.dsl.analysis.pipeline import split_points, stage_count, stage_of
+from legoai.dsl.analysis.pipeline import first_modules, split_points, stage_count, stage_of, stages_of_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest
+
+
+_COMMON_IDLENESS = 0.25
+"""The share of a step that is worth a word: a quarter of the machines would be idle."""
 
 
 class UnknownSplit(Check):
@@ -198,6 +202,49 @@ class EmptyFirstStage(Check):
                     label="the first split point",
                     help=["split points name the first module of each stage but the first"],
                 )
+
+
+class UnevenStages(Check):
+    """Stages so uneven that the ranks wait for the longest for more than a quarter of the step.
+
+    Every rank waits for the one with the most blocks. Embedding and loss are worth a block or two, not half a model.
+
+    ## Example
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.1])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = [layers.15])
+    ```
+    """
+
+    code = "LP829"
+    slug = "uneven-stages"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, points = analysis.plan.pipeline, first_modules(analysis)
+        if pipeline is None or points is None or isinstance(pipeline.split, str):
+            return
+        known, ranks = split_points(analysis), analysis.plan.mesh.pp
+        blocks = set(known.blocks)
+        counts = [len(blocks.intersection(stage)) for stage in known.stages(points, len(points) + 1)]
+        held = [sum(counts[stage] for stage in stages) for stages in stages_of_ranks(analysis)]
+        most, total = max(held, default=0), len(blocks)
+        if most <= -(-total // ranks) or 1 - total / (ranks * most) <= _COMMON_IDLENESS:
+            return
+        yield self.at(
+            analysis.place(pipeline, "split"),
+            f"the ranks of `pp` hold {', '.join(map(str, held[:-1]))} and {held[-1]} of {total} blocks, and all wait "
+            "for the longest",
+            label=f"{1 - total / (ranks * most):.0%} of the step is waited for",
+            others=[Label(analysis.place(analysis.plan.model, "family"), f"has {total} blocks")],
+            help=["write `split = even`, or move the split points"],
+        )
 
 
 def _named_split(analysis: Analysis) -> Iterator[tuple[Pipeline, Manifest, tuple[str, ...]]]:

@@ -59,3 +59,38 @@ def test_several_hosts_without_a_fabric_are_told_the_fabrics() -> None:
 
 def test_an_undecided_number_of_hosts_is_not_judged() -> None:
     assert not codes("cluster h100_sxm(hosts = auto)") & {"LP301", "LP302", "LP303"}
+
+
+CLOUDS = {
+    "efa_p4d": {"a100_sxm80", "h200"},
+    "efa_p5": {"h100_sxm", "b200"},
+    "efa_p6_b200": {"b200", "h100_sxm"},
+    "tcpxo_a3_mega": {"h100_sxm", "a100_sxm80"},
+}
+
+
+@pytest.mark.parametrize("fabric", CLOUDS)
+def test_a_fabric_of_a_cloud_belongs_to_its_hosts(fabric: str) -> None:
+    def warned(device: str) -> bool:
+        return "LP312" in codes(f"cluster {device}(hosts = 2, fabric = {fabric})\nmesh (dp_shard = 16)")
+
+    assert sorted(warned(device) for device in CLOUDS[fabric]) == [False, True]
+    assert "LP312" in codes(f"cluster cpu(hosts = 2, fabric = {fabric})")
+
+
+@pytest.mark.parametrize(
+    ("device", "fabric", "fits"),
+    [
+        ("a100_sxm80", "infiniband_hdr", True),
+        ("a100_sxm80", "infiniband_ndr", False),
+        ("a100_sxm80", "roce_400", False),
+        ("h100_sxm", "infiniband_ndr", True),
+        ("h100_sxm", "infiniband_xdr", False),
+        ("h100_sxm", "ethernet_100", True),
+        ("h100_sxm96", "roce_400", True),
+        ("cpu", "infiniband_xdr", True),
+        ("cpu", "loopback", True),
+    ],
+)
+def test_an_adapter_is_no_faster_than_the_link_to_the_host(device: str, fabric: str, fits: bool) -> None:
+    assert ("LP312" not in codes(f"cluster {device}(hosts = 2, fabric = {fabric})\nmesh (dp_shard = 16)")) is fits

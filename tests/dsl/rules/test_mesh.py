@@ -92,7 +92,7 @@ def test_a_variant_may_silence_what_it_does_not_use() -> None:
     text = FSDP + "\nmesh (dp_shard = 4, tp = 2)\nshard on tp { layers.*.feed_forward.{w1, w3} = colwise\n"
     text += "layers.*.feed_forward.w2 = rowwise }\nvariant flat { mesh (dp_shard = 8)"
     assert "LP307" in codes(text + " }")
-    assert "LP307" not in codes(text + "\nshard on tp { } }")
+    assert "LP307" not in codes(text + "\nunset shard on tp }")
 
 
 def test_axes_are_put_in_the_order_of_nesting() -> None:

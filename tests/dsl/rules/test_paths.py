@@ -86,5 +86,9 @@ def test_a_range_of_another_tool_is_told_ours(path: str):
     assert "`layers.{0..3}`" in item.message or "`{0..3}`" in item.message
 
 
+def test_a_computed_range_is_underlined_as_it_is_written():
+    assert underlined("let n = 5\ncheckpoint { layers.{0..n - 1} = full }\n") == ["layers.{0..n - 1}"]
+
+
 def test_a_parameter_is_looked_for_in_shard_only():
     assert underlined("checkpoint { layers.0.attention.{wq, weight} = full }\n") == ["weight"]
