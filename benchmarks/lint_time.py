@@ -1,8 +1,9 @@
 """Wall-clock time of `legoai lint` in a cold process.
 
 Timed is a whole process, from its start to its exit: the interpreter, the imports, and linting a clean plan of 100
-lines for a built-in model whose manifest is shipped. Nothing is kept from one process to the next but what every use
-keeps: compiled Python files and the cached parser tables. A first process, which may have to make those, is left out.
+lines for a built-in model, once a preset and once with dimensions of its own. Nothing is kept from one process to the
+next but what every use keeps: compiled Python files and the cached parser tables. A first process, which may have to
+make those, is left out.
 
 The figure is the median of the processor time of 20 processes, user and system, because that hardly depends on what
 else runs on the machine; linting waits for nothing, so on a machine that is at rest the elapsed time is the same. The
@@ -29,6 +30,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 LIMIT_SECONDS = 0.150
+LIMIT_IMPORTS = 2.6
+"""As a multiple of the time of `import lark`."""
 PROCESSES = 20
 BLOCKS = 80
 
@@ -42,7 +45,7 @@ HEAD = """\
 # A plan of 100 lines.
 plan hundred_lines
 
-model   llama3("70b")
+model   MODEL
 cluster h100_sxm(hosts = 32, fabric = infiniband_ndr)
 batch   (global = 512, micro = 1, seq_len = 8192)
 mesh    (dp_shard = 256)
@@ -61,10 +64,16 @@ checkpoint {
 """
 
 
-def plan_text() -> str:
+MODELS = {
+    "a preset": 'llama3("70b")',
+    "free dimensions": 'llama3("8b", n_layers = 80, n_kv_heads = 16, hidden_dim = 12288, vocab_size = 100352)',
+}
+
+
+def plan_text(model: str) -> str:
     """A plan with a rule for each block of the model: its odd blocks are recomputed."""
     rules = [f"  layers.{index:<2} = {'full' if index % 2 else 'none'}" for index in range(BLOCKS)]
-    text = HEAD + "\n".join(rules) + "\n}\n"
+    text = HEAD.replace("MODEL", model) + "\n".join(rules) + "\n}\n"
     assert text.count("\n") == 100, text.count("\n")
     return text
 
@@ -130,15 +139,18 @@ def main() -> int:
     print(f"Python {platform.python_version()}, lark {version('lark')}, legoai {version('legoai')}")
     print(f"load {os.getloadavg()[0]:.1f}\n")
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "hundred_lines.plan"
-        file.write_text(plan_text(), encoding="utf-8")
         report("an interpreter", [sys.executable, "-c", "pass"])
-        report("import lark", [sys.executable, "-c", f"{hidden} import lark"])
-        command = [sys.executable, "-c", hidden + RUN, str(file)]
-        busy = report("legoai lint, 100 lines", command)
+        bare = report("import lark", [sys.executable, "-c", f"{hidden} import lark"])
+        busy = 0.0
+        for name, model in MODELS.items():
+            file = Path(folder) / "hundred_lines.plan"
+            file.write_text(plan_text(model), encoding="utf-8")
+            command = [sys.executable, "-c", hidden + RUN, str(file)]
+            busy = max(busy, report(f"legoai lint, {name}", command))
         imports(command)
-    kept = busy <= LIMIT_SECONDS
-    print(f"\n{'within' if kept else 'BEYOND'} the limit of {LIMIT_SECONDS * 1e3:.0f} ms")
+    print(f"\n{busy / bare:.2f} times the import of lark, of at most {LIMIT_IMPORTS}")
+    kept = busy <= LIMIT_SECONDS and busy <= LIMIT_IMPORTS * bare
+    print(f"{'within' if kept else 'BEYOND'} the limits; the other is {LIMIT_SECONDS * 1e3:.0f} ms")
     return 0 if kept else 1
 
 

@@ -154,8 +154,9 @@ def _shape(whole: _Shape, sizes: Sizes) -> _Shape:
     group = min(max(1, whole.heads // whole.kv_heads), _HEADS_OF_GROUP)
     kv_heads = _cut(whole.kv_heads, sizes, most=2)
     heads = kv_heads * group
-    dim = heads * (_HEAD_DIM if heads <= 8 else _HEAD_DIM // 2)
-    hidden = _multiple(dim * whole.hidden / whole.dim, 4 * sizes.tp_now)
+    # Multiples of 8, which grouped kernels ask for, also of a rank's share.
+    dim = heads * (_HEAD_DIM if heads <= 8 or heads % 2 else _HEAD_DIM // 2)
+    hidden = _multiple(dim * whole.hidden / whole.dim, 8 * sizes.tp_now)
     vocab = VOCABULARY + (whole.vocab % sizes.tp != 0)
     return _Shape(dim=dim, heads=heads, kv_heads=kv_heads, hidden=hidden, vocab=vocab)
 

@@ -10,7 +10,7 @@ import pytest
 
 from support import TESTS
 from support.gloo import GlooPool
-from support.manifests import inspected_in_this_process, shipped_manifests_read_once
+from support.manifests import inspected_in_this_process, manifests_computed_once
 
 # Programs that tests start (torchrun, `python -c`, model factories) import `support` as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
@@ -24,8 +24,8 @@ def _interrupts_reach_children() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shipped_manifests_are_read_once() -> Iterator[None]:
-    with shipped_manifests_read_once():
+def _manifests_are_computed_once() -> Iterator[None]:
+    with manifests_computed_once():
         yield
 
 

@@ -53,7 +53,7 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_wheel_holds_every_subpackage_the_grammar_the_catalogue_and_the_manifests(distributions: Path):
+def test_wheel_holds_every_subpackage_the_grammar_and_the_catalogue(distributions: Path):
     [wheel] = distributions.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

@@ -11,6 +11,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted, check
 from legoai.lowering.program import Program, check_decided, lower
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
+from legoai.specs.models.load import load_manifest
 from legoai.specs.models.reads import Reads
 
 
@@ -72,10 +73,14 @@ def prepare(
     small = shrink(analysis, ranks=ranks, double=double, config=config)
     manifest = analysis.manifest
     if small.plan.model is not linted.plan.model:
-        from legoai.specs.models.inspect import inspect_model
+        source = small.plan.model.source()
+        if source.kind == "builtin":
+            manifest = load_manifest(source, base_directory=directory)
+        else:
+            from legoai.specs.models.inspect import inspect_model
 
-        # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
-        manifest = inspect_model(small.plan.model.source(), directory)
+            # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
+            manifest = inspect_model(source, directory)
     smaller = Analysis(small.plan, manifest, directory, resolution=linted.resolution)
     found = [item for item in check(smaller) if item.severity == "error"]
     kept, _, _ = suppress.split(found, linted.files.values())

@@ -66,5 +66,18 @@ def _call_factory(source: ModelSource) -> nn.Module:
 
 def _raised(source: ModelSource, error: BaseException) -> ManifestError:
     text = f"{type(error).__name__}: {error}".strip().rstrip(":")
-    detail = "".join(traceback.format_exception(error)[-8:])
-    return ManifestError("factory_raised", f"{source} raised {text}", detail)
+    return ManifestError("factory_raised", f"{source} raised {text}", raised_at(error))
+
+
+def raised_at(error: BaseException) -> str:
+    """Say where an exception was raised: in the innermost function that belongs to no installed package and not to us.
+
+    Empty where there is none.
+    """
+    ours = Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        installed = {"site-packages", "dist-packages", "importlib", "<frozen importlib._bootstrap>"} & set(file.parts)
+        if not installed and file.parent.resolve() != ours.resolve() and not frame.filename.startswith("<"):
+            return f"raised in `{frame.name}`, at {file.name}:{frame.lineno}"
+    return ""

@@ -7,6 +7,7 @@ bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -36,6 +37,11 @@ MOST_LAYERS: Final = 1000
 following one of so many layers takes some ten seconds; more would keep a person waiting for what is a slip."""
 
 
+MOST_ELEMENTS: Final = 2**40
+"""Of one parameter or table: 4 TiB in fp32, some hundred times the largest of any published model. More would not fit
+what torch counts bytes with, or is a slip."""
+
+
 def _doc(text: str) -> dict[str, str]:
     return {"doc": text}
 
@@ -47,6 +53,18 @@ def _require_positive(config: object, *names: str) -> None:
             raise ConfigError(name, f"{name} must be positive, got {value}")
         if name == "n_layers" and value > MOST_LAYERS:
             raise ConfigError(name, f"n_layers = {value} is more than {MOST_LAYERS}, the most that is looked at")
+
+
+def _require_addressable(config: _Config, *products: tuple[str, ...]) -> None:
+    """Check the sizes of the largest tensors, each the product of some fields."""
+    for names in products:
+        values = {name: int(getattr(config, name)) for name in names}
+        if math.prod(values[name] for name in names) > MOST_ELEMENTS:
+            largest = max((item.name for item in fields(config) if item.name in values), key=values.__getitem__)
+            product = " x ".join(f"{name} = {values[name]}" for name in names)
+            raise ConfigError(
+                largest, f"{product} makes a tensor of more than 2**40 elements, the most that is looked at"
+            )
 
 
 def _require_divides(config: object, divisor: str, dividend: str, *, because: str) -> None:
@@ -65,6 +83,8 @@ def _check_types(config: _Config) -> None:
         elif type(value) is not expected:
             got = type(value).__name__
             raise ConfigError(item.name, f"{item.name} must be {_TYPE_WORDS[expected]}, got {got} {value!r}")
+        if expected is float and not math.isfinite(value):
+            raise ConfigError(item.name, f"{item.name} must be a finite number, got {value}")
 
 
 _FIELD_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool}
@@ -146,6 +166,14 @@ class MixtralConfig:
         _check_types(self)
         _check_decoder(self)
         _require_positive(self, "n_experts", "top_k")
+        for name in ("dim", "hidden_dim"):
+            if getattr(self, name) % 8:
+                raise ConfigError(
+                    name,
+                    f"{name} = {getattr(self, name)} must be a multiple of 8: the grouped kernel of the experts takes "
+                    f"matrices whose rows are whole multiples of 16 bytes",
+                )
+        _require_addressable(self, ("n_experts", "hidden_dim", "dim"), ("n_experts", "dim"))
         if self.top_k > self.n_experts:
             raise ConfigError(
                 "top_k",
@@ -180,6 +208,7 @@ class GPTConfig:
         _check_types(self)
         _require_positive(self, "dim", "n_layers", "n_heads", "hidden_dim", "vocab_size", "max_seq_len", "norm_eps")
         _require_divides(self, "n_heads", "dim", because="every head is equally wide")
+        _require_addressable(self, ("dim", "dim"), ("vocab_size", "dim"), ("max_seq_len", "dim"), ("hidden_dim", "dim"))
 
     @property
     def head_dim(self) -> int:
@@ -221,6 +250,9 @@ class ViTConfig:
         _require_positive(self, "norm_eps")
         _require_divides(self, "n_heads", "dim", because="every head is equally wide")
         _require_divides(self, "patch_size", "image_size", because="patches tile the image")
+        _require_addressable(self, ("n_channels", "image_size", "image_size"))
+        _require_addressable(self, ("dim", "dim"), ("hidden_dim", "dim"), ("n_classes", "dim"), ("n_tokens", "dim"))
+        _require_addressable(self, ("dim", "n_channels", "patch_size", "patch_size"))
 
     @property
     def head_dim(self) -> int:
@@ -243,6 +275,9 @@ def _check_decoder(config: LlamaConfig | MixtralConfig) -> None:
             "n_heads",
             f"a head of dim / n_heads = {config.head_dim} features is odd: rotary positions rotate pairs",
         )
+    _require_addressable(
+        config, ("dim", "dim"), ("vocab_size", "dim"), ("hidden_dim", "dim"), ("max_seq_len", "head_dim")
+    )
 
 
 _Config = LlamaConfig | MixtralConfig | GPTConfig | ViTConfig

@@ -1,7 +1,6 @@
 """The subprocess that builds a model on the meta device and writes its manifest.
 
-    python -m legoai.specs.models.inspect                    one JSON request on standard input
-    python -m legoai.specs.models.inspect --write-shipped    remake the manifests in this package
+    python -m legoai.specs.models.inspect < request.json
 
 A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `sys_path`
 and `reply`, the file to write. The reply is `{"manifest": ..., "dependencies": [[file, sha256], ...]}` or
@@ -13,14 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from legoai.specs.models import manifest
-from legoai.specs.models.build import build_model
+from legoai.specs.models.build import build_model, raised_at
 from legoai.specs.models.describe import describe
 from legoai.specs.models.manifest import Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
@@ -72,33 +69,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"kind": error.kind, "message": error.message, "detail": error.detail}}
     except Exception as error:
         message = f"{source} could not be inspected: {type(error).__name__}: {error}"
-        return {"error": {"kind": "inspection_failed", "message": message, "detail": traceback.format_exc()[-4000:]}}
+        return {"error": {"kind": "inspection_failed", "message": message, "detail": raised_at(error)}}
     return {"manifest": json.loads(made.to_json()), "dependencies": _dependencies(source, base_directory)}
 
 
-def write_shipped(directory: Path) -> None:
-    """Write the manifest of every preset, and remove those of presets that are no more."""
-    directory.mkdir(exist_ok=True)
-    expected = set()
-    for family, preset in manifest.shipped_presets():
-        source = ModelSource(kind="builtin", target=family, preset=preset)
-        file = directory / manifest.shipped_file(family, preset).name
-        file.write_bytes(manifest.pack(inspect_model(source, directory)))
-        expected.add(file)
-    for file in directory.glob("*.json.gz"):
-        if file not in expected:
-            file.unlink()
-
-
 def main() -> None:
-    """Answer the request on standard input, or remake the shipped manifests."""
-    if sys.argv[1:] == ["--write-shipped"]:
-        write_shipped(manifest.SHIPPED_DIRECTORY)
-    elif not sys.argv[1:]:
-        request = json.load(sys.stdin)
-        Path(request["reply"]).write_text(json.dumps(answer(request)))
-    else:
-        sys.exit("usage: python -m legoai.specs.models.inspect [--write-shipped]")
+    """Answer the request on standard input."""
+    request = json.load(sys.stdin)
+    Path(request["reply"]).write_text(json.dumps(answer(request)))
 
 
 if __name__ == "__main__":

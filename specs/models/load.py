@@ -1,12 +1,11 @@
-"""Loading of manifests: from this package, from the user's cache, or by an inspection of the model."""
+"""Loading of manifests: computed, from the user's cache, or by an inspection of the model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from legoai.specs.models.families import FAMILIES
-from legoai.specs.models.manifest import Manifest, shipped_file, unpack
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 
@@ -18,11 +17,11 @@ def load_manifest(
     cache_directory: str | Path | None = None,
     timeout: float = 120.0,
 ) -> Manifest:
-    """Find the manifest of a model, or make and cache it by inspecting the model in a subprocess.
+    """Compute the manifest of a built-in model; find or make that of another.
 
-    A built-in model whose config equals a preset's is read from this package. Everything else is looked up in the
-    cache, whose entries are dropped when the model's source text or config changed; only then a subprocess builds the
-    model on the meta device, which for `python(...)` runs the author's factory.
+    A factory's model and that of a config file are looked up in the cache, whose entries are dropped when the model's
+    source text or config changed; only then a subprocess builds the model on the meta device, which for `python(...)`
+    runs the author's factory.
 
     Args:
         source: the model.
@@ -36,13 +35,9 @@ def load_manifest(
         ManifestError: the model could not be inspected.
     """
     if source.kind == "builtin":
-        config = source.config()
-        for preset, shipped in FAMILIES[source.target].presets.items():
-            if shipped == config:
-                file = shipped_file(source.target, preset)
-                if file.exists():
-                    return unpack(file.read_bytes())
-                break
+        from legoai.specs.models.computed import computed_manifest
+
+        return computed_manifest(source)
 
     from legoai.specs.models.manifest_cache import cached_or_inspected
 

@@ -1,8 +1,8 @@
 """Manifest of a model, readable without torch: modules, shapes, heads, experts, repeated blocks and data flow.
 
-A `Manifest` is made once per model by running its constructor and its forward on the meta device in a
-subprocess (`legoai.specs.models.inspect`). It is shipped for every preset of every built-in family, and cached
-for all other models. `load_manifest` finds or makes it and never imports torch.
+The `Manifest` of a built-in model is computed from its dimensions (`legoai.specs.models.computed`). That of another
+model is made by running its constructor and its forward on the meta device in a subprocess
+(`legoai.specs.models.inspect`), and cached. `load_manifest` finds or makes it and never imports torch.
 
     manifest = load_manifest(ModelSource(kind="builtin", target="llama3", preset="8b"), base_directory=".")
     manifest.modules["layers.0.attention.wq"].attributes["out_features"]   # 4096
@@ -24,15 +24,12 @@ Every text and number here is data about a model; nothing in a manifest is execu
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.configs import Scalar
-from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.reads import Reads, reads_from
 
 FORMAT = 3
@@ -95,7 +92,7 @@ class ManifestError(ValueError):
     Attributes:
         kind: what went wrong; see `ManifestErrorKind`.
         message: one sentence for the author of a plan.
-        detail: the other side's own words, such as the end of a traceback; may be empty.
+        detail: one line more, such as where in the factory it went wrong; may be empty.
     """
 
     def __init__(self, kind: ManifestErrorKind, message: str, detail: str = "") -> None:
@@ -288,7 +285,7 @@ class Manifest:
     """A model's modules, shapes, repeated blocks and data flow."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
-        """Read the serialised form, `raw`, which `legoai.specs.models.inspect` writes.
+        """Read the serialised form, `raw`, of which a description of a model consists.
 
         Raises:
             ValueError: `raw` is not a manifest of this `FORMAT`.
@@ -367,32 +364,3 @@ class Manifest:
 
     def __repr__(self) -> str:
         return f"Manifest({self.source}, {len(self.modules)} modules, {self.parameter_count:,} parameters)"
-
-
-SHIPPED_DIRECTORY = Path(__file__).parent / "manifests"
-
-
-def shipped_file(family: str, preset: str) -> Path:
-    """Return the file of the manifest that is shipped for a preset."""
-    return SHIPPED_DIRECTORY / f"{family}-{preset}.json.gz"
-
-
-def shipped_presets() -> Iterator[tuple[str, str]]:
-    """Yield the family and preset of every shipped manifest; of equal presets only the first."""
-    for name, family in FAMILIES.items():
-        seen: list[object] = []
-        for preset, config in family.presets.items():
-            if config not in seen:
-                seen.append(config)
-                yield name, preset
-
-
-def pack(manifest: Manifest) -> bytes:
-    """Compress a manifest to the shipped form, a gzip member without a time stamp: equal in, equal out."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    return packer.compress(manifest.to_json().encode()) + packer.flush()
-
-
-def unpack(data: bytes) -> Manifest:
-    """Read what `pack` wrote."""
-    return Manifest.from_json(zlib.decompress(data, wbits=31))

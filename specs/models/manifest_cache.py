@@ -1,9 +1,9 @@
 """Cache of manifests, filled by inspecting models in a subprocess.
 
 An entry of the cache is one JSON file, named by the SHA-256 of what was asked: the source as the plan writes it, the
-text of the files that say what is built (the models of this package, the factory's module, or the config file), and the
-format's version. Beside the manifest it holds the digest of every file of the author's that the factory's import
-read, so that an edit two imports away is noticed. An entry that is damaged or stale is made anew.
+text of the file that says what is built (the factory's module, or the config file), and the format's version. Beside
+the manifest it holds the digest of every file of the author's that the factory's import read, so that an edit two
+imports away is noticed. An entry that is damaged or stale is made anew.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def default_cache_directory() -> Path:
 
 def _announcement(source: ModelSource) -> str:
     consequence = {
-        "builtin": "no manifest is shipped for these dimensions",
         "python": "this runs the model factory",
         "huggingface": "this imports transformers",
     }
@@ -81,8 +80,6 @@ def _key(source: ModelSource, base_directory: Path) -> str:
 
 
 def _source_files(source: ModelSource, base_directory: Path) -> list[Path]:
-    if source.kind == "builtin":
-        return sorted(Path(__file__).parent.glob("*.py"))
     if source.kind == "huggingface":
         read_config(base_directory / source.target, name=source.target)
         return [base_directory / source.target]
@@ -173,7 +170,7 @@ def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str,
         with Path(scratch, "request.json").open("rb") as stdin, Path(scratch, "log").open("w+b") as log:
             status = _run(stdin, log, source=source, directory=base_directory, timeout=timeout)
             log.seek(0)
-            said = log.read().decode(errors="replace")[-4000:]
+            said = log.read().decode(errors="replace").strip().rpartition("\n")[2][-400:]
         try:
             answer = json.loads(reply.read_bytes())
             assert isinstance(answer, dict)

@@ -20,8 +20,8 @@ PLANS = WORKED_PLANS + VALID_PLANS
 
 
 @pytest.fixture(autouse=True)
-def _only_shipped_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model that was changed is inspected."""
+def _only_computed_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other model is inspected."""
 
     def refuse(source: ModelSource, **_: object) -> None:
         raise manifest.ManifestError("inspection_failed", f"{source} is not inspected in this test")

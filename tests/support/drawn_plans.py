@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from legoai.specs.directives import FAMILIES, REQUIRED, family
 from legoai.specs.directives import kinds as k
 from legoai.specs.directives.base import Calls, Directive, Treatment
+from legoai.specs.models.families import distinct_presets
 from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest, shipped_presets
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.plan_parts import Called, Drawn, DrawnPlan, Value, simple_values, treatments
 
 
 @cache
 def manifest_of(name: str, preset: str) -> Manifest:
-    """The shipped manifest of a preset."""
+    """The manifest of a preset."""
     source = ModelSource(kind="builtin", target=name, preset=preset, arguments={})
     return load_manifest(source, base_directory=Path())
 
@@ -37,7 +38,7 @@ _LARGE: Final = ("xl", "13b", "6.7b", "2.7b", "175b", "70b", "405b", "8x22b", "h
 @cache
 def _models() -> list[tuple[str, str]]:
     """Families and presets; those at the front are simplest, and most often drawn."""
-    found = list(shipped_presets())
+    found = list(distinct_presets())
     usual = [item for item in found if item[1] not in _LARGE]
     small = [item for item in usual if item[1] in ("tiny", "small", "125m")]
     return [*small * 6, *usual, *usual, *(item for item in found if item[1] in _LARGE)]

@@ -1,4 +1,4 @@
-"""Manifests without their start-up: shipped ones are unpacked once, others are made without a subprocess.
+"""Manifests without their start-up: those of built-in models are computed once, others are made without a subprocess.
 
 A subprocess imports torch, and transformers for a Hugging Face config, before it looks at a model: seconds of processor
 time for milliseconds of work. A test process that imported both keeps them.
@@ -7,7 +7,6 @@ time for milliseconds of work. A test process that imported both keeps them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import sys
 from collections.abc import Iterator
@@ -16,14 +15,24 @@ from typing import Any
 
 import pytest
 
-from legoai.specs.models import load, manifest_cache
+from legoai.specs.models import computed, manifest_cache
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 
 
 @contextlib.contextmanager
-def shipped_manifests_read_once() -> Iterator[None]:
+def manifests_computed_once() -> Iterator[None]:
+    known: dict[str, Manifest] = {}
+    compute = computed.computed_manifest
+
+    def remembered(source: ModelSource) -> Manifest:
+        # By its text, in which `true` and `1` differ.
+        if str(source) not in known:
+            known[str(source)] = compute(source)
+        return known[str(source)]
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load, "unpack", functools.cache(load.unpack))
+        patch.setattr(computed, "computed_manifest", remembered)
         yield
 
 

@@ -10,7 +10,6 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
 from legoai.lowering.program import LoweringError, Program, lower
-from legoai.specs.models.families import FAMILIES
 from legoai.specs.models.load import load_manifest
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
@@ -67,8 +66,8 @@ def resolved(text: str, *, name: str = "tiny.plan") -> Plan:
 
 @functools.cache
 def manifest_of(source: ModelSource) -> Manifest:
-    """The model's manifest: the shipped one of a preset, or made here and now."""
-    if source.kind == "builtin" and source.config() in FAMILIES[source.target].presets.values():
+    """The model's manifest, made here and now."""
+    if source.kind == "builtin":
         return load_manifest(source, base_directory=".")
     from legoai.specs.models.inspect import inspect_model  # imports torch
 

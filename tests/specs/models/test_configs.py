@@ -61,6 +61,17 @@ def test_every_field_is_documented():
         (("mixtral", "tiny", {"top_k": 5}), "top_k", ()),
         (("gpt2", "small", {"n_heads": 7}), "n_heads", None),
         (("vit", "tiny", {"patch_size": 5}), "patch_size", ("1", "2", "4", "8", "16", "32")),
+        (("vit", "b16", {"image_size": 16 * 10**7}), "image_size", ()),
+        (("llama3", "8b", {"vocab_size": 10**15}), "vocab_size", ()),
+        (("llama3", "8b", {"vocab_size": -1}), "vocab_size", ()),
+        (("llama3", "8b", {"max_seq_len": 10**11}), "max_seq_len", ()),
+        (("llama3", "8b", {"hidden_dim": 2**60}), "hidden_dim", ()),
+        (("llama3", "8b", {"norm_eps": float("nan")}), "norm_eps", ()),
+        (("llama3", "8b", {"rope_theta": float("inf")}), "rope_theta", ()),
+        (("llama3", "8b", {"n_heads": 7}), "n_heads", None),
+        (("mixtral", "8x7b", {"n_experts": 10**9}), "n_experts", ()),
+        (("mixtral", "8x7b", {"hidden_dim": 100}), "hidden_dim", ()),
+        (("gpt2", "small", {"max_seq_len": 10**11}), "max_seq_len", ()),
     ],
 )
 def test_a_mistake_names_its_argument_and_the_legal_values(arguments, argument, legal):

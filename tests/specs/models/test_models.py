@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.families import FAMILIES, resolve_config
+from legoai.specs.models.families import FAMILIES, distinct_presets, resolve_config
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import shipped_presets
 from legoai.specs.models.source import ModelSource
 
 # Totals of the released checkpoints: Llama and Mixtral from their safetensors indices, GPT-2 as Hugging Face counts it,
@@ -191,7 +190,7 @@ def test_tied_embeddings_are_one_parameter():
     assert model.output.weight is model.tok_embeddings.weight
 
 
-@pytest.mark.parametrize(("family", "preset"), shipped_presets())
+@pytest.mark.parametrize(("family", "preset"), list(distinct_presets()))
 def test_no_built_in_model_draws_random_numbers_in_its_forward(family, preset):
     """So that recomputing them needs no random state (`dsl/analysis/checkpoint.py`)."""
     manifest = load_manifest(ModelSource(kind="builtin", target=family, preset=preset), base_directory=".")

@@ -1,0 +1,86 @@
+"""Computed manifests of built-in models are those that an inspection of the models gives."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from legoai.specs.models.computed import computed_manifest
+from legoai.specs.models.families import FAMILIES, distinct_presets
+from legoai.specs.models.inspect import inspect_model
+from legoai.specs.models.source import ModelSource
+
+
+def assert_computed_as_inspected(source: ModelSource) -> None:
+    inspected = inspect_model(source, Path())
+    assert inspected.flow_error is None
+    computed = computed_manifest(source)
+    assert computed == inspected
+    assert computed.to_json() == inspected.to_json()
+
+
+@pytest.mark.parametrize(("family", "preset"), list(distinct_presets()))
+@pytest.mark.parametrize("layers", [{"n_layers": 2}, pytest.param({}, marks=pytest.mark.slow)], ids=["2 layers", "all"])
+def test_a_preset(family, preset, layers):
+    assert_computed_as_inspected(ModelSource(kind="builtin", target=family, preset=preset, arguments=layers))
+
+
+SMALL = st.integers(1, 9)
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> dict[str, int]:
+    kv_heads, group, pairs = draw(SMALL), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    return {"n_heads": kv_heads * group, "n_kv_heads": kv_heads, "dim": kv_heads * group * 2 * pairs}
+
+
+DECODER = {"n_layers": st.integers(1, 3), "hidden_dim": SMALL, "vocab_size": SMALL, "max_seq_len": st.integers(1, 20)}
+
+
+@st.composite
+def llamas(draw: st.DrawFn) -> dict:
+    return {**draw(heads()), **draw(st.fixed_dictionaries(DECODER)), "tie_embeddings": draw(st.booleans())}
+
+
+@st.composite
+def mixtrals(draw: st.DrawFn) -> dict:
+    experts, of_heads = draw(SMALL), draw(heads())
+    # Experts are matrices of whole blocks of 8.
+    of_heads["dim"] *= 8
+    found = {**of_heads, **draw(st.fixed_dictionaries(DECODER)), "hidden_dim": 8 * draw(SMALL)}
+    return {**found, "n_experts": experts, "top_k": draw(st.integers(1, experts))}
+
+
+@st.composite
+def gpts(draw: st.DrawFn) -> dict:
+    n_heads = draw(SMALL)
+    found = {**draw(st.fixed_dictionaries(DECODER)), "n_heads": n_heads, "dim": n_heads * draw(SMALL)}
+    return {**found, "bias": draw(st.booleans()), "tie_embeddings": draw(st.booleans())}
+
+
+@st.composite
+def vits(draw: st.DrawFn) -> dict:
+    n_heads, patch = draw(SMALL), draw(SMALL)
+    found = {name: draw(SMALL) for name in ("hidden_dim", "n_channels", "n_classes")}
+    return {
+        **found,
+        "n_layers": draw(st.integers(1, 3)),
+        "n_heads": n_heads,
+        "dim": n_heads * draw(SMALL),
+        "patch_size": patch,
+        "image_size": patch * draw(st.integers(1, 4)),
+    }
+
+
+DRAWN = {"llama3": llamas(), "mixtral": mixtrals(), "gpt2": gpts(), "gpt3": gpts(), "vit": vits()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dimensions_at_random(family):
+    @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(DRAWN[family])
+    def check(arguments: dict) -> None:
+        assert_computed_as_inspected(ModelSource(kind="builtin", target=family, arguments=arguments))
+
+    check()
