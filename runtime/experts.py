@@ -1,7 +1,8 @@
 """Expert parallelism: the exchange of tokens with experts on other ranks, and the capacity of an expert.
 
-A module of experts is called with rows sorted by expert and the number of rows of each expert. Its parameters have
-one slice for each expert along dim 0.
+A module of experts is called with rows sorted by expert and the number of rows of each expert, or as the experts of
+`transformers`: with tokens, the experts of each and their weights. Its parameters have one slice for each expert along
+dim 0.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class ExpertParallel(ParallelStyle):
     experts are replicated or fully sharded.
 
     Args:
+        routed: whether the module is called as the experts of `transformers` are; see `take_routed_tokens`.
         capacity_factor: rows for one expert, of those that one rank sends in one call, as a multiple of their mean; see
             `limit_capacity`. None drops nothing.
     """
 
-    def __init__(self, *, capacity_factor: float | None = None) -> None:
+    def __init__(self, *, routed: bool = False, capacity_factor: float | None = None) -> None:
         super().__init__()
+        self.routed = routed
         self.capacity_factor = capacity_factor
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -50,6 +53,8 @@ class ExpertParallel(ParallelStyle):
             placed = distribute_tensor(parameter, device_mesh, (Shard(0),))
             module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
         group, size = device_mesh.get_group().group_name, device_mesh.size()
+        if self.routed:
+            give_rows(module, ranks=size)
         forward: Experts = module.forward
 
         def local_experts(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
@@ -62,7 +67,52 @@ class ExpertParallel(ParallelStyle):
         module.forward = _uncompiled(distributed_experts)
         if self.capacity_factor is not None:
             limit_capacity(module, capacity_factor=self.capacity_factor)
+        if self.routed:
+            take_routed_tokens(module, ranks=size)
         return module
+
+
+def give_rows(module: nn.Module, *, ranks: int = 1) -> None:
+    """Let experts of `transformers` take rows and rows per expert, and know only those of one rank.
+
+    Args:
+        module: whose forward takes tokens, their experts and the weights of these, and which has its number of experts
+            as `num_experts`.
+        ranks: among which the experts are divided.
+    """
+    forward = module.forward
+    experts: Any = module
+    experts.num_experts //= ranks
+
+    def of_rows(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
+        expert = torch.arange(len(rows_per_expert), device=rows.device)
+        chosen = expert.repeat_interleave(rows_per_expert, output_size=len(rows)).unsqueeze(1)
+        result: torch.Tensor = forward(rows, chosen, rows.new_ones(len(rows), 1))
+        return result
+
+    module.forward = of_rows
+
+
+def take_routed_tokens(module: nn.Module, *, ranks: int = 1) -> None:
+    """Let a module that takes rows and rows per expert be called as the experts of `transformers` are.
+
+    Args:
+        module: of experts, whose `num_experts` are those of one rank.
+        ranks: among which the experts are divided.
+    """
+    forward: Experts = module.forward
+    own: Any = module
+    experts = own.num_experts * ranks
+
+    def routed(hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        choices, chosen = top_k_index.shape[-1], top_k_index.flatten()
+        order = chosen.argsort(stable=True)
+        rows_per_expert = torch.nn.functional.one_hot(chosen, experts).sum(0)
+        results = forward(hidden_states[order // choices], rows_per_expert)
+        per_choice = results[order.argsort()].view(*top_k_index.shape, -1)
+        return (per_choice * top_k_weights.unsqueeze(-1)).sum(-2).to(hidden_states.dtype)
+
+    module.forward = _uncompiled(routed)
 
 
 def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
@@ -92,7 +142,7 @@ def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
     module.forward = _uncompiled(limited)
 
 
-def _uncompiled(experts: Experts) -> Experts:
+def _uncompiled(experts: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Keep the compiler out, which would compile anew for each number of rows."""
     return torch.compiler.disable(experts)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis, fact
-from legoai.dsl.analysis.facts import decided, name_of
+from legoai.dsl.analysis.facts import decided, listed, name_of
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.shard import tensor_parallel
@@ -80,6 +80,7 @@ def sharded_dim(analysis: Analysis, path: str) -> int | None:
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Experts that have a slice each of every parameter, on groups of the ranks over which `fsdp` shards."""
+    yield from _contract(analysis)
     found = distributed_experts(analysis)
     if not found:
         return
@@ -104,6 +105,41 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         yield from _uneven(analysis, found)
         yield from _groups(analysis, found)
     yield from _on_tp(analysis, found)
+
+
+ROUTED: Final = ("hidden_states", "top_k_index", "top_k_weights")
+"""The arguments of the experts of `transformers`: tokens, the experts of each, and the weights of these."""
+
+_ROWS: Final = 2
+"""Arguments of experts that get rows, sorted by expert, and the number of rows of each expert."""
+
+
+def is_routed(info: ModuleInfo) -> bool:
+    """Whether the experts get tokens with their choices of experts, as those of `transformers` do."""
+    return (*info.inputs, *info.keyword_inputs) == ROUTED
+
+
+def _contract(analysis: Analysis) -> Iterator[Unsupported]:
+    """Experts that are called in another way than the two that programs know."""
+    assert analysis.manifest is not None or not changed_experts(analysis)
+    for path, rule in changed_experts(analysis).items():
+        assert analysis.manifest is not None
+        info = analysis.manifest.modules[path]
+        given = (*info.inputs, *info.keyword_inputs)
+        if is_routed(info) or len(given) == _ROWS:
+            continue
+        calls = f"is called with {listed([f'`{name}`' for name in given])}" if given else "was not seen to be called"
+        yield Unsupported(
+            analysis.rule_span(rule),
+            f"`{path}` ({info.class_name}) {calls}, and tokens cannot travel to its experts",
+            "another way of calling experts",
+            (
+                "experts take rows sorted by expert, [rows, dim], and the number of rows of each, [experts], and "
+                "return [rows, dim]",
+                f"or, as those of `transformers`, {listed([f'`{name}`' for name in ROUTED])}",
+            ),
+        )
+        return
 
 
 def has_slices(info: ModuleInfo) -> bool:
@@ -142,11 +178,12 @@ def _groups(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Uns
     units = fsdp_units(analysis)
     for path in found:
         unit = units[owner(analysis, f"{path}.weight")]
-        if isinstance(unit.reshard, int) and holders % unit.reshard and fsdp is not None:
+        if isinstance(unit.reshard, int) and unit.reshard != holders and fsdp is not None:
+            # `fully_shard` makes such groups on a mesh of all ranks; that of experts is one of `ep`.
+            why = "does not divide" if holders % unit.reshard else "makes groups of"
             yield Unsupported(
                 analysis.place(fsdp) if unit.rule is None else analysis.rule_span(unit.rule),
-                f"`reshard = {unit.reshard}` does not divide the {holders} ranks that hold the same experts of "
-                f"`{path}`",
+                f"`reshard = {unit.reshard}` {why} the {holders} ranks that hold the same experts of `{path}`",
                 "no such groups of ranks",
                 (f"add `{path} = unit`, which reshards after forward to all of these ranks",),
             )

@@ -10,20 +10,34 @@ that receive equal layouts are followed once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from legoai.dsl.analysis.tensors import ANY, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
+from legoai.dsl.analysis.shard import PLACEABLE
+from legoai.dsl.analysis.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Experts, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outputs, Rowwise, SequenceStyle
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
 
 MismatchKind = Literal[
-    "arrives", "unpaired", "piece", "summand", "mixed", "heads", "fused", "norm_dim", "plain", "result"
+    "arrives",
+    "unpaired",
+    "piece",
+    "summand",
+    "mixed",
+    "heads",
+    "attends",
+    "fused",
+    "norm_dim",
+    "norm_heads",
+    "plain",
+    "result",
 ]
+_LARGE: Final = frozenset(("arange", "linspace", "zeros", "ones", "full", "empty", "outer", "polar", "rand", "randn"))
+"""Functions that make a tensor of more than one element, as a rule."""
 
 
 class Mismatch(Record, kw_only=True):
@@ -37,10 +51,12 @@ class Mismatch(Record, kw_only=True):
     | `summand` | summands meet what is not linear in them, or what is whole |
     | `mixed` | ``got`` and ``other`` are added or multiplied, and lie differently |
     | `heads` | attention where only some of queries, keys and values are cut by heads, or where the sequence is cut |
+    | `attends` | attention of DTensors, which its kernels for a CPU do not take |
     | `fused` | the output of a fused layer is split although each rank has one contiguous piece of it |
     | `norm_dim` | a sequence style cuts the dim over which its norm is taken |
+    | `norm_heads` | `sequence` on a norm that gets the heads of each rank, or `heads` on one that does not |
     | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
-    | `result` | the model's output leaves in pieces |
+    | `result` | the model's output leaves in pieces, or as a DTensor |
     """
 
     kind: MismatchKind
@@ -85,7 +101,7 @@ class Propagation:
         rule = tensor.source.rule if tensor.source is not None else None
         treatment = rule.treatment if rule is not None else None
         in_loss = isinstance(treatment, Colwise) and treatment.loss_parallel and tensor.cuts_features
-        if tensor.state in ("shard", "partial") and not in_loss:
+        if (tensor.state in ("shard", "partial") or tensor.wrapped) and not in_loss:
             self._find("result", "", tensor)
 
     def _find(
@@ -136,12 +152,16 @@ class Propagation:
         treatment = rule.treatment if rule is not None else None
         if rule is not None and isinstance(treatment, Inputs):
             arguments = self._inputs(info, rule, treatment, arguments)
-        if any(info.child_path(item.name) in self.styles for item in info.parameters):
-            result = UNKNOWN  # parameters with placements of their own: what the module makes of them is its own affair
+        placed = {item.name: info.child_path(item.name) for item in info.parameters}
+        rules = {name: self.styles[below] for name, below in placed.items() if below in self.styles}
+        if rules:
+            result = self._placed(info, rules, _first(arguments))
         elif rule is not None and isinstance(treatment, Colwise | Rowwise) and info.kind in ("linear", "embedding"):
             result = self._cut_layer(info, rule, treatment, _first(arguments))
         elif rule is not None and isinstance(treatment, SequenceStyle):
             result = self._sequence(info, rule, treatment, _first(arguments))
+        elif rule is not None and isinstance(treatment, Heads):
+            result = self._heads(info, rule, _first(arguments))
         elif isinstance(treatment, Experts | Colwise | Rowwise | Replicated | Sharded | Partial):
             result = UNKNOWN  # a style that does not fit the module, or that belongs to another axis
         elif info.flow:
@@ -187,10 +207,63 @@ class Propagation:
     def _sequence(self, info: ModuleInfo, rule: PathRule[Any], style: SequenceStyle, got: Tensor) -> Tensor:
         layout = Sharded(dim=style.dim)
         self._note(layout)
+        if info.kind == "norm" and got.moved and got.cuts_features and not got.wrapped:
+            return self._find("norm_heads", info.path, got, rule=rule)
         if info.kind == "norm" and got.rank is not None and not got.moved and style.dim >= got.rank - 1:
             return self._find("norm_dim", info.path, got, rule=rule, wanted=layout)
         self._arrives(info, rule, got, layout, written=False)
         return tensor_of(layout, got, Source(info.path, rule), wrapped=True)
+
+    def _heads(self, info: ModuleInfo, rule: PathRule[Any], got: Tensor) -> Tensor:
+        """A norm over each head, of which a rank has some."""
+        size = info.attributes.get("dim")
+        of_heads = got.width is None or size is None or int(size) < got.width
+        if got.state == "unknown" and not got.wrapped:
+            return UNKNOWN
+        if got.wrapped or not (got.cuts_features and got.moved and of_heads):
+            return self._find("norm_heads", info.path, got, rule=rule)
+        return replace(got, source=Source(info.path, rule))
+
+    def _placed(self, info: ModuleInfo, rules: Mapping[str, PathRule[Any]], got: Tensor) -> Tensor:
+        """A module of which parameters are placed by themselves: plain and whole in and out, or DTensors in and out."""
+        first = next(iter(rules.values()))
+        if info.kind not in PLACEABLE or (got.state == "unknown" and not got.wrapped):
+            return UNKNOWN
+        if not got.wrapped and got.state in ("shard", "partial"):
+            return self._find("arrives", info.path, got, rule=first, wanted=Replicated())
+        source = Source(info.path, first)
+        if not got.wrapped:
+            return self._whole(info, got, source)
+        weight = rules.get("weight")
+        dims = {"weight": 2 if info.kind != "norm" else 1}
+        cut = {name: _cut_dim(rule.treatment, dims.get(name, 1)) for name, rule in rules.items()}
+        dim = cut.get("weight") if weight is not None else None
+        biased = any(item.name == "bias" for item in info.parameters)
+        known: Layout | None = None
+        if info.kind == "norm":
+            if not any(item is not None for item in cut.values()) and not got.cuts_features:
+                known = _layout_of(got)
+        elif info.kind == "linear" and (not biased or cut.get("bias") == dim):
+            if got.state == "replicate" and not got.moved and dim in (None, 0):
+                known = Replicated() if dim is None else Sharded(dim=-1)
+            elif got.cuts_features and not got.moved and dim == 1 and not biased:
+                known = Partial()
+            elif got.state == "shard" and not got.cuts_features and dim is None:
+                known = _layout_of(got)
+        elif info.kind == "embedding" and got.state == "replicate" and dim in (None, 1):
+            known = Replicated() if dim is None else Sharded(dim=-1)
+        if known is None:
+            return replace(DTENSOR, source=source)
+        return tensor_of(known, self._whole(info, got, source), source, wrapped=True)
+
+    def _whole(self, info: ModuleInfo, got: Tensor, source: Source) -> Tensor:
+        """The plain result of a layer whose weights are whole, of a whole input."""
+        width = info.attributes.get({"linear": "out_features", "embedding": "embedding_dim"}.get(info.kind, "dim"))
+        wide = int(width) if width is not None else None
+        whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source)
+        if info.kind == "embedding":
+            return replace(whole, rank=got.rank + 1 if got.rank is not None else None)
+        return replace(whole, moved=got.moved if info.kind in ("linear", "norm") else True)
 
     def _inputs(self, info: ModuleInfo, rule: PathRule[Any], style: Inputs, given: Sequence[Tensor]) -> list[Tensor]:
         names = [*info.inputs, *info.keyword_inputs]
@@ -230,24 +303,16 @@ class Propagation:
     def _leaf(self, info: ModuleInfo, got: Tensor) -> Tensor:
         """A module without style and without children."""
         if got.state == "unknown":
-            return UNKNOWN
+            return self._find("plain", info.path, got) if got.wrapped and info.parameters else got
         if not info.parameters:
-            return got if got.state in ("any", "replicate") else UNKNOWN
+            return got if got.state in ("any", "replicate") else DTENSOR if got.wrapped else UNKNOWN
         if got.state == "partial":
             return self._find("summand", info.path, got)
         if got.state == "shard":
             return self._leaf_on_shard(info, got)
         if got.wrapped:
             return self._find("plain", info.path, got)
-        source = Source(info.path, None)
-        width = info.attributes.get({"linear": "out_features", "embedding": "embedding_dim"}.get(info.kind, "dim"))
-        wide = int(width) if width is not None else None
-        whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source)
-        if info.kind == "embedding":
-            return replace(whole, rank=got.rank + 1 if got.rank is not None else None)
-        if info.kind in ("linear", "norm"):
-            return replace(whole, moved=got.moved)
-        return replace(whole, moved=True)
+        return self._whole(info, got, Source(info.path, None))
 
     def _leaf_on_shard(self, info: ModuleInfo, got: Tensor) -> Tensor:
         if info.kind == "linear" and got.cuts_features:
@@ -269,7 +334,8 @@ class Propagation:
             elif step.op == "call":
                 made.append(self._call(info.child_path(step.name), [made[index] for index in step.inputs]))
             elif step.op in ("parameter", "buffer"):
-                made.append(UNKNOWN if info.child_path(step.name) in self.styles else ANY)
+                path = info.child_path(step.name)
+                made.append(UNKNOWN if path in self.styles else ANY if self._is_single(path) else PLAIN)
             else:
                 made.append(self._operation(info, step, [made[index] for index in step.inputs]))
         results = [made[index] for index in info.outputs]
@@ -277,12 +343,25 @@ class Propagation:
             return UNKNOWN
         return results[0] if whole or all(item == results[0] for item in results) else UNKNOWN
 
+    def _is_single(self, path: str) -> bool:
+        """Whether the parameter or buffer at this path has one element, which PyTorch takes beside a DTensor."""
+        module, _, name = path.rpartition(".")
+        info = self.manifest.modules[module]
+        return any(item.name == name and item.numel == 1 for item in (*info.parameters, *info.buffers))
+
     def _operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
         known = [item for item in taken if item.state != "any"]
         if not known:
-            return ANY
+            return PLAIN if PLAIN in taken or step.name in _LARGE else ANY
+        whole = next((item for item in taken if item.wrapped), None)
+        if whole is not None and step.op != "cast":
+            if step.op == "attention":
+                return self._find("attends", info.path, whole)
+            beside = next((item for item in taken if item.is_plain), None)
+            if beside is not None and step.name not in ("view_as", "reshape_as", "expand_as"):
+                return self._find("plain", info.path, whole, other=beside)
         if any(item.state == "unknown" for item in known):
-            return UNKNOWN
+            return DTENSOR if whole is not None else UNKNOWN
         if step.op in ("add", "mul"):
             return self._pointwise(info, step, known)
         if step.op == "attention":
@@ -310,10 +389,6 @@ class Propagation:
             return self._find("summand", info.path, known[0], other=last)
         if len(states) == 1:
             first = known[0]
-            if wrapped and not all(item.wrapped for item in known):
-                plain = next(item for item in known if not item.wrapped)
-                whole = next(item for item in known if item.wrapped)
-                return self._find("plain", info.path, whole, other=plain)
             if len({item.cut for item in known}) == 1:
                 return replace(last, moved=moved, wrapped=wrapped)
             comparable = not moved and all(
@@ -366,6 +441,19 @@ class Propagation:
         if any((item.state, item.dim) != (first.state, first.dim) for item in known):
             return UNKNOWN
         return replace(first, moved=True)
+
+
+def _cut_dim(layout: Any, dims: int) -> int | None:
+    """The dim that a placement cuts, counted from the first; None where it cuts none."""
+    if not isinstance(layout, Sharded):
+        return None
+    return layout.dim if layout.dim >= 0 else layout.dim + dims
+
+
+def _layout_of(tensor: Tensor) -> Layout | None:
+    if tensor.state == "replicate":
+        return Replicated()
+    return Sharded(dim=tensor.dim) if tensor.state == "shard" and tensor.dim is not None and not tensor.moved else None
 
 
 def _first(arguments: Sequence[Tensor]) -> Tensor:

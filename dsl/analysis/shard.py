@@ -10,18 +10,20 @@ from legoai.dsl.analysis.facts import decided, name_of
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle, Shard
+from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle, Shard
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ModuleInfo
 
-STYLES: Final = (Colwise, Rowwise, SequenceStyle, Inputs, Outputs)
+STYLES: Final = (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs)
 """Treatments of modules on `tp`."""
 PLACEMENTS: Final = (Replicated, Sharded)
 """Treatments of parameters on `tp`."""
-DISTRIBUTING: Final = (Colwise, Rowwise, SequenceStyle)
+DISTRIBUTING: Final = (Colwise, Rowwise, SequenceStyle, Heads)
 """Styles that place the parameters of their module."""
+PLACEABLE: Final = ("linear", "embedding", "norm")
+"""Kinds of modules that compute on DTensors, so that a plan can place their parameters one by one."""
 
 
 class TensorParallel(Record):
@@ -57,6 +59,20 @@ def tensor_parallel(analysis: Analysis) -> TensorParallel:
         elif path not in modules and isinstance(rule.treatment, PLACEMENTS):
             placements[path] = rule
     return TensorParallel(styles, placements)
+
+
+@fact
+def placed_modules(analysis: Analysis) -> dict[str, dict[str, PathRule[Any]]]:
+    """The modules of which parameters are placed by themselves, each with its placed parameters' rules by name.
+
+    Raises:
+        Undecided: the size of `tp` or a treatment is a hole.
+    """
+    found: dict[str, dict[str, PathRule[Any]]] = {}
+    for path, rule in tensor_parallel(analysis).placements.items():
+        module, _, name = path.rpartition(".")
+        found.setdefault(module, {})[name] = rule
+    return found
 
 
 class Placement(Record):
@@ -97,10 +113,13 @@ def placement(analysis: Analysis, path: str) -> Placement:
     if own is not None:
         dim = own.treatment.dim if isinstance(own.treatment, Sharded) else None
         return Placement(dim if dim is None or dim >= 0 else dim + _dims(analysis.manifest, module, name), own)
+    beside = placed_modules(analysis).get(module)
+    if beside is not None:
+        return Placement(None, next(iter(beside.values())))  # beside a parameter that is placed, on every rank
     rule = found.styles.get(module)
     if rule is None or not isinstance(rule.treatment, DISTRIBUTING):
         return Placement(None, None)
-    if isinstance(rule.treatment, SequenceStyle):
+    if isinstance(rule.treatment, SequenceStyle | Heads):
         return Placement(None, rule)
     colwise = isinstance(rule.treatment, Colwise)
     if analysis.manifest.modules[module].kind == "embedding":
@@ -151,10 +170,11 @@ def outputs_of(info: ModuleInfo) -> int:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Conversions of the inputs of modules whose inputs are known."""
+    """Conversions of known inputs, and placements in layers that compute on DTensors."""
     manifest = analysis.manifest
     if manifest is None:
         return
+    yield from _placed(analysis, manifest)
     seen: set[int] = set()
     for path, rule in tensor_parallel(analysis).styles.items():
         if isinstance(rule.treatment, Inputs) and id(rule) not in seen:
@@ -164,4 +184,23 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                     analysis.rule_span(rule),
                     f"`{name_of(path)}` was not seen to be called, so that its inputs are not known",
                     "no inputs",
+                )
+
+
+def _placed(analysis: Analysis, manifest: Manifest) -> Iterator[Unsupported]:
+    """Placed parameters of modules whose own forward meets them with plain tensors."""
+    seen: set[int] = set()
+    for module, rules in placed_modules(analysis).items():
+        info = manifest.modules[module]
+        if info.kind in PLACEABLE and not info.children:
+            continue
+        for name, rule in rules.items():
+            if id(rule) not in seen:
+                seen.add(id(rule))
+                yield Unsupported(
+                    analysis.rule_span(rule),
+                    f"`{name_of(module)}` ({info.class_name}) computes with `{name}` in a forward of its own, in which "
+                    "a DTensor would meet plain tensors",
+                    "cannot be placed by itself",
+                    ("placements are for the parameters of linear layers, embeddings and norms",),
                 )

@@ -37,6 +37,8 @@ class Tensor(Record, kw_only=True):
     wrapped: bool = False
     """Whether the tensor is a DTensor, which knows its layout: a style whose input layout is not written
     takes it as it is."""
+    plain: bool = False
+    """Of `any`: whether it is known to be a plain tensor of several elements."""
     source: Source | None = None
 
     def __eq__(self, other: object) -> bool:
@@ -46,7 +48,12 @@ class Tensor(Record, kw_only=True):
         return hash(self._layout())
 
     def _layout(self) -> tuple[object, ...]:
-        return self.state, self.dim, self.moved, self.rank, self.width, self.wrapped
+        return self.state, self.dim, self.moved, self.rank, self.width, self.wrapped, self.plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a plain tensor, of several elements, for certain."""
+        return not self.wrapped and (self.plain or self.state not in ("any", "unknown"))
 
     @property
     def cut(self) -> int | None:
@@ -68,7 +75,11 @@ class Tensor(Record, kw_only=True):
 
 
 UNKNOWN = Tensor(state="unknown")
+DTENSOR = Tensor(state="unknown", wrapped=True)
+"""A DTensor whose layout PyTorch chose."""
 ANY = Tensor(state="any")
+PLAIN = Tensor(state="any", plain=True)
+"""As `ANY`, and known to be a plain tensor of several elements, which PyTorch does not take beside a DTensor."""
 
 
 def tensor_of(layout: Layout | Hole, like: Tensor, source: Source, *, wrapped: bool) -> Tensor:

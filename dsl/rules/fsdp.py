@@ -122,6 +122,54 @@ class ReshardSize(Check):
                 )
 
 
+class ReshardWithinMesh(Check):
+    """Resharding to a number of ranks where `fsdp` shards over a part of the mesh.
+
+    `reshard = n` needs groups of `n` ranks, which `fully_shard` makes on the mesh that it is given. Beside `tp`
+    and `pp` that mesh is one of several: PyTorch refuses DTensors of `tp`, and its groups on several meshes wait for
+    each other for ever.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }
+    fsdp on dp_shard { layers.* = unit(reshard = 8), root = unit }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }
+    fsdp on dp_shard { layers.* = unit(reshard = after_forward), root = unit }
+    ```
+    """
+
+    code = "LP328"
+    slug = "reshard-within-mesh"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, mesh = analysis.plan.fsdp, analysis.plan.mesh
+        if fsdp is None:
+            return
+        beside = next((axis for axis in ("tp", "pp") if mesh.size(axis) > 1), None)
+        if beside is None:
+            return
+        ranks = shard_ranks(analysis)
+        for rule in fsdp.rules:
+            unit = rule.treatment
+            if not isinstance(unit, Unit) or not isinstance(unit.reshard, int) or ranks % unit.reshard:
+                continue
+            if unit.reshard == ranks:
+                continue  # the same as `after_forward`
+            yield self.at(
+                analysis.place(unit, "reshard"),
+                f"beside `{beside}` a unit cannot reshard to groups of {unit.reshard} of its {ranks} ranks",
+                label="groups that PyTorch cannot make",
+                others=[Label(analysis.place(mesh, beside), f"{mesh.size(beside)} ranks of `{beside}`")],
+                help=["write `after_forward` to reshard to all of them, or `after_backward` to keep all parameters"],
+            )
+
+
 class RootIsAUnit(Check):
     """A rule that makes no unit of `root`, which always is one.
 

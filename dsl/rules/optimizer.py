@@ -7,6 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.optimizer import distributing_statement
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.optimizer import Adam, AdamW, Sgd
@@ -115,4 +116,46 @@ class EpsilonVanishes(Check):
             label="divides by zero" if place == "eps" else "`eps` is 1e-8 by default",
             others=[Label(analysis.place(precision, "master"), f"parameters are stored in {precision.master}")],
             help=["write `master = fp32`, or a larger `eps`"],
+        )
+
+
+class FusedSgdOfDTensors(Check):
+    """Fused SGD on parameters that are DTensors.
+
+    PyTorch has no sharding strategy for `_fused_sgd_`, as it has for fused Adam. The parameters are DTensors under
+    `fsdp`, under `replicate`, and where `shard on tp` places them. Without `fused` all parameters of a kind are updated
+    by a few `foreach` kernels.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    optimizer sgd(lr = 0.1, fused = true)
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    optimizer sgd(lr = 0.1)
+    ```
+    """
+
+    code = "LP685"
+    slug = "fused-sgd-of-dtensors"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        algorithm = analysis.plan.optimizer.algorithm
+        if not isinstance(algorithm, Sgd) or not algorithm.fused:
+            return
+        statement = distributing_statement(analysis)
+        if statement is None:
+            return
+        yield self.at(
+            analysis.place(algorithm, "fused"),
+            "PyTorch's fused SGD does not update DTensors",
+            label="no sharding strategy",
+            others=[Label(analysis.place(statement), "makes DTensors of parameters")],
+            help=["leave `fused` out: `foreach` kernels update all parameters of a kind at once"],
+            fix=replacement(algorithm, "fused", "false"),
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.layout import Mismatch
 from legoai.dsl.analysis.tensors import as_list
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
 from legoai.specs.directives.layouts import Partial
-from legoai.specs.directives.shard import Colwise, Inputs, Outputs, conversions
+from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, conversions
 
 
 class WholeWeightsOnPiece(LayoutRule, Check):
@@ -63,7 +64,8 @@ class WholeWeightsOnPiece(LayoutRule, Check):
             first = items[0]
             assert analysis.manifest is not None
             kind = analysis.manifest.modules[first.path].kind
-            cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`sequence`"
+            of_heads = kind == "norm" and first.got.moved and first.got.cuts_features
+            cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`heads`" if of_heads else "`sequence`"
             yield self.at(
                 span,
                 f"{named(analysis, items)} {verb(analysis, items, 'has', 'have')} no style, and only a piece arrives, "
@@ -126,6 +128,113 @@ class PlainWeights(LayoutRule, Check):
                 others=producer_lines(analysis, first.other, beside=span),
                 help=help,
             )
+
+
+class AttentionOnDTensors(LayoutRule, Check):
+    """Attention whose queries, keys or values are DTensors.
+
+    A layer whose weight is placed by itself gives a DTensor where it gets one. Not all kernels of
+    `scaled_dot_product_attention` take it: those for a CPU have no sharding strategy. After `colwise` the heads of a
+    rank are plain tensors.
+
+    ## Example
+    ```
+    model gpt3("125m")
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention                         = inputs(from = replicate, to = replicate)
+      layers.*.attention.{wq, wk, wv}.weight     = shard(0)
+      layers.*.attention.{wq, wk, wv}.bias       = shard(0)
+      layers.*.attention.wo.weight               = shard(1)
+    }
+    ```
+
+    ## Use instead
+    ```
+    model gpt3("125m")
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise
+    }
+    ```
+    """
+
+    code = "LP422"
+    slug = "attention-on-dtensors"
+    kinds = ("attends",)
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.mismatches(analysis):
+            yield self.at(
+                span,
+                f"the attention of {named(analysis, items)} gets DTensors from {came_from(analysis, items[0].got)}",
+                label="leaves a DTensor",
+                help=["give queries, keys and values the style `colwise`, which leaves the heads of a rank"],
+            )
+
+
+class NormOfHeads(LayoutRule, Check):
+    """A norm over each head under `sequence`, or `heads` on a norm that does not get the heads of a rank.
+
+    Behind `colwise` a rank has some of the heads and the whole sequence. `heads` runs the norm on them and sums the
+    gradients of its weights; `sequence` would take another dim for the cut one, and leave a DTensor that does not meet
+    the rotary table. Where all heads arrive, or whole features, the norm needs no style.
+
+    ## Example
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention_norm         = heads
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise
+    }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 16, tp = 2)
+    shard on tp {
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise
+    }
+    ```
+    """
+
+    code = "LP421"
+    slug = "norm-of-heads"
+    kinds = ("norm_heads",)
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for span, items in self.mismatches(analysis):
+            first = items[0]
+            producer, where = came_from(analysis, first.got), named(analysis, items)
+            gets = verb(analysis, items, "gets", "get")
+            assert first.rule is not None
+            if not isinstance(first.rule.treatment, Heads):
+                yield self.at(
+                    span,
+                    f"{where} {gets} the heads of a rank from {producer}, and `sequence` expects a piece of the "
+                    "sequence",
+                    label="expects `shard(1)`",
+                    others=producer_lines(analysis, first.got, beside=span),
+                    help=["write `heads`"],
+                    fix=_heads_fix(first),
+                )
+                continue
+            arrives = "a DTensor" if first.got.wrapped else f"`{first.got.describe()}`"
+            yield self.at(
+                span,
+                f"`heads` is for norms over the heads of a rank, and {where} {gets} {arrives} from {producer}",
+                label="expects the heads of a rank",
+                others=producer_lines(analysis, first.got, beside=span),
+                help=["leave it without a style where its input is whole", "or cut the heads before it: `colwise`"],
+            )
+
+
+def _heads_fix(item: Mismatch) -> Fix | None:
+    span = item.rule.origin.span if item.rule is not None else None
+    return Fix("write `heads`", (Edit(span, "heads"),), safe=False) if span is not None else None
 
 
 class PartialMisused(LayoutRule, Check):
@@ -227,6 +336,15 @@ class ResultInPieces(LayoutRule, Check):
         for span, items in self.mismatches(analysis):
             got = items[0].got
             source = got.source
+            if got.state not in ("shard", "partial"):
+                yield self.at(
+                    span,
+                    f"the model's output leaves {came_from(analysis, got)} as a DTensor, and the loss takes it "
+                    "for a plain tensor",
+                    label="makes a DTensor",
+                    help=["let it leave as a plain tensor: `outputs(from = …, to = replicate)`"],
+                )
+                continue
             cure = ["write `output = replicate`"]
             if source is not None and source.rule is not None and isinstance(source.rule.treatment, Colwise):
                 cure = ["write `colwise(loss_parallel = true)`", "or gather the logits: `colwise(output = replicate)`"]

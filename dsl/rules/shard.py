@@ -26,6 +26,7 @@ from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import (
     Colwise,
     Experts,
+    Heads,
     Inputs,
     Outputs,
     Rowwise,
@@ -45,8 +46,9 @@ class StyleMisplaced(Check):
     """A style on a module that it is not made for.
 
     `colwise` and `rowwise` cut the weight of a linear layer or an embedding; `sequence` runs a norm or
-    dropout on pieces of the sequence; `inputs` and `outputs` convert what a module receives and returns, so
-    it must be one that is called; `experts` belongs to the experts of a mixture-of-experts layer, on `ep`.
+    dropout on pieces of the sequence; `heads` runs a norm over each head; `inputs` and `outputs` convert what a
+    module receives and returns, so it must be one that is called; `experts` belongs to the experts of a
+    mixture-of-experts layer, on `ep`.
 
     ## Example
     ```
@@ -105,6 +107,9 @@ class StyleMisplaced(Check):
                     f"cuts a linear layer or an embedding, and {what}",
                     "name the layers inside of it, or another style",
                 )
+        elif isinstance(style, Heads):
+            if info.kind != "norm":
+                return f"is for norms over each head, and {what}", "name the norms of its queries and keys"
         elif isinstance(style, SequenceStyle):
             if info.kind in ("linear", "embedding", "convolution", "experts", *_WHOLE_MODULES):
                 return f"is for norms and dropout, and {what}", "name its norms, or use `inputs` for what it receives"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from legoai.dsl.analysis.experts import distributed_experts, limited_experts
+from legoai.dsl.analysis.experts import distributed_experts, is_routed, limited_experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Note, Statement, call, literal
@@ -23,9 +23,16 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     found = distributed_experts(lowering.analysis) if ranks > 1 else limited_experts(lowering.analysis)
     if not found:
         return
-    emitted = {path: (rule.treatment.capacity_factor, rule_note(rule)) for path, rule in found.items()}
+    modules = lowering.manifest.modules
+    emitted = {
+        path: (rule.treatment.capacity_factor, is_routed(modules[path]), rule_note(rule))
+        for path, rule in found.items()
+    }
     if ranks == 1:
         draft.imports.name("legoai.runtime.experts", "limit_capacity")
+        if any(routed for _, routed, _ in emitted.values()):
+            for name in ("give_rows", "take_routed_tokens"):
+                draft.imports.name("legoai.runtime.experts", name)
         body = _calls(lowering, emitted)
         draft.apply("apply_expert_capacity", mesh=None, body=body, note=lowering.note(shard))
         return
@@ -39,19 +46,23 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.apply("apply_expert_parallel", mesh=mesh, body=body, note=lowering.note(shard))
 
 
-def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, Note]]) -> list[Statement]:
+def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, bool, Note]]) -> list[Statement]:
     body: list[Statement] = []
     for group in lowering.groups(emitted):
         blocks = blocks_of(lowering, group)
         calls: list[Statement] = []
-        for relative, (capacity, note) in group.members:
+        for relative, (capacity, routed, note) in group.members:
             path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
             module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
             factor = None if capacity is None else literal(capacity)
             if lowering.plan.mesh.ep == 1:
-                made = call("limit_capacity", module, capacity_factor=factor)
+                made = [call("limit_capacity", module, capacity_factor=factor)]
+                if routed:
+                    made = [call("give_rows", module), *made, call("take_routed_tokens", module)]
             else:
-                made = call("parallelize_module", module, "mesh", call("ExpertParallel", capacity_factor=factor))
-            calls += where_held(lowering, group, path, Line(made, "", note))
+                style = call("ExpertParallel", routed="True" if routed else None, capacity_factor=factor)
+                made = [call("parallelize_module", module, "mesh", style)]
+            for item in made:
+                calls += where_held(lowering, group, path, Line(item, "", note))
         body += blocks.loop(calls)
     return body

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from legoai.dsl.analysis.pipeline import is_staged
-from legoai.dsl.analysis.shard import placement, shard_on_tp, tensor_parallel
+from legoai.dsl.analysis.shard import placed_modules, placement, shard_on_tp, tensor_parallel
 from legoai.lowering.emit import experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
-from legoai.lowering.emit.code import Function, Item, Line, Note, Statement, call, dictionary, quoted
+from legoai.lowering.emit.code import Item, Line, Note, Statement, call, dictionary
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.lowering.emit.step import PARAMETERS
-from legoai.lowering.emit.styles import layout, style
+from legoai.lowering.emit.styles import placed as placed_style
+from legoai.lowering.emit.styles import style
 from legoai.specs.directives.shard import Shard
 
 _STYLES_MODULE = "torch.distributed.tensor.parallel"
@@ -31,16 +32,16 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
     laid = tensor_parallel(lowering.analysis)
     assert len(laid.styles) + len(laid.placements) == len(lowering.assignment(shard)), "a rule of the wrong sort"
     emitted = {path: (style(lowering, path, rule, draft), rule_note(rule)) for path, rule in laid.styles.items()}
+    placed = {
+        path: (placed_style(rules, draft), rule_note(next(iter(rules.values()))))
+        for path, rules in placed_modules(lowering.analysis).items()
+    }
     body: list[Statement] = []
-    for group in reversed(lowering.groups(emitted)):
-        body += _parallelize(lowering, group, lowering.note(shard))
-    if emitted:
+    for styles in (emitted, placed):  # a conversion of what a module gives comes after what its parameters make of it
+        for group in reversed(lowering.groups(styles)):
+            body += _parallelize(lowering, group, lowering.note(shard))
+    if emitted or placed:
         draft.imports.name(_STYLES_MODULE, "parallelize_module")
-    placed = {path: (layout(rule.treatment, draft), rule_note(rule)) for path, rule in laid.placements.items()}
-    for parameters in lowering.groups(placed):
-        body += _distribute(lowering, parameters)
-    if placed:
-        _add_distribute_parameter(draft)
     body += _retie(lowering, shard)
     if body:
         draft.apply("apply_tensor_parallel", mesh='mesh["tp"]', body=body, note=lowering.note(shard))
@@ -75,34 +76,6 @@ def _order(lowering: Lowering, path: str) -> tuple[int, ...]:
         order.append(lowering.manifest.modules[path].position)
         path = path.rpartition(".")[0]
     return tuple(reversed(order))
-
-
-def _distribute(lowering: Lowering, group: BlockGroup[Any]) -> list[Statement]:
-    blocks = blocks_of(lowering, group)
-    body: list[Statement] = []
-    for relative, (placed, note) in group.members:
-        above, _, name = relative.rpartition(".")
-        path = f"{blocks.base}.{above}" if blocks.base and above else blocks.base or above
-        module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
-        made = call("distribute_parameter", module, quoted(name), "mesh", placed)
-        body += where_held(lowering, group, path, Line(made, "", note))
-    return blocks.loop(body)
-
-
-def _add_distribute_parameter(draft: Draft) -> None:
-    draft.imports.name("torch.distributed.tensor", "Placement")
-    draft.imports.name("torch.distributed.tensor", "distribute_tensor")
-    draft.functions.append(
-        Function(
-            "distribute_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None",
-            (
-                Line("module.get_parameter(name)", "parameter = "),
-                Line("distribute_tensor(parameter, mesh, (placement,))", "placed = "),
-                Line("nn.Parameter(placed, requires_grad=parameter.requires_grad)", "placed = "),
-                Line("module.register_parameter(name, placed)"),
-            ),
-        )
-    )
 
 
 def _retie(lowering: Lowering, shard: Shard) -> list[Statement]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from legoai.dsl.analysis.shard import inputs_of, outputs_of
@@ -9,7 +10,7 @@ from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, Node, call, dictionary, sequence
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle
 
 Layouts = list[Replicated | Sharded | Partial | None]
 
@@ -31,10 +32,19 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
     if isinstance(treatment, SequenceStyle):
         dim = None if treatment.dim == 1 else str(treatment.dim)
         return _made("SequenceParallel", draft, sequence_dim=dim)
+    if isinstance(treatment, Heads):
+        draft.imports.name("legoai.runtime.styles", "HeadParallel")
+        return call("HeadParallel")
     if isinstance(treatment, Inputs):
         return _inputs(lowering, path, rule, draft)
     assert isinstance(treatment, Outputs), f"no style for {treatment!r}"
     return _outputs(lowering, path, rule, draft)
+
+
+def placed(rules: Mapping[str, PathRule[Any]], draft: Draft) -> Group:
+    """The style of a module of which these parameters are placed, by name."""
+    draft.imports.name("legoai.runtime.styles", "PlacedParameters")
+    return call("PlacedParameters", **{name: layout(rule.treatment, draft) for name, rule in rules.items()})
 
 
 def _made(name: str, draft: Draft, **arguments: Node | None) -> Group:

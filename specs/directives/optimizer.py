@@ -51,7 +51,11 @@ class Sgd(Treatment):
     momentum: float = option(Number(minimum=0.0, below=1.0), doc="Momentum.", default=0.0)
     weight_decay: float = option(_RATE, doc="L2 penalty.", default=0.0)
     nesterov: bool = option(Boolean(), doc="Nesterov momentum.", default=False)
-    fused: bool = option(Boolean(), doc="One kernel for the whole update; `foreach` otherwise.", default=True)
+    fused: bool = option(
+        Boolean(),
+        doc="One kernel for the whole update; `foreach` otherwise, the only way for parameters that are DTensors.",
+        default=False,
+    )
 
 
 class Optimizer(Directive):

@@ -50,6 +50,16 @@ class SequenceStyle(Treatment):
     dim: int = option(Integer(minimum=0), doc="The sequence dim of the activations.", default=1)
 
 
+class Heads(Treatment):
+    """Runs a norm over each head, such as Qwen3's `q_norm`, on this rank's heads.
+
+    Its parameters are replicated, and their gradients summed over the ranks, each of which sees other heads. Nothing
+    is communicated for the activations.
+    """
+
+    name: ClassVar[str] = "heads"
+
+
 class Outputs(Treatment):
     """Changes the layout of a module's outputs (`PrepareModuleOutput`)."""
 
@@ -116,20 +126,22 @@ def conversions(style: object) -> tuple[Inputs | Outputs, ...]:
     return (style,) if isinstance(style, Outputs) else ()
 
 
-Style = Colwise | Rowwise | SequenceStyle | Inputs | Outputs | Experts | Replicated | Sharded | Partial
+Style = Colwise | Rowwise | SequenceStyle | Heads | Inputs | Outputs | Experts | Replicated | Sharded | Partial
 
 
 class Shard(Directive):
     """Placements on one axis: a style for each module path, or a raw placement for each parameter path.
 
-    On `tp`, a module takes a style, and a parameter (`layers.*.attention.wq.weight = shard(0)`) a placement. On `ep`,
-    the experts of a mixture-of-experts layer take `experts`. A module may take `inputs` or `outputs` beside the styles
-    of its parts.
+    On `tp`, a module takes a style, and a parameter (`layers.*.attention.wq.weight = shard(0)`) a placement. A linear
+    layer, an embedding or a norm of which a parameter is placed computes on DTensors: given a plain tensor, which it
+    takes for the whole, it gives back a plain one, gathered; given a DTensor, one. Its other parameters are replicated.
+    On `ep`, the experts of a mixture-of-experts layer take `experts`. A module may take `inputs` or `outputs` beside
+    the styles of its parts.
     """
 
     keyword: ClassVar[str] = "shard"
     axis_use: ClassVar[AxisUse | None] = AxisUse(("tp", "ep"))
     treatments: ClassVar[Calls | None] = Calls(
-        (Colwise, Rowwise, SequenceStyle, Inputs, Outputs, Experts, Replicated, Sharded)
+        (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs, Experts, Replicated, Sharded)
     )
     repeats_by_axis: ClassVar[bool] = True

@@ -23,12 +23,18 @@ from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.plan_parts import Called, Drawn, DrawnPlan, Value, simple_values, treatments
 
+CONFIGS: Final = Path(__file__).parent / "huggingface"
+"""Config files of small Hugging Face models; plans that name them are linted in this folder."""
+
 
 @cache
 def manifest_of(name: str, preset: str) -> Manifest:
-    """The manifest of a preset."""
-    source = ModelSource(kind="builtin", target=name, preset=preset, arguments={})
-    return load_manifest(source, base_directory=Path())
+    """The manifest of a preset, or of a config file in `CONFIGS`."""
+    if name == "huggingface":
+        source = ModelSource(kind="huggingface", target=preset, preset=None, arguments={})
+    else:
+        source = ModelSource(kind="builtin", target=name, preset=preset, arguments={})
+    return load_manifest(source, base_directory=CONFIGS)
 
 
 _LARGE: Final = ("xl", "13b", "6.7b", "2.7b", "175b", "70b", "405b", "8x22b", "h14")
@@ -42,6 +48,12 @@ def _models() -> list[tuple[str, str]]:
     usual = [item for item in found if item[1] not in _LARGE]
     small = [item for item in usual if item[1] in ("tiny", "small", "125m")]
     return [*small * 6, *usual, *usual, *(item for item in found if item[1] in _LARGE)]
+
+
+@cache
+def _foreign() -> list[tuple[str, str]]:
+    """The Hugging Face models of `CONFIGS`."""
+    return [("huggingface", path.name) for path in sorted(CONFIGS.glob("*.json"))]
 
 
 class _Values:
@@ -94,6 +106,11 @@ class _Values:
                 found.append((item.name, self.value(item.kind)))
         return tuple(found)
 
+    def parameter(self) -> str:
+        """A path pattern of parameters."""
+        found = [path.replace(self.block, self.blocks, 1) for path in self.manifest.parameter_paths()]
+        return str(self.one(list(dict.fromkeys(found))))
+
     def path(self) -> str:
         """A path pattern of the model."""
         kind = self.draw(st.integers(0, 9))
@@ -106,7 +123,40 @@ class _Values:
         return str(self.one([*self.inside, *self.outside]))
 
 
+def _llama_of_others(feed_forward: str) -> tuple[dict[str, str], ...]:
+    """Styles of the decoders of `transformers` that are built as its Llama is."""
+    attention = {
+        "model.layers.*.self_attn.{q,k,v}_proj": "colwise",
+        "model.layers.*.self_attn.o_proj": "rowwise",
+    }
+    dense = {
+        f"model.layers.*.{feed_forward}.{{gate,up}}_proj": "colwise",
+        f"model.layers.*.{feed_forward}.down_proj": "rowwise",
+    }
+    return (
+        attention,
+        dense,
+        {"model.embed_tokens": "rowwise(input = replicate)"},
+        {"lm_head": "colwise(loss_parallel = true)"},
+        {"lm_head": "colwise(output = replicate)"},
+    )
+
+
 _STYLES: Final = {
+    "llama.json": _llama_of_others("mlp"),
+    "gemma2.json": _llama_of_others("mlp"),
+    "mixtral.json": _llama_of_others("mlp"),
+    "qwen3.json": _llama_of_others("mlp"),
+    "qwen3_moe.json": _llama_of_others("mlp"),
+    "deepseek_v3.json": (
+        {"model.layers.*.self_attn.{q_b_proj, kv_b_proj}": "colwise", "model.layers.*.self_attn.o_proj": "rowwise"},
+        {"lm_head": "colwise(loss_parallel = true)"},
+        {
+            "model.layers.0.mlp.{gate,up}_proj": "colwise",
+            "model.layers.0.mlp.down_proj": "rowwise",
+        },
+    ),
+    "gpt2.json": ({"lm_head": "colwise(output = replicate)"},),
     "llama3": (
         {"layers.*.attention.{wq, wk, wv}": "colwise", "layers.*.attention.wo": "rowwise"},
         {"layers.*.feed_forward.{w1, w3}": "colwise", "layers.*.feed_forward.w2": "rowwise"},
@@ -161,9 +211,18 @@ them; alone they hardly ever fit."""
 
 
 @st.composite
-def drawn_plans(draw: st.DrawFn) -> DrawnPlan:
-    """A plan whose statements, options and rules are drawn from what the directives declare."""
-    name, preset = draw(st.sampled_from(_models()))
+def drawn_plans(draw: st.DrawFn, *, foreign: bool = False) -> DrawnPlan:
+    """A plan whose statements, options and rules are drawn from what the directives declare.
+
+    Args:
+        draw: of hypothesis.
+        foreign: draw Hugging Face models too, and only built-in models whose shapes are small.
+    """
+    models = _models()
+    if foreign:
+        models = [item for item in _models() if item[1] not in _LARGE]
+        models = [*sorted(set(models)), *_foreign() * 3]
+    name, preset = draw(st.sampled_from(models))
     manifest = manifest_of(name, preset)
     values = _Values(draw, manifest)
     sizes = _sizes(values, name, manifest)
@@ -174,7 +233,7 @@ def drawn_plans(draw: st.DrawFn) -> DrawnPlan:
         declared = family(keyword)
         for axes in _axes(values, declared, sizes):
             fitting = _fitting(values, keyword, sizes, manifest)
-            found.append(_statement(values, declared, axes, fitting, name))
+            found.append(_statement(values, declared, axes, fitting, preset if name == "huggingface" else name))
     return DrawnPlan(tuple(found))
 
 
@@ -186,7 +245,7 @@ def _sizes(values: _Values, model: str, manifest: Manifest) -> dict[str, int]:
         often = 40 if axis == "dp_shard" else 25
         if values.chance(often):
             sizes[axis] = values.one((2, 2, 4))
-    if model != "mixtral" and not values.chance(2):
+    if not any(item.kind == "experts" for item in manifest.modules.values()) and not values.chance(2):
         sizes["ep"] = 1
     if model == "vit" and not values.chance(2):
         sizes["cp"] = 1
@@ -274,6 +333,9 @@ def _statement(
             rules.update(_styles(values, axes, model))
         elif declared.keyword == "fsdp" and values.chance(70):
             rules[values.blocks] = Called("unit")
+        if axes == ("tp",) and values.chance(25):
+            placement = values.one(("replicate", "shard(0)", "shard(1)"))
+            rules[values.parameter()] = placement
         many = 1 if rules and not values.chance(30) else 2 if values.chance(30) else 1
         for _ in range(many if not rules or values.chance(25) else 0):
             rules[values.path()] = values.treatment(values.one(declared.treatments.treatments))
@@ -283,9 +345,14 @@ def _statement(
 def _styles(values: _Values, axes: Sequence[str], model: str) -> dict[str, Value]:
     """Rules of `shard` that fit together."""
     if axes == ("ep",):
-        experts = [path for path in values.inside if path.endswith("experts")]
-        return {experts[0]: values.treatment(treatments()["experts"])} if experts else {}
-    sets = _STYLES["gpt" if model.startswith("gpt") else model]
+        blocks = values.manifest.block_lists[0]
+        for name in blocks.names:
+            for path, info in values.manifest.modules.items():
+                if info.kind == "experts" and path.startswith(f"{blocks.path}.{name}."):
+                    pattern = path.replace(f"{blocks.path}.{name}", values.blocks, 1)
+                    return {pattern: values.treatment(treatments()["experts"])}
+        return {}
+    sets = _STYLES[model if model in _STYLES else "gpt"]
     found: dict[str, Value] = dict(values.one(sets))
     for styles in sets[:3]:
         if values.chance(40) and "norm" not in found:

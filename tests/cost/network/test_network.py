@@ -57,6 +57,24 @@ def simulate_ring_all_gather(hosts: int, per_host: int) -> tuple[float, float]:
     return max(inside.values(), default=0.0), max(outside.values(), default=0.0)
 
 
+def depth_of_a_heap(hosts: int) -> int:
+    """Edges from the deepest host of a binary tree to its root, where host i hangs below host (i - 1) // 2."""
+    edges, host = 0, hosts - 1
+    while host:
+        host, edges = (host - 1) // 2, edges + 1
+    return edges
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 4, 7, 8, 9, 16, 33, 128, 1000])
+@pytest.mark.parametrize("kind", ["all_reduce", "barrier"])
+def test_a_tree_waits_for_the_network_once_for_each_level_and_way(kind: str, hosts: int) -> None:
+    on = Placement(ranks=hosts * 8, hosts=hosts, per_host=8)
+    tree = next(item for item in traffic(kind, 2.0**20, on) if item.algorithm == "tree")
+    levels = next(level for level in itertools.count() if 2**level >= hosts)
+    assert tree.hops == 2 * levels  # up to reduce, down to broadcast
+    assert levels - depth_of_a_heap(hosts) in (0, 1)  # one leaf more where the last level is full of one
+
+
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 4), (4, 2), (3, 8), (4, 1)])
 def test_a_ring_sends_what_passing_pieces_along_sends(hosts: int, per_host: int) -> None:
     on = Placement(ranks=hosts * per_host, hosts=hosts, per_host=per_host)

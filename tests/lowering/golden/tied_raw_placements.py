@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -30,6 +30,7 @@ from legoai.runtime import (
     reduce_partial_gradients,
     token_cross_entropy,
 )
+from legoai.runtime.styles import PlacedParameters
 from legoai.specs.models.configs import GPTConfig
 from legoai.specs.models.gpt import GPT
 
@@ -55,13 +56,6 @@ def build_model() -> nn.Module:
 
 def build_mesh(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (8,), mesh_dim_names=("tp",))  # tiny.plan:5
-
-
-def distribute_parameter(module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement) -> None:
-    parameter = module.get_parameter(name)
-    placed = distribute_tensor(parameter, mesh, (placement,))
-    placed = nn.Parameter(placed, requires_grad=parameter.requires_grad)
-    module.register_parameter(name, placed)
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -91,10 +85,14 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
         )  # tiny.plan:7
     for index in range(2):
         layer = model.layers[str(index)]
-        distribute_parameter(layer.mlp.up, "weight", mesh, Shard(0))  # tiny.plan:10
-        distribute_parameter(layer.mlp.up, "bias", mesh, Shard(0))  # tiny.plan:10
-        distribute_parameter(layer.mlp.down, "weight", mesh, Shard(1))  # tiny.plan:11
-        distribute_parameter(layer.mlp.down, "bias", mesh, Replicate())  # tiny.plan:12
+        parallelize_module(
+            layer,
+            mesh,
+            {
+                "mlp.up": PlacedParameters(weight=Shard(0), bias=Shard(0)),  # tiny.plan:10
+                "mlp.down": PlacedParameters(weight=Shard(1), bias=Replicate()),  # tiny.plan:11
+            },
+        )  # tiny.plan:7
     model.output.weight = model.tok_embeddings.weight  # tiny.plan:7
 
 

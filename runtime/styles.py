@@ -1,0 +1,60 @@
+"""Styles of tensor parallelism beyond those of PyTorch: norms over heads, and parameters that are placed singly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, SequenceParallel
+
+
+class HeadParallel(SequenceParallel):
+    """Runs a norm over the last dim on the heads of this rank: a plain tensor in, a plain tensor out.
+
+    Parameters are replicated. Their gradients are partial sums, since each rank sees other heads; see
+    `reduce_partial_gradients`.
+    """
+
+    def __init__(self) -> None:
+        # Which dim holds the heads differs between models and means nothing to a norm over the last one, which treats
+        # all places of the others alike.
+        super().__init__(sequence_dim=0, use_local_output=True)
+
+
+class PlacedParameters(ParallelStyle):
+    """Places parameters of a linear layer, an embedding or a norm on a mesh of one axis; the others are replicated.
+
+    The module computes on DTensors. Given a plain tensor, which is the same on all ranks, it gives back a plain tensor
+    that is; given a DTensor, it gives back the DTensor that comes of it.
+
+    Args:
+        placements: by the parameter's name in the module.
+    """
+
+    def __init__(self, **placements: Placement) -> None:
+        super().__init__()
+        self.placements = placements
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, parameter in module.named_parameters(recurse=False):
+            placed = distribute_tensor(parameter, device_mesh, (self.placements.get(name, Replicate()),))
+            module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
+        forward: Callable[[torch.Tensor], torch.Tensor] = module.forward
+
+        def on_dtensors(tensor: torch.Tensor) -> torch.Tensor:
+            if isinstance(tensor, DTensor):
+                return forward(tensor)
+            given = DTensor.from_local(tensor, device_mesh, (Replicate(),), run_check=False)
+            return _whole(forward(given))
+
+        module.forward = on_dtensors
+        return module
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    whole: torch.Tensor = tensor.redistribute(placements=(Replicate(),)).to_local()
+    return whole
