@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from legoai.dsl.analysis.shard import PLACEABLE
 from legoai.dsl.analysis.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
@@ -36,6 +35,8 @@ MismatchKind = Literal[
     "plain",
     "result",
 ]
+PLACEABLE: Final = ("linear", "embedding", "norm")
+"""Kinds of modules that compute on DTensors, so that a plan can place their parameters one by one."""
 _LARGE: Final = frozenset(("arange", "linspace", "zeros", "ones", "full", "empty", "outer", "polar", "rand", "randn"))
 """Functions that make a tensor of more than one element, as a rule."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.facts import decided, name_of
+from legoai.dsl.analysis.layout import PLACEABLE
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Replicated, Sharded
@@ -22,8 +23,6 @@ PLACEMENTS: Final = (Replicated, Sharded)
 """Treatments of parameters on `tp`."""
 DISTRIBUTING: Final = (Colwise, Rowwise, SequenceStyle, Heads)
 """Styles that place the parameters of their module."""
-PLACEABLE: Final = ("linear", "embedding", "norm")
-"""Kinds of modules that compute on DTensors, so that a plan can place their parameters one by one."""
 
 
 class TensorParallel(Record):
