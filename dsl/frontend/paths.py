@@ -208,7 +208,7 @@ def assign(rules: Sequence[PathRule[Any]], paths: Paths) -> Assignment[Any]:
     """
     result: Assignment[Any] = Assignment({}, [], [], [])
     winners: dict[str, tuple[tuple[int, int, int, int], PathRule[Any]]] = {}
-    conflicts: dict[tuple[int, int], tuple[str, PathRule[Any], PathRule[Any]]] = {}
+    conflicts: dict[tuple[int, int], tuple[PathRule[Any], PathRule[Any], list[str]]] = {}
     matched: list[list[str]] = []
     for rule in rules:
         compiled = pattern(rule.path)
@@ -221,10 +221,11 @@ def assign(rules: Sequence[PathRule[Any]], paths: Paths) -> Assignment[Any]:
             if held is None or compiled.specificity < held[0]:
                 winners[path] = compiled.specificity, rule
             elif compiled.specificity == held[0] and not _same(held[1].treatment, rule.treatment):
-                conflicts.setdefault((id(held[1]), id(rule)), (path, held[1], rule))
-    for path, first, second in conflicts.values():
-        if winners[path][1] is first:
-            result.conflicts.append((path, first, second))
+                conflicts.setdefault((id(held[1]), id(rule)), (held[1], rule, []))[2].append(path)
+    for first, second, both in conflicts.values():
+        undecided = next((path for path in both if winners[path][1] is first), None)
+        if undecided is not None:
+            result.conflicts.append((undecided, first, second))
     alive = {id(rule) for _, rule in winners.values()}
     for rule, hits in zip(rules, matched, strict=True):
         if hits and id(rule) not in alive and not any(rule is pair[2] for pair in result.conflicts):

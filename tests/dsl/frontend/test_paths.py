@@ -143,6 +143,8 @@ def test_equally_specific_rules_that_differ_are_a_conflict_and_those_that_agree_
 def test_a_conflict_that_a_more_specific_rule_decides_is_none():
     rules = [rule("layers.{0..4}", Full()), rule("layers.{4..9}", KeepAll()), rule("layers.4", Every(n=2))]
     assert assign(rules, PATHS).conflicts == []
+    general, other, decides = rule("layers.{0..4}", Full()), rule("layers.{3..9}", KeepAll()), rule("layers.3", Full())
+    assert assign([general, other, decides], PATHS).conflicts == [("layers.4", general, other)]
 
 
 def test_a_rule_that_never_wins_is_shadowed_and_one_that_matches_nothing_is_unmatched():
