@@ -103,7 +103,7 @@ def shrink(
     kept = keeps_blocks(plan, manifest, config)
     blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
     sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=plan.mesh.tp, tp_now=mesh.tp,
-                  ep=plan.mesh.ep, ep_now=mesh.ep)  # fmt: skip
+                  ep=plan.mesh.ep, ep_now=mesh.ep, double=double)  # fmt: skip
     try:
         model, ratio = shrunken_model(plan, manifest, sizes, config, changes)
     except ModelTooLargeError as error:

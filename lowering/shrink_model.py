@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from legoai.dsl.analysis.experts import is_routed
 from legoai.specs.directives.model import Model
 from legoai.specs.models.configs import GPTConfig, MixtralConfig, ModelConfig, Scalar, ViTConfig
 from legoai.specs.models.families import FAMILIES, config_values
@@ -44,6 +45,8 @@ class Sizes:
     tp_now: int
     ep: int
     ep_now: int
+    double: bool = False
+    """Whether the smaller model computes in fp64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,9 @@ def shrunken_model(
         fields = {**(config or {}), **source.arguments}
         overrides = _huggingface(fields, manifest, sizes, str(source))
         changes.append(_summary(fields, overrides))
+        if sizes.double and any(info.kind == "experts" and is_routed(info) for info in manifest.modules.values()):
+            overrides["experts_implementation"] = "batched_mm"
+            changes.append("model: experts by batched products, since grouped ones have no fp64")
         width = next((name for name in ("hidden_size", "n_embd") if name in overrides and name in fields), None)
         ratio = 1.0 if width is None else (int(overrides[width]) / int(fields[width])) ** 2
         return _named(model, {**source.arguments, **overrides}), ratio

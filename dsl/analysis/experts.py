@@ -81,6 +81,7 @@ def sharded_dim(analysis: Analysis, path: str) -> int | None:
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Experts that have a slice each of every parameter, on groups of the ranks over which `fsdp` shards."""
     yield from _contract(analysis)
+    yield from _in_double(analysis)
     found = distributed_experts(analysis)
     if not found:
         return
@@ -128,7 +129,7 @@ def _contract(analysis: Analysis) -> Iterator[Unsupported]:
         given = (*info.inputs, *info.keyword_inputs)
         if is_routed(info) or len(given) == _ROWS:
             continue
-        calls = f"is called with {listed([f'`{name}`' for name in given])}" if given else "was not seen to be called"
+        calls = f"is called with {listed(given)}" if given else "was not seen to be called"
         yield Unsupported(
             analysis.rule_span(rule),
             f"`{path}` ({info.class_name}) {calls}, and tokens cannot travel to its experts",
@@ -136,10 +137,27 @@ def _contract(analysis: Analysis) -> Iterator[Unsupported]:
             (
                 "experts take rows sorted by expert, [rows, dim], and the number of rows of each, [experts], and "
                 "return [rows, dim]",
-                f"or, as those of `transformers`, {listed([f'`{name}`' for name in ROUTED])}",
+                f"or, as those of `transformers`, {listed(ROUTED)}",
             ),
         )
         return
+
+
+def _in_double(analysis: Analysis) -> Iterator[Unsupported]:
+    """Experts of `transformers` in fp64, for which there is no grouped product."""
+    plan, manifest = analysis.plan, analysis.manifest
+    held = "param" if plan.fsdp is not None or plan.replicate is not None else "master"
+    chosen = plan.model.arguments.get("experts_implementation", "grouped_mm")
+    if manifest is None or getattr(plan.precision, held) != "fp64" or chosen != "grouped_mm":
+        return
+    path = next((path for path, info in manifest.modules.items() if info.kind == "experts" and is_routed(info)), None)
+    if path is not None:
+        yield Unsupported(
+            analysis.place(plan.precision, held),
+            f"`{path}` multiplies by grouped products, which have no fp64",
+            "no kernel of this dtype",
+            ('give the model `experts_implementation = "batched_mm"`, or choose fp32',),
+        )
 
 
 def has_slices(info: ModuleInfo) -> bool:

@@ -45,7 +45,8 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
     are, with None there.
 
     Args:
-        fields: of a config; `attn_implementation` chooses an attention of `transformers`, `"eager"` or `"sdpa"`.
+        fields: of a config; `attn_implementation` chooses an attention of `transformers`, `"eager"` or `"sdpa"`, and
+            `experts_implementation` the products of experts, `"grouped_mm"`, `"batched_mm"` or `"eager"`.
         where: what an error calls the config.
         overrides: values of fields to use instead.
 
@@ -109,7 +110,7 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         ) from error
     known = config_class()
     for name in overrides:
-        if name not in fields and name != "attn_implementation" and not hasattr(known, name):
+        if name not in fields and name not in _IMPLEMENTATIONS and not hasattr(known, name):
             raise ManifestError("config_invalid", f"a {fields['model_type']} config has no field named {name!r}")
     try:
         return config_class(**{"use_cache": False, **values, **overrides})
@@ -117,6 +118,10 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         raise ManifestError(
             "config_invalid", f"{where}: transformers refuses the config: {error}", repr(error)
         ) from error
+
+
+_IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
+"""Choices of `transformers` that are no fields of a config."""
 
 
 class _Logits(nn.Module):

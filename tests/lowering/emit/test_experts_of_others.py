@@ -1,0 +1,131 @@
+"""Experts of Hugging Face mixtures on several ranks train as on one, or lint says how experts must be called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+from legoai.lowering.verify.prepare import prepare
+from support.drawn_plans import CONFIGS
+from support.staged import assert_close, train
+
+FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3")
+TOLERANCE = 1e-4  # norms and routers of `transformers` compute in fp32
+EXPERTS = """\
+mesh (dp_shard = 4, ep = EP)
+shard on ep { model.layers.*.mlp.experts = experts }
+fsdp on dp_shard { model.layers.* = unit, root = unit }
+precision (master = fp64, param = fp64, reduce = fp64)
+"""
+
+
+def plan(family: str, body: str, *, ranks: int, options: str = ', experts_implementation = "batched_mm"') -> str:
+    return (
+        f'plan others\nmodel huggingface("{family}.json"{options})\ncluster cpu(devices = {ranks})\n'
+        f"batch (global = 4, micro = 1, seq_len = 16)\noptimizer adamw(lr = 1e-2)\n{body}"
+    )
+
+
+def linted(text: str):
+    return lint(text, "others.plan", directory=CONFIGS)
+
+
+def program(text: str) -> str:
+    found = linted(text)
+    assert not found.has_errors, [item.message for item in found.diagnostics]
+    return lower(found.analysis).text
+
+
+def trained(programs: list[str], data: str) -> list[dict]:
+    return [train(program, data, steps=2) for program in programs]
+
+
+def test_experts_on_other_ranks_train_as_at_home(gloo, data):
+    one = [program(plan(name, "precision (master = fp64, param = fp64)\n", ranks=1)) for name in FAMILIES]
+    [alone] = gloo(1)(trained, one, data)
+    four = [program(plan(name, EXPERTS.replace("EP", "4" if name == "mixtral" else "2"), ranks=4)) for name in FAMILIES]
+    assert all("ExpertParallel(routed=True)" in text for text in four)
+    for results in gloo(4)(trained, four, data):
+        for result, wanted in zip(results, alone, strict=True):
+            assert_close(result, wanted, TOLERANCE)
+
+
+def test_a_capacity_drops_the_same_on_one_rank_as_on_four(gloo, data):
+    def dropping(body: str, ranks: int) -> str:
+        text = plan("mixtral", body.replace("= experts", "= experts(capacity_factor = 0.75)"), ranks=ranks)
+        return program(text)
+
+    precision = "precision (master = fp64, param = fp64)\n"
+    one = dropping(f"shard on ep {{ model.layers.*.mlp.experts = experts }}\n{precision}", 1)
+    [[alone]] = gloo(1)(trained, [one], data)
+    for [result] in gloo(4)(trained, [dropping(EXPERTS.replace("EP", "4"), 4)], data):
+        assert_close(result, alone, TOLERANCE)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_verification_multiplies_in_fp64_without_grouped_products(family: str):
+    body = EXPERTS.replace("EP", "2").replace("precision (master = fp64, param = fp64, reduce = fp64)\n", "")
+    found = linted(plan(family, body, ranks=4, options=""))
+    assert not found.has_errors
+    small = prepare(found, directory=CONFIGS, ranks=4)
+    assert "model: experts by batched products, since grouped ones have no fp64" in small.shrunken.changes
+    assert '"experts_implementation": "batched_mm"' in small.program.text
+
+
+def test_grouped_products_in_fp64_are_refused():
+    found = linted(plan("mixtral", "precision (master = fp64, param = fp64)\n", ranks=1, options=""))
+    assert [item.message for item in found.diagnostics if item.severity == "error"] == [
+        "`model.layers.0.mlp.experts` multiplies by grouped products, which have no fp64"
+    ]
+
+
+OTHER_EXPERTS = """
+import torch
+from torch import nn
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4, 16, 16))
+
+    def forward(self, tokens):
+        return torch.einsum("btd,edf->btf", tokens, self.weight)
+
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(16, 4)
+        self.experts = Experts()
+
+    def forward(self, x):
+        return x + self.experts(x)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(256, 16)
+        self.layers = nn.ModuleList([Mixture() for _ in range(2)])
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+
+
+def test_experts_that_are_called_otherwise_are_told_how(tmp_path: Path):
+    (tmp_path / "mixtures.py").write_text(OTHER_EXPERTS)
+    text = plan("x", EXPERTS.replace("EP", "2").replace("model.layers.*.mlp.experts", "layers.*.experts"), ranks=4)
+    text = text.replace("model.layers", "layers")
+    text = text.replace('huggingface("x.json", experts_implementation = "batched_mm")', 'python("mixtures:Model")')
+    [found] = [item for item in lint(text, "x.plan", directory=tmp_path).diagnostics if item.severity == "error"]
+    assert found.code == "LP010"
+    assert "is called with `tokens`" in found.message
+    assert "rows sorted by expert" in found.help[0]
+    assert "top_k_index" in found.help[1]
