@@ -35,7 +35,7 @@ class Span(NamedTuple):
         return f"{self.file}:{self.line}:{self.column}"
 
 
-Decider = Literal["human", "default", "solver", "command line"]
+Decider = Literal["human", "default", "solver", "command line", "standard layout"]
 
 
 class Origin(Record):

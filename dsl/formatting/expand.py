@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from legoai.dsl.formatting.unparse import format_plan
+from legoai.dsl.frontend.coerce import Reader, flag_of
+from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import (
@@ -43,7 +45,7 @@ def expand(resolution: Resolution) -> str:
     rest of the plan, such as the number of stages, has no value of its own and is not written.
     """
     file = resolution.file
-    writer = _Writer(resolution.scope)
+    writer = _Writer(resolution)
     statements = [writer.statement(item) for item in file.statements]
     decided = {item.keyword.text for item in resolution.statements if isinstance(item, Statement)}
     # A blank line between the plan as it was and what is added.
@@ -58,8 +60,9 @@ def expand(resolution: Resolution) -> str:
 class _Writer:
     """Adds defaults to nodes. What is added gets the place where it would stand: comments keep their neighbours."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    def __init__(self, resolution: Resolution) -> None:
+        self.resolution = resolution
+        self.scope = resolution.scope
 
     def statement(self, statement: AnyStatement) -> AnyStatement:
         """The statement with the options that it leaves to their defaults."""
@@ -68,6 +71,7 @@ class _Writer:
         if not isinstance(statement, Statement) or statement.keyword.text not in FAMILIES:
             return statement
         declared = family(statement.keyword.text)
+        statement = self._with_layout(statement, declared)
         block = None if statement.block is None else self._block(statement.block, declared)
         subject, options = statement.subject, statement.options
         if declared.subject is not None and declared.subject_holds_options:
@@ -85,6 +89,18 @@ class _Writer:
             given = frozenset({declared.subject})
         options = self._arguments(options, declared, given, _after(statement.span))
         return replace(statement, subject=subject, options=options, block=block)
+
+    def _with_layout(self, statement: Statement, declared: type[Directive]) -> Statement:
+        """The statement with the rules of its standard layout, if it names one."""
+        plan = self.resolution.plan
+        if plan is None or layout_named(statement, declared) is None:
+            return statement
+        start = statement.block.span.start + 1 if statement.block is not None else statement.span.end
+        place = statement.span._replace(start=start, end=start)
+        full = with_rules(
+            statement, declared, plan.model, self.resolution.directory, Reader(self.scope, []), place=place
+        )
+        return statement if full is None else full
 
     def missing(self, keyword: str, place: Span) -> Statement:
         """A statement with nothing but defaults."""
@@ -124,7 +140,7 @@ class _Writer:
     ) -> Arguments | None:
         """The arguments with those that are missing; ``given`` are fields that stand elsewhere."""
         items = arguments.items if arguments is not None else ()
-        kinds = dict(_matched(items, declared, given))
+        kinds = dict(_matched(items, declared, given, self.scope))
         old = [self._argument(item, kinds.get(id(item))) for item in items]
         held = {option.field for option in kinds.values()}
         end = place if arguments is None else _before_end(arguments.span)
@@ -142,12 +158,15 @@ class _Writer:
 
 
 def _matched(
-    items: Iterable[Argument], declared: type[Declared], given: frozenset[str]
+    items: Iterable[Argument], declared: type[Declared], given: frozenset[str], scope: Scope
 ) -> Iterator[tuple[int, Option]]:
-    """Which option each argument gives, by name or position."""
+    """Which option each argument gives, by name or position, or as a bare name."""
     positional = [option for option in declared.options if option.field not in given]
     for index, item in enumerate(items):
-        if item.name is None:
+        flag = flag_of(item, declared, scope)
+        if flag is not None:
+            yield id(item), flag
+        elif item.name is None:
             if index < len(positional):
                 yield id(item), positional[index]
         else:

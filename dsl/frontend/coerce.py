@@ -18,7 +18,7 @@ from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared, Option, Treatment
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import replace
-from legoai.specs.span import Origin, Span
+from legoai.specs.span import Decider, Origin, Span
 
 D = TypeVar("D", bound=Declared)
 _MISTAKE: Final = object()
@@ -31,10 +31,14 @@ class Reader:
     def __init__(self, scope: Scope, diagnostics: list[Diagnostic]) -> None:
         self.scope = scope
         self.diagnostics = diagnostics
+        self.decider: Decider = "human"
+        """Who decided what is read, unless a `let` of the command line did."""
 
     def value(self, node: Value, kind: kinds.Kind) -> tuple[Any, Origin]:
         """The value of ``node`` as ``kind`` holds it, and where it came from; a hole where it is undecided or wrong."""
         node, decider = self.scope.look_up(node)
+        if decider == "human":
+            decider = self.decider
         if isinstance(node, Auto):
             return self._auto(node, kind)
         if self.scope.circular(node):
@@ -65,7 +69,10 @@ class Reader:
         by_name = {item.name: item for item in declared.options}
         positional = [item for item in declared.options if item.field not in given]
         for index, argument in enumerate(arguments):
-            if argument.name is None:
+            flag = flag_of(argument, declared, self.scope)
+            if flag is not None:
+                item = flag
+            elif argument.name is None:
                 if index >= len(positional):
                     self._too_many(argument, declared, what)
                     continue
@@ -85,7 +92,9 @@ class Reader:
                     )
                 )
                 continue
-            values[item.field], origins[item.field] = self.value(argument.value, item.kind)
+            values[item.field], origins[item.field] = self.value(
+                argument.value if flag is None else Boolean(True, argument.span), item.kind
+            )
         self._fill(declared, values, given, place, what)
         return values, origins, unknown
 
@@ -366,6 +375,14 @@ def _fits(node: Value, kind: kinds.Kind) -> bool:
     if isinstance(node, Boolean):
         return isinstance(kind, kinds.Boolean)
     return isinstance(kind, kinds.Integer | kinds.Number | kinds.Size | kinds.Fraction)
+
+
+def flag_of(argument: Argument, declared: type[Declared], scope: Scope) -> Option | None:
+    """The option of truth that a bare name sets: `sequence` for `sequence = true`."""
+    if argument.name is not None or not isinstance(argument.value, Name) or argument.value.text in scope.names:
+        return None
+    word = argument.value.text
+    return next((item for item in declared.options if item.name == word and isinstance(item.kind, kinds.Boolean)), None)
 
 
 def _counted(kind: kinds.Kind) -> kinds.Kind:

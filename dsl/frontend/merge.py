@@ -355,23 +355,30 @@ def _laid_over(below: AnyStatement | None, above: AnyStatement, diagnostics: lis
         return above
     subject = below.subject if above.subject is None else above.subject
     given = below.block.rules if below.block is not None else ()
-    block = replace(above.block, rules=rules_over(given, above.block.rules, diagnostics))
+    declared = family(above.keyword.text) if above.keyword.text in FAMILIES else None
+    layouts = {layout.name for layout in declared.layouts} if declared is not None else set()
+    # Which rules a standard layout has, and so which can be taken away, is known when the model is.
+    of_layout = isinstance(subject, Name) and subject.text in layouts
+    block = replace(above.block, rules=rules_over(given, above.block.rules, diagnostics, keep=of_layout))
     return replace(above, subject=subject, options=_options_over(below.options, above.options), block=block)
 
 
 def rules_over(
-    below: Iterable[RuleLine], above: Iterable[RuleLine], diagnostics: list[Diagnostic]
+    below: Iterable[RuleLine], above: Iterable[RuleLine], diagnostics: list[Diagnostic], *, keep: bool
 ) -> tuple[RuleLine, ...]:
-    """The rules of ``above`` in place of those of the same paths, and behind the others; `unset` takes a rule away."""
+    """The rules of ``above`` in place of those of the same paths, and behind the others.
+
+    A rule that says `unset` takes the one of the same path away; with ``keep`` it stays, to be read again.
+    """
     changes: dict[str, list[RuleLine]] = {}
     for rule in above:
         changes.setdefault(rule.path.canonical, []).append(rule)
     result: list[RuleLine] = []
     for rule in below:
         replaced = changes.pop(rule.path.canonical, [rule])
-        result.extend(item for item in replaced if not takes_away(item))
+        result.extend(item for item in replaced if keep or not takes_away(item))
     for rule in (rule for left in changes.values() for rule in left):
-        if takes_away(rule):
+        if takes_away(rule) and not keep:
             diagnostics.append(nothing_to_unset(rule))
         else:
             result.append(rule)

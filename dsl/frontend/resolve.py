@@ -13,6 +13,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
+from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.rest import with_rest
@@ -34,6 +35,7 @@ from legoai.specs.directives import DEFAULTED, FAMILIES, REQUIRED, family
 from legoai.specs.directives.base import Directive
 from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.model import Model
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Plan, Solved
 from legoai.specs.span import Origin, Span
@@ -53,6 +55,8 @@ class Resolution:
     statements: list[AnyStatement]
     variants: dict[str, Variant]
     scope: Scope
+    directory: Path
+    """Where files that the plan names are looked up."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
     """Keywords of statements that are there but could not be read, so that the plan lacks what they decide."""
@@ -95,7 +99,7 @@ def resolve(
     if variant is not None:
         body = apply_variant(body, variants, variant, parsed, diagnostics)
     scope = scope_of(body, settings or {}, loader)
-    resolution = Resolution(parsed, loader.files, None, body, variants, scope, diagnostics)
+    resolution = Resolution(parsed, loader.files, None, body, variants, scope, directory, diagnostics)
     resolution.unreadable.update(loader.unreadable())
     plan = _Resolver(resolution, variant, directory).plan()
     resolution.plan = None if plan is None else with_files(plan, directory)
@@ -122,7 +126,7 @@ class _Resolver:
 
     def plan(self) -> Plan | None:
         self._check_first()
-        for statement in self.resolution.statements:
+        for statement in sorted(self.resolution.statements, key=_after_model):
             if isinstance(statement, Statement):
                 self._statement(statement)
             elif isinstance(statement, Require):
@@ -213,7 +217,7 @@ class _Resolver:
         elif keyword in ("minimize", "maximize"):
             self._objective(statement)
         elif keyword in FAMILIES:
-            directive = self.statements.directive(statement, family(keyword))
+            directive = self._directive(statement, family(keyword))
             if directive is None:
                 self.unreadable.add(keyword)
             elif directive.repeats_by_axis:
@@ -232,6 +236,16 @@ class _Resolver:
                     help=close or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
                 )
             )
+
+    def _directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:
+        if layout_named(statement, declared) is None:
+            return self.statements.directive(statement, declared)
+        assert statement.subject is not None
+        model, place = self.found.get("model"), statement.subject.span
+        full = with_rules(
+            statement, declared, model if isinstance(model, Model) else None, self.directory, self.statements.reader
+        )
+        return None if full is None else self.statements.directive(full, declared, layout=place)
 
     def _plan_name(self, statement: Statement) -> None:
         bare = not (statement.axes or statement.options or statement.block)
@@ -310,6 +324,11 @@ class _Resolver:
                 origin=Origin(decider, statement.span),
             )
         )
+
+
+def _after_model(statement: AnyStatement) -> bool:
+    """The order in which statements are read: the model first, whose family declares standard layouts."""
+    return not (isinstance(statement, Statement) and statement.keyword.text == "model")
 
 
 def _identifier(text: str) -> str:

@@ -27,7 +27,7 @@ from legoai.dsl.frontend.syntax import (
 )
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.hole import Hole
-from legoai.specs.span import Origin, Span
+from legoai.specs.span import Decider, Origin, Span
 
 EXAMPLES: Final = {
     "model": 'model llama3("8b")',
@@ -46,8 +46,13 @@ class StatementReader:
         self.diagnostics = diagnostics
         self.reader = Reader(scope, diagnostics)
 
-    def directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:
-        """The directive; None, after a diagnostic, where too little of the statement can be read."""
+    def directive(
+        self, statement: Statement, declared: type[Directive], *, layout: Span | None = None
+    ) -> Directive | None:
+        """The directive; None, after a diagnostic, where too little of the statement can be read.
+
+        ``layout`` is the span of those rules that are of a standard layout, which a person did not write.
+        """
         keyword = statement.keyword.text
         what = f"`{keyword}`"
         origins: dict[str, Origin] = {
@@ -73,7 +78,7 @@ class StatementReader:
                 arguments.update(self._open(argument, origins))
         else:
             self.reader.unknown_options(declared, unknown, what)
-        rules_read = self._rules(statement.block, declared)
+        rules_read = self._rules(statement.block, declared, layout)
         if axes is None or unnamed:
             assert len(self.diagnostics) > before, "a statement was dropped without a word"
             return None
@@ -204,12 +209,15 @@ class StatementReader:
     def _refuse_part(self, span: Span, message: str, label: str) -> None:
         self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label))
 
-    def _rules(self, block: Block | None, declared: type[Directive]) -> tuple[PathRule[Any], ...]:
+    def _rules(self, block: Block | None, declared: type[Directive], layout: Span | None) -> tuple[PathRule[Any], ...]:
         if block is None or declared.treatments is None:
             return ()
         result = []
         for line in block.rules:
+            decider: Decider = "human" if layout is None or line.span != layout else "standard layout"
+            self.reader.decider = decider
             value, origin = self.reader.value(line.value, declared.treatments)
+            self.reader.decider = "human"
             path = resolved_path(line.path, self.scope)
             if isinstance(path, Diagnostic):
                 self.diagnostics.append(path)
@@ -220,7 +228,7 @@ class StatementReader:
                     path=path,
                     treatment=value,
                     origin=Origin(origin.decider, line.span),
-                    path_origin=Origin("human", line.path.span),
+                    path_origin=Origin(decider, line.path.span),
                 )
             )
         return tuple(result)

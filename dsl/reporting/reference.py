@@ -144,6 +144,8 @@ def _directive_page(declared: type[Directive]) -> str:
     if options:
         parts.append(options)
     held = {treatment.name for treatment in declared.treatments.treatments} if declared.treatments else set()
+    if declared.layouts:
+        parts.append("Standard layouts:\n\n" + "\n".join(treatment_lines(declared.layouts)))
     values: dict[tuple[type[Treatment], ...], list[str]] = {}
     for item in declared.options:
         inner = [treatment for treatment in treatments_in(item.kind) if treatment.name not in held]
@@ -168,6 +170,8 @@ def _form(declared: type[Directive]) -> str:
     form = declared.keyword
     if declared.subject is not None:
         form += f" {declared.subject.upper()}" + (f"({inside})" if declared.subject_holds_options else "")
+    if declared.layouts:
+        form += f" [{' | '.join(layout.name for layout in declared.layouts)}]"
     if declared.axis_use is not None:
         form += f" on {' | '.join(declared.axis_use.names)}"
     if inside and not declared.subject_holds_options:

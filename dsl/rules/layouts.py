@@ -150,7 +150,8 @@ def _fix(item: Mismatch) -> Fix | None:
     style = _style_of(item)
     if not isinstance(style, Inputs | Outputs) or isinstance(style.source, tuple):
         return None
-    span = style.origin("source").span
+    origin = style.origin("source")
+    span = origin.span if origin.decider == "human" else None
     return (
         Fix(f"write `from = {item.got.describe()}`", (Edit(span, item.got.describe()),), safe=False) if span else None
     )

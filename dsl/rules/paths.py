@@ -36,7 +36,8 @@ class PathsMatch(NoSuchPath, Check):
                 help = []
                 if nearest is not None:
                     help.append(f"did you mean `{nearest}`?")
-                    fix = Fix(f"write `{nearest}`", (Edit(span, nearest),), safe=False)
+                    if rule.path_origin.decider == "human":
+                        fix = Fix(f"write `{nearest}`", (Edit(span, nearest),), safe=False)
                 what = "module or parameter" if directive.keyword == "shard" else "module"
                 place = analysis.place(analysis.plan.model, "family")
                 yield self.at(

@@ -176,6 +176,9 @@ class Directive(Declared):
     """Whether the subject's arguments are the statement's own options (``cluster h100_sxm(hosts = 4)``)."""
     open_options: ClassVar[bool] = False
     """Whether names beyond the declared options are kept in ``arguments``."""
+    layouts: ClassVar[tuple[type[Treatment], ...]] = ()
+    """Standard layouts, whose names may stand where other statements have their value: sets of rules that the model's
+    family declares. Resolution puts the rules in their place."""
     repeats_by_axis: ClassVar[bool] = False
     """Whether a plan may have one such statement for each axis."""
 

@@ -30,18 +30,26 @@ class NoUnit(Treatment):
     name: ClassVar[str] = "none"
 
 
+class BlockUnits(Treatment):
+    """A unit for each repeated block of the model, and `root`. Rules beside it replace its rules for the same paths."""
+
+    name: ClassVar[str] = "blocks"
+
+
 class Fsdp(Directive):
     """Parameters, gradients and optimizer state in shards over one axis, or hybrid: shards that are replicated.
 
     `fsdp on dp_shard` shards; `fsdp on dp_replicate, dp_shard` shards over the second and replicates over the first.
     `fsdp on dp_shard, cp` shards over both together; without `cp` there, its ranks hold replicas, since they see other
     tokens of the same sequences. Experts on `ep` are units of their own, in shards over the ranks that hold the same
-    ones. Each rule makes units. `root` is always a unit, since something must hold the rest.
+    ones. Each rule makes units. `root` is always a unit, since something must hold the rest. `fsdp blocks on dp_shard`
+    makes the usual units of the model.
     """
 
     keyword: ClassVar[str] = "fsdp"
     axis_use: ClassVar[AxisUse | None] = AxisUse(("dp_replicate", "dp_shard", "cp"), minimum=1, maximum=3)
     treatments: ClassVar[Calls | None] = Calls((Unit, NoUnit))
+    layouts: ClassVar[tuple[type[Treatment], ...]] = (BlockUnits,)
 
     backend: str = option(
         Choice(("eager", "graph")),

@@ -129,6 +129,22 @@ def conversions(style: object) -> tuple[Inputs | Outputs, ...]:
 Style = Colwise | Rowwise | SequenceStyle | Heads | Inputs | Outputs | Experts | Replicated | Sharded | Partial
 
 
+class Standard(Treatment):
+    """The usual styles of the model's family, which `legoai fmt --expand` and `legoai explain` show.
+
+    Rules beside it replace its rules for the same paths; `PATH = unset` takes one away.
+    """
+
+    name: ClassVar[str] = "standard"
+
+    sequence: bool = option(
+        Boolean(), doc="Norms and the residual stream in pieces of the sequence (sequence parallel).", default=False
+    )
+    loss_parallel: bool = option(
+        Boolean(), doc="Keep the logits sharded over the vocabulary, and compute the loss on the shards.", default=False
+    )
+
+
 class Shard(Directive):
     """Placements on one axis: a style for each module path, or a raw placement for each parameter path.
 
@@ -136,7 +152,8 @@ class Shard(Directive):
     layer, an embedding or a norm of which a parameter is placed computes on DTensors: given a plain tensor, which it
     takes for the whole, it gives back a plain one, gathered; given a DTensor, one. Its other parameters are replicated.
     On `ep`, the experts of a mixture-of-experts layer take `experts`. A module may take `inputs` or `outputs` beside
-    the styles of its parts.
+    the styles of its parts. `shard standard on tp (sequence, loss_parallel)` takes the styles that are usual for the
+    model.
     """
 
     keyword: ClassVar[str] = "shard"
@@ -144,4 +161,5 @@ class Shard(Directive):
     treatments: ClassVar[Calls | None] = Calls(
         (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs, Experts, Replicated, Sharded)
     )
+    layouts: ClassVar[tuple[type[Treatment], ...]] = (Standard,)
     repeats_by_axis: ClassVar[bool] = True

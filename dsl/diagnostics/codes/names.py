@@ -439,3 +439,29 @@ class FactoryNotRun(Rule):
     code = "LP226"
     slug = "factory-not-run"
     severity = "advice"
+
+
+class NoStandardLayout(Rule):
+    """A standard layout that the model does not have.
+
+    Families of built-in models, and the most used of Hugging Face, declare their standard layouts: `shard standard on
+    tp`, with `sequence` and `loss_parallel` where the family has such a form, `shard standard on ep` for mixtures of
+    experts, `fsdp blocks on dp_shard`. Models of one's own have none: write the rules.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32, ep = 4)
+    shard standard on ep
+    ```
+
+    ## Use instead
+    ```
+    model mixtral("8x7b")
+    mesh  (dp_shard = 32, ep = 8)
+    shard standard on ep
+    fsdp  blocks on dp_shard
+    ```
+    """
+
+    code = "LP227"
+    slug = "no-standard-layout"

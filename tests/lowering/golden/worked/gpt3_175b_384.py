@@ -64,7 +64,7 @@ STAGES = (
     ("layers.84", "layers.85", "layers.86", "layers.87"),
     ("layers.88", "layers.89", "layers.90", "layers.91"),
     ("layers.92", "layers.93", "layers.94", "layers.95", "norm", "output"),
-)  # gpt3_175b_384.plan:25
+)  # gpt3_175b_384.plan:18
 STAGES_OF_RANK = (
     (0, 12),
     (1, 13),
@@ -78,7 +78,7 @@ STAGES_OF_RANK = (
     (9, 21),
     (10, 22),
     (11, 23),
-)  # gpt3_175b_384.plan:25
+)  # gpt3_175b_384.plan:18
 
 
 def build_model() -> nn.Module:
@@ -109,45 +109,45 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(
             model.tok_embeddings,
             mesh,
-            RowwiseParallel(input_layouts=Replicate()),  # gpt3_175b_384.plan:13
+            RowwiseParallel(input_layouts=Replicate()),  # gpt3_175b_384.plan:12
         )  # gpt3_175b_384.plan:12
     if model.output is not None:
         parallelize_module(
             model.output,
             mesh,
-            ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),  # gpt3_175b_384.plan:18
+            ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),  # gpt3_175b_384.plan:12
         )  # gpt3_175b_384.plan:12
     for layer in model.layers.values():
         parallelize_module(
             layer,
             mesh,
             {
-                "attention.wq": ColwiseParallel(),  # gpt3_175b_384.plan:14
-                "attention.wk": ColwiseParallel(),  # gpt3_175b_384.plan:14
-                "attention.wv": ColwiseParallel(),  # gpt3_175b_384.plan:14
-                "attention.wo": RowwiseParallel(),  # gpt3_175b_384.plan:15
-                "mlp.up": ColwiseParallel(),  # gpt3_175b_384.plan:16
-                "mlp.down": RowwiseParallel(),  # gpt3_175b_384.plan:17
+                "attention.wq": ColwiseParallel(),  # gpt3_175b_384.plan:12
+                "attention.wk": ColwiseParallel(),  # gpt3_175b_384.plan:12
+                "attention.wv": ColwiseParallel(),  # gpt3_175b_384.plan:12
+                "attention.wo": RowwiseParallel(),  # gpt3_175b_384.plan:12
+                "mlp.up": ColwiseParallel(),  # gpt3_175b_384.plan:12
+                "mlp.down": RowwiseParallel(),  # gpt3_175b_384.plan:12
             },
         )  # gpt3_175b_384.plan:12
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # gpt3_175b_384.plan:27
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # gpt3_175b_384.plan:20
 
 
 def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # gpt3_175b_384.plan:29
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # gpt3_175b_384.plan:22
     for layer in model.layers.values():
-        replicate(layer, mesh=mesh, mp_policy=policy)  # gpt3_175b_384.plan:21
-    replicate(model, mesh=mesh, mp_policy=policy)  # gpt3_175b_384.plan:21
+        replicate(layer, mesh=mesh, mp_policy=policy)  # gpt3_175b_384.plan:14
+    replicate(model, mesh=mesh, mp_policy=policy)  # gpt3_175b_384.plan:14
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     apply_tensor_parallel(model, mesh["tp"])  # gpt3_175b_384.plan:12
-    apply_checkpoint(model)  # gpt3_175b_384.plan:27
-    apply_replicate(model, mesh["dp_replicate"])  # gpt3_175b_384.plan:21
+    apply_checkpoint(model)  # gpt3_175b_384.plan:20
+    apply_replicate(model, mesh["dp_replicate"])  # gpt3_175b_384.plan:14
     return model
 
 
@@ -173,29 +173,29 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
         input_args=tokens if index == 0 else hidden,
         output_args=logits if index == len(STAGES) - 1 else hidden,
         group=mesh.get_group("pp"),
-    )  # gpt3_175b_384.plan:25
+    )  # gpt3_175b_384.plan:18
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
     share = divided(loss, by=MICRO_BATCHES)
-    return ScheduleInterleaved1F1B(stages, n_microbatches=96, loss_fn=share, scale_grads=False)  # gpt3_175b_384.plan:25
+    return ScheduleInterleaved1F1B(stages, n_microbatches=96, loss_fn=share, scale_grads=False)  # gpt3_175b_384.plan:18
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return ShardedOptimizer(
         parameters,
         torch.optim.AdamW,
-        axis="dp_replicate",  # gpt3_175b_384.plan:21
+        axis="dp_replicate",  # gpt3_175b_384.plan:14
         lr=6e-5,
         betas=(0.9, 0.95),
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # gpt3_175b_384.plan:30
+    )  # gpt3_175b_384.plan:23
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=2000, steps=95000, decay="cosine", floor=0.1)  # gpt3_175b_384.plan:32
+    return warmup_schedule(optimizer, warmup=2000, steps=95000, decay="cosine", floor=0.1)  # gpt3_175b_384.plan:25
 
 
 def build_loss() -> LossFunction:
@@ -206,7 +206,7 @@ def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
     for batch in batches.take(MICRO_BATCHES, together=96):
         losses: list[torch.Tensor] = []
-        with loss_parallel():  # gpt3_175b_384.plan:18
+        with loss_parallel():  # gpt3_175b_384.plan:12
             training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
         add_losses(total, losses, scale=MICRO_BATCHES)
     return total / MICRO_BATCHES
@@ -217,10 +217,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     reduce_partial_gradients(training.optimizer.param_groups)  # gpt3_175b_384.plan:12
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # gpt3_175b_384.plan:31
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # gpt3_175b_384.plan:24
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # gpt3_175b_384.plan:32
+    training.scheduler.step()  # gpt3_175b_384.plan:25
     return result
 
 
@@ -237,7 +237,7 @@ def trainer() -> Trainer:
             microbatches=96,
             build_stage=build_stage,
             build_schedule=build_schedule,
-        ),  # gpt3_175b_384.plan:25
+        ),  # gpt3_175b_384.plan:18
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
@@ -246,9 +246,9 @@ def trainer() -> Trainer:
         global_batch=1536,  # gpt3_175b_384.plan:8
         micro_batch=1,  # gpt3_175b_384.plan:8
         seq_len=2048,  # gpt3_175b_384.plan:8
-        master_dtype=torch.float32,  # gpt3_175b_384.plan:29
-        loss_parallel=True,  # gpt3_175b_384.plan:18
-        steps=95000,  # gpt3_175b_384.plan:32
+        master_dtype=torch.float32,  # gpt3_175b_384.plan:22
+        loss_parallel=True,  # gpt3_175b_384.plan:12
+        steps=95000,  # gpt3_175b_384.plan:25
     )
 
 

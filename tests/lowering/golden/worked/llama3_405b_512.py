@@ -72,8 +72,8 @@ STAGES = (
         "norm",
         "output",
     ),
-)  # llama3_405b_512.plan:29
-STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:30
+)  # llama3_405b_512.plan:15
+STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:16
 
 
 def build_model() -> nn.Module:
@@ -105,13 +105,13 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(
             model.tok_embeddings,
             mesh,
-            RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),  # llama3_405b_512.plan:11
+            RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),  # llama3_405b_512.plan:10
         )  # llama3_405b_512.plan:10
     if model.norm is not None:
         parallelize_module(
             model.norm,
             mesh,
-            SequenceParallel(),  # llama3_405b_512.plan:19
+            SequenceParallel(),  # llama3_405b_512.plan:10
         )  # llama3_405b_512.plan:10
     if model.output is not None:
         parallelize_module(
@@ -121,50 +121,50 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
                 input_layouts=Shard(1),
                 output_layouts=Shard(-1),
                 use_local_output=False,
-            ),  # llama3_405b_512.plan:20
+            ),  # llama3_405b_512.plan:10
         )  # llama3_405b_512.plan:10
     for layer in model.layers.values():
         parallelize_module(
             layer,
             mesh,
             {
-                "attention_norm": SequenceParallel(),  # llama3_405b_512.plan:12
+                "attention_norm": SequenceParallel(),  # llama3_405b_512.plan:10
                 "attention": PrepareModuleInput(
                     input_layouts=(Shard(1), None),
                     desired_input_layouts=(Replicate(), None),
-                ),  # llama3_405b_512.plan:13
-                "attention.wq": ColwiseParallel(),  # llama3_405b_512.plan:14
-                "attention.wk": ColwiseParallel(),  # llama3_405b_512.plan:14
-                "attention.wv": ColwiseParallel(),  # llama3_405b_512.plan:14
-                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:15
-                "ffn_norm": SequenceParallel(),  # llama3_405b_512.plan:12
+                ),  # llama3_405b_512.plan:10
+                "attention.wq": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "attention.wk": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "attention.wv": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:10
+                "ffn_norm": SequenceParallel(),  # llama3_405b_512.plan:10
                 "feed_forward": PrepareModuleInput(
                     input_layouts=(Shard(1),),
                     desired_input_layouts=(Replicate(),),
-                ),  # llama3_405b_512.plan:16
-                "feed_forward.w1": ColwiseParallel(),  # llama3_405b_512.plan:17
-                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:18
-                "feed_forward.w3": ColwiseParallel(),  # llama3_405b_512.plan:17
+                ),  # llama3_405b_512.plan:10
+                "feed_forward.w1": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:10
+                "feed_forward.w3": ColwiseParallel(),  # llama3_405b_512.plan:10
             },
         )  # llama3_405b_512.plan:10
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:34
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:20
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_405b_512.plan:37
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_405b_512.plan:23
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:25
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:26
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:13
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:13
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     apply_tensor_parallel(model, mesh["tp"])  # llama3_405b_512.plan:10
-    apply_checkpoint(model)  # llama3_405b_512.plan:34
-    apply_fsdp(model, mesh["dp_shard"])  # llama3_405b_512.plan:24
+    apply_checkpoint(model)  # llama3_405b_512.plan:20
+    apply_fsdp(model, mesh["dp_shard"])  # llama3_405b_512.plan:13
     return model
 
 
@@ -190,7 +190,7 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
         input_args=tokens if index == 0 else hidden,
         output_args=logits if index == len(STAGES) - 1 else hidden,
         group=mesh.get_group("pp"),
-    )  # llama3_405b_512.plan:29
+    )  # llama3_405b_512.plan:15
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
@@ -200,7 +200,7 @@ def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleI
         n_microbatches=32,
         loss_fn=share,
         scale_grads=False,
-    )  # llama3_405b_512.plan:30
+    )  # llama3_405b_512.plan:16
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -211,11 +211,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_405b_512.plan:38
+    )  # llama3_405b_512.plan:24
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=8000, steps=1200000, decay="cosine", floor=0.01)  # llama3_405b_512.plan:40
+    return warmup_schedule(optimizer, warmup=8000, steps=1200000, decay="cosine", floor=0.01)  # llama3_405b_512.plan:26
 
 
 def build_loss() -> LossFunction:
@@ -226,7 +226,7 @@ def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
     for batch in batches.take(MICRO_BATCHES, together=32):
         losses: list[torch.Tensor] = []
-        with loss_parallel():  # llama3_405b_512.plan:20
+        with loss_parallel():  # llama3_405b_512.plan:10
             training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
         add_losses(total, losses, scale=MICRO_BATCHES)
     return total / MICRO_BATCHES
@@ -237,10 +237,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     reduce_partial_gradients(training.optimizer.param_groups)  # llama3_405b_512.plan:10
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_405b_512.plan:39
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_405b_512.plan:25
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_405b_512.plan:40
+    training.scheduler.step()  # llama3_405b_512.plan:26
     return result
 
 
@@ -257,7 +257,7 @@ def trainer() -> Trainer:
             microbatches=32,
             build_stage=build_stage,
             build_schedule=build_schedule,
-        ),  # llama3_405b_512.plan:29
+        ),  # llama3_405b_512.plan:15
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
@@ -266,10 +266,10 @@ def trainer() -> Trainer:
         global_batch=256,  # llama3_405b_512.plan:6
         micro_batch=1,  # llama3_405b_512.plan:6
         seq_len=8192,  # llama3_405b_512.plan:6
-        master_dtype=torch.float32,  # llama3_405b_512.plan:37
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:35
-        loss_parallel=True,  # llama3_405b_512.plan:20
-        steps=1200000,  # llama3_405b_512.plan:40
+        master_dtype=torch.float32,  # llama3_405b_512.plan:23
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
+        loss_parallel=True,  # llama3_405b_512.plan:10
+        steps=1200000,  # llama3_405b_512.plan:26
     )
 
 

@@ -45,7 +45,7 @@ from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_405b_512"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-MICRO_BATCHES = 16  # llama3_405b_512.plan:47
+MICRO_BATCHES = 16  # llama3_405b_512.plan:33
 STAGES = (
     ("tok_embeddings", "layers.0", "layers.1", "layers.2", "layers.3", "layers.4", "layers.5", "layers.6"),
     ("layers.7", "layers.8", "layers.9", "layers.10", "layers.11", "layers.12", "layers.13", "layers.14"),
@@ -73,8 +73,8 @@ STAGES = (
         "norm",
         "output",
     ),
-)  # llama3_405b_512.plan:29
-STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:30
+)  # llama3_405b_512.plan:15
+STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:16
 
 
 def build_model() -> nn.Module:
@@ -98,7 +98,7 @@ def build_model() -> nn.Module:
 
 
 def build_mesh(device_type: str) -> DeviceMesh:
-    return init_device_mesh(device_type, (8, 8, 8), mesh_dim_names=("pp", "cp", "tp"))  # llama3_405b_512.plan:48
+    return init_device_mesh(device_type, (8, 8, 8), mesh_dim_names=("pp", "cp", "tp"))  # llama3_405b_512.plan:34
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -106,13 +106,13 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(
             model.tok_embeddings,
             mesh,
-            RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),  # llama3_405b_512.plan:11
+            RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),  # llama3_405b_512.plan:10
         )  # llama3_405b_512.plan:10
     if model.norm is not None:
         parallelize_module(
             model.norm,
             mesh,
-            SequenceParallel(),  # llama3_405b_512.plan:19
+            SequenceParallel(),  # llama3_405b_512.plan:10
         )  # llama3_405b_512.plan:10
     if model.output is not None:
         parallelize_module(
@@ -122,30 +122,30 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
                 input_layouts=Shard(1),
                 output_layouts=Shard(-1),
                 use_local_output=False,
-            ),  # llama3_405b_512.plan:20
+            ),  # llama3_405b_512.plan:10
         )  # llama3_405b_512.plan:10
     for layer in model.layers.values():
         parallelize_module(
             layer,
             mesh,
             {
-                "attention_norm": SequenceParallel(),  # llama3_405b_512.plan:12
+                "attention_norm": SequenceParallel(),  # llama3_405b_512.plan:10
                 "attention": PrepareModuleInput(
                     input_layouts=(Shard(1), None),
                     desired_input_layouts=(Replicate(), None),
-                ),  # llama3_405b_512.plan:13
-                "attention.wq": ColwiseParallel(),  # llama3_405b_512.plan:14
-                "attention.wk": ColwiseParallel(),  # llama3_405b_512.plan:14
-                "attention.wv": ColwiseParallel(),  # llama3_405b_512.plan:14
-                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:15
-                "ffn_norm": SequenceParallel(),  # llama3_405b_512.plan:12
+                ),  # llama3_405b_512.plan:10
+                "attention.wq": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "attention.wk": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "attention.wv": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:10
+                "ffn_norm": SequenceParallel(),  # llama3_405b_512.plan:10
                 "feed_forward": PrepareModuleInput(
                     input_layouts=(Shard(1),),
                     desired_input_layouts=(Replicate(),),
-                ),  # llama3_405b_512.plan:16
-                "feed_forward.w1": ColwiseParallel(),  # llama3_405b_512.plan:17
-                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:18
-                "feed_forward.w3": ColwiseParallel(),  # llama3_405b_512.plan:17
+                ),  # llama3_405b_512.plan:10
+                "feed_forward.w1": ColwiseParallel(),  # llama3_405b_512.plan:10
+                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_405b_512.plan:10
+                "feed_forward.w3": ColwiseParallel(),  # llama3_405b_512.plan:10
             },
         )  # llama3_405b_512.plan:10
 
@@ -157,43 +157,43 @@ def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
             mesh,
             rotate="allgather",
             balance="head_tail",
-        )  # llama3_405b_512.plan:55
+        )  # llama3_405b_512.plan:38
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:34
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:20
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_405b_512.plan:37
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_405b_512.plan:23
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:51
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:52
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:36
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_405b_512.plan:36
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     apply_tensor_parallel(model, mesh["tp"])  # llama3_405b_512.plan:10
-    apply_context_parallel(model, mesh["cp"])  # llama3_405b_512.plan:55
-    apply_checkpoint(model)  # llama3_405b_512.plan:34
-    apply_fsdp(model, mesh["cp"])  # llama3_405b_512.plan:50
+    apply_context_parallel(model, mesh["cp"])  # llama3_405b_512.plan:38
+    apply_checkpoint(model)  # llama3_405b_512.plan:20
+    apply_fsdp(model, mesh["cp"])  # llama3_405b_512.plan:36
     return model
 
 
 def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.device) -> PipelineStage:
-    tokens = torch.empty((1, 16384), dtype=torch.int64, device="meta")  # llama3_405b_512.plan:47
+    tokens = torch.empty((1, 16384), dtype=torch.int64, device="meta")  # llama3_405b_512.plan:33
     hidden = torch.empty(
         (1, 2048, 16384),
         dtype=torch.bfloat16,
         device="meta",
         requires_grad=True,
-    )  # llama3_405b_512.plan:47
+    )  # llama3_405b_512.plan:33
     logits = torch.empty(
         (1, 16384, 128256),
         dtype=torch.bfloat16,
         device="meta",
         requires_grad=True,
-    )  # llama3_405b_512.plan:47
+    )  # llama3_405b_512.plan:33
     return PipelineStage(
         model,
         index,
@@ -202,7 +202,7 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
         input_args=tokens if index == 0 else hidden,
         output_args=logits if index == len(STAGES) - 1 else hidden,
         group=mesh.get_group("pp"),
-    )  # llama3_405b_512.plan:29
+    )  # llama3_405b_512.plan:15
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
@@ -212,7 +212,7 @@ def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleI
         n_microbatches=16,
         loss_fn=share,
         scale_grads=False,
-    )  # llama3_405b_512.plan:30
+    )  # llama3_405b_512.plan:16
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -223,11 +223,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_405b_512.plan:38
+    )  # llama3_405b_512.plan:24
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=8000, steps=1200000, decay="cosine", floor=0.01)  # llama3_405b_512.plan:40
+    return warmup_schedule(optimizer, warmup=8000, steps=1200000, decay="cosine", floor=0.01)  # llama3_405b_512.plan:26
 
 
 def build_loss() -> LossFunction:
@@ -238,7 +238,7 @@ def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
     for batch in batches.take(MICRO_BATCHES, together=16):
         losses: list[torch.Tensor] = []
-        with loss_parallel():  # llama3_405b_512.plan:20
+        with loss_parallel():  # llama3_405b_512.plan:10
             training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
         add_losses(total, losses, scale=MICRO_BATCHES)
     return total / MICRO_BATCHES
@@ -249,10 +249,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     reduce_partial_gradients(training.optimizer.param_groups)  # llama3_405b_512.plan:10
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_405b_512.plan:39
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_405b_512.plan:25
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_405b_512.plan:40
+    training.scheduler.step()  # llama3_405b_512.plan:26
     return result
 
 
@@ -269,21 +269,21 @@ def trainer() -> Trainer:
             microbatches=16,
             build_stage=build_stage,
             build_schedule=build_schedule,
-        ),  # llama3_405b_512.plan:29
+        ),  # llama3_405b_512.plan:15
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
         train_step=train_step,
-        data_axes=(),  # llama3_405b_512.plan:48
-        context_axis="cp",  # llama3_405b_512.plan:55
-        context_balance="head_tail",  # llama3_405b_512.plan:55
-        global_batch=16,  # llama3_405b_512.plan:47
-        micro_batch=1,  # llama3_405b_512.plan:47
-        seq_len=131072,  # llama3_405b_512.plan:47
-        master_dtype=torch.float32,  # llama3_405b_512.plan:37
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:35
-        loss_parallel=True,  # llama3_405b_512.plan:20
-        steps=1200000,  # llama3_405b_512.plan:40
+        data_axes=(),  # llama3_405b_512.plan:34
+        context_axis="cp",  # llama3_405b_512.plan:38
+        context_balance="head_tail",  # llama3_405b_512.plan:38
+        global_batch=16,  # llama3_405b_512.plan:33
+        micro_batch=1,  # llama3_405b_512.plan:33
+        seq_len=131072,  # llama3_405b_512.plan:33
+        master_dtype=torch.float32,  # llama3_405b_512.plan:23
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
+        loss_parallel=True,  # llama3_405b_512.plan:10
+        steps=1200000,  # llama3_405b_512.plan:26
     )
 
 

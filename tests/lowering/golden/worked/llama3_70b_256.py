@@ -76,13 +76,13 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
             "tok_embeddings": RowwiseParallel(
                 input_layouts=Replicate(),
                 output_layouts=Shard(1),
-            ),  # llama3_70b_256.plan:13
-            "norm": SequenceParallel(),  # llama3_70b_256.plan:21
+            ),  # llama3_70b_256.plan:12
+            "norm": SequenceParallel(),  # llama3_70b_256.plan:12
             "output": ColwiseParallel(
                 input_layouts=Shard(1),
                 output_layouts=Shard(-1),
                 use_local_output=False,
-            ),  # llama3_70b_256.plan:22
+            ),  # llama3_70b_256.plan:12
         },
     )  # llama3_70b_256.plan:12
     for layer in model.layers.values():
@@ -90,43 +90,43 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
             layer,
             mesh,
             {
-                "attention_norm": SequenceParallel(),  # llama3_70b_256.plan:14
+                "attention_norm": SequenceParallel(),  # llama3_70b_256.plan:12
                 "attention": PrepareModuleInput(
                     input_layouts=(Shard(1), None),
                     desired_input_layouts=(Replicate(), None),
-                ),  # llama3_70b_256.plan:15
-                "attention.wq": ColwiseParallel(),  # llama3_70b_256.plan:16
-                "attention.wk": ColwiseParallel(),  # llama3_70b_256.plan:16
-                "attention.wv": ColwiseParallel(),  # llama3_70b_256.plan:16
-                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_70b_256.plan:17
-                "ffn_norm": SequenceParallel(),  # llama3_70b_256.plan:14
+                ),  # llama3_70b_256.plan:12
+                "attention.wq": ColwiseParallel(),  # llama3_70b_256.plan:12
+                "attention.wk": ColwiseParallel(),  # llama3_70b_256.plan:12
+                "attention.wv": ColwiseParallel(),  # llama3_70b_256.plan:12
+                "attention.wo": RowwiseParallel(output_layouts=Shard(1)),  # llama3_70b_256.plan:12
+                "ffn_norm": SequenceParallel(),  # llama3_70b_256.plan:12
                 "feed_forward": PrepareModuleInput(
                     input_layouts=(Shard(1),),
                     desired_input_layouts=(Replicate(),),
-                ),  # llama3_70b_256.plan:18
-                "feed_forward.w1": ColwiseParallel(),  # llama3_70b_256.plan:19
-                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_70b_256.plan:20
-                "feed_forward.w3": ColwiseParallel(),  # llama3_70b_256.plan:19
+                ),  # llama3_70b_256.plan:12
+                "feed_forward.w1": ColwiseParallel(),  # llama3_70b_256.plan:12
+                "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),  # llama3_70b_256.plan:12
+                "feed_forward.w3": ColwiseParallel(),  # llama3_70b_256.plan:12
             },
         )  # llama3_70b_256.plan:12
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_70b_256.plan:30
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_70b_256.plan:16
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256.plan:33
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256.plan:19
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256.plan:26
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_70b_256.plan:27
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256.plan:14
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_70b_256.plan:14
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     apply_tensor_parallel(model, mesh["tp"])  # llama3_70b_256.plan:12
-    apply_checkpoint(model)  # llama3_70b_256.plan:30
-    apply_fsdp(model, mesh["dp_shard"])  # llama3_70b_256.plan:25
+    apply_checkpoint(model)  # llama3_70b_256.plan:16
+    apply_fsdp(model, mesh["dp_shard"])  # llama3_70b_256.plan:14
     return model
 
 
@@ -138,11 +138,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_70b_256.plan:34
+    )  # llama3_70b_256.plan:20
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_70b_256.plan:36
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_70b_256.plan:22
 
 
 def build_loss() -> LossFunction:
@@ -152,7 +152,7 @@ def build_loss() -> LossFunction:
 def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
     for batch in batches.take(MICRO_BATCHES):
-        with loss_parallel():  # llama3_70b_256.plan:22
+        with loss_parallel():  # llama3_70b_256.plan:12
             loss = training.loss(training.model(*batch.inputs), batch.targets)
             (loss / MICRO_BATCHES).backward()
         total += local_value(loss)
@@ -164,10 +164,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     reduce_partial_gradients(training.optimizer.param_groups)  # llama3_70b_256.plan:12
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_70b_256.plan:35
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_70b_256.plan:21
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_70b_256.plan:36
+    training.scheduler.step()  # llama3_70b_256.plan:22
     return result
 
 
@@ -186,10 +186,10 @@ def trainer() -> Trainer:
         global_batch=512,  # llama3_70b_256.plan:8
         micro_batch=16,  # llama3_70b_256.plan:8
         seq_len=8192,  # llama3_70b_256.plan:8
-        master_dtype=torch.float32,  # llama3_70b_256.plan:33
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:31
-        loss_parallel=True,  # llama3_70b_256.plan:22
-        steps=100000,  # llama3_70b_256.plan:36
+        master_dtype=torch.float32,  # llama3_70b_256.plan:19
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:17
+        loss_parallel=True,  # llama3_70b_256.plan:12
+        steps=100000,  # llama3_70b_256.plan:22
     )
 
 

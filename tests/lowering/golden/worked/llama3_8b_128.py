@@ -65,7 +65,7 @@ def apply_checkpoint(model: nn.Module) -> None:
             layer,
             context_fn=keep_outputs("attention", "matmul"),
             preserve_rng_state=False,
-        )  # llama3_8b_8.plan:20
+        )  # llama3_8b_8.plan:19
 
 
 def apply_compile(model: nn.Module) -> None:
@@ -74,16 +74,16 @@ def apply_compile(model: nn.Module) -> None:
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_8b_8.plan:23
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_8b_8.plan:22
     for layer in model.layers.values():
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:13
     fully_shard(model.tok_embeddings, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_8b_8.plan:14
     fully_shard(model.output, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:15
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:16
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_8b_8.plan:12
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    apply_checkpoint(model)  # llama3_8b_8.plan:20
+    apply_checkpoint(model)  # llama3_8b_8.plan:19
     apply_compile(model)  # llama3_8b_128.plan:13
     apply_fsdp(model, mesh["dp_shard"])  # llama3_8b_8.plan:12
     return model
@@ -97,11 +97,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_8b_8.plan:24
+    )  # llama3_8b_8.plan:23
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_8b_8.plan:26
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # llama3_8b_8.plan:25
 
 
 def build_loss() -> LossFunction:
@@ -121,10 +121,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_8b_8.plan:25
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # llama3_8b_8.plan:24
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_8b_8.plan:26
+    training.scheduler.step()  # llama3_8b_8.plan:25
     return result
 
 
@@ -143,9 +143,9 @@ def trainer() -> Trainer:
         global_batch=256,  # llama3_8b_128.plan:9
         micro_batch=1,  # llama3_8b_128.plan:9
         seq_len=8192,  # llama3_8b_128.plan:9
-        master_dtype=torch.float32,  # llama3_8b_8.plan:23
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:21
-        steps=100000,  # llama3_8b_8.plan:26
+        master_dtype=torch.float32,  # llama3_8b_8.plan:22
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:20
+        steps=100000,  # llama3_8b_8.plan:25
     )
 
 

@@ -71,11 +71,11 @@ def apply_checkpoint(model: nn.Module) -> None:
             layer,
             context_fn=keep_outputs("attention", "matmul"),
             preserve_rng_state=False,
-        )  # mixtral_8x7b_64.plan:19
+        )  # mixtral_8x7b_64.plan:16
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # mixtral_8x7b_64.plan:22
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # mixtral_8x7b_64.plan:19
     for layer in model.layers.values():
         fully_shard(
             layer.feed_forward.experts,
@@ -84,14 +84,14 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> N
             reshard_after_forward=True,
             shard_placement_fn=lambda _: Shard(1),
         )  # mixtral_8x7b_64.plan:10
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # mixtral_8x7b_64.plan:13
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64.plan:14
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # mixtral_8x7b_64.plan:12
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64.plan:12
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64.plan:8
     apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64.plan:10
-    apply_checkpoint(model)  # mixtral_8x7b_64.plan:19
+    apply_checkpoint(model)  # mixtral_8x7b_64.plan:16
     apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # mixtral_8x7b_64.plan:12
     return model
 
@@ -104,11 +104,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # mixtral_8x7b_64.plan:23
+    )  # mixtral_8x7b_64.plan:20
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
-    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # mixtral_8x7b_64.plan:25
+    return warmup_schedule(optimizer, warmup=2000, steps=100000, decay="cosine", floor=0.1)  # mixtral_8x7b_64.plan:22
 
 
 def build_loss() -> LossFunction:
@@ -128,10 +128,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # mixtral_8x7b_64.plan:24
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # mixtral_8x7b_64.plan:21
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # mixtral_8x7b_64.plan:25
+    training.scheduler.step()  # mixtral_8x7b_64.plan:22
     return result
 
 
@@ -150,9 +150,9 @@ def trainer() -> Trainer:
         global_batch=512,  # mixtral_8x7b_64.plan:6
         micro_batch=2,  # mixtral_8x7b_64.plan:6
         seq_len=4096,  # mixtral_8x7b_64.plan:6
-        master_dtype=torch.float32,  # mixtral_8x7b_64.plan:22
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:20
-        steps=100000,  # mixtral_8x7b_64.plan:25
+        master_dtype=torch.float32,  # mixtral_8x7b_64.plan:19
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:17
+        steps=100000,  # mixtral_8x7b_64.plan:22
     )
 
 

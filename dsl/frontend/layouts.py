@@ -1,0 +1,196 @@
+"""Standard layouts: `shard standard on tp` and `fsdp blocks on dp_shard` as the rules that they stand for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from legoai.dsl.diagnostics.codes import names as rules
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.coerce import Reader
+from legoai.dsl.frontend.merge import nothing_to_unset, takes_away
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.syntax import Argument, Block, Name, RuleLine, Statement
+from legoai.specs.directives.base import Directive, Treatment
+from legoai.specs.directives.hole import Hole
+from legoai.specs.record import Record, replace
+from legoai.specs.span import Span
+
+if TYPE_CHECKING:
+    from legoai.specs.directives.model import Model
+    from legoai.specs.models.layouts import StandardLayouts
+
+T = TypeVar("T")
+_LARGEST: Final = 2**24
+"""Bytes; no config file is larger."""
+_CHOICE: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+
+def layout_named(statement: Statement, declared: type[Directive]) -> type[Treatment] | None:
+    """The standard layout that the statement names, if it names one."""
+    word = statement.subject.text if isinstance(statement.subject, Name) else None
+    return next((layout for layout in declared.layouts if layout.name == word), None)
+
+
+def with_rules(
+    statement: Statement,
+    declared: type[Directive],
+    model: Model | None,
+    directory: Path,
+    reader: Reader,
+    *,
+    place: Span | None = None,
+) -> Statement | None:
+    """The statement with the rules of the standard layout that it names in front of its own.
+
+    A rule of its own takes the place of the layout's rule for the same path, or for the same alternative of a path;
+    `PATH = unset` takes that away.
+
+    Args:
+        statement: names a layout, as :func:`layout_named` says.
+        declared: its family.
+        model: whose layout is meant; None where it could not be read.
+        directory: where a config file is looked up.
+        reader: reads the layout's options, and collects what is wrong.
+        place: the span of the layout's rules; by default the word that names the layout.
+
+    Returns:
+        The statement without the layout's name and options; None, after a diagnostic, where the model has no such
+        layout.
+    """
+    layout = layout_named(statement, declared)
+    assert layout is not None
+    assert statement.subject is not None
+    given = statement.options.items if statement.options is not None else ()
+    own, rest = _divided(given, layout)
+    values, _, _ = reader.options(layout, own, statement.subject.span, f"`{layout.name}`")
+    found = None if model is None else _rules(statement, layout, values, model, directory)
+    if isinstance(found, Diagnostic):
+        reader.diagnostics.append(found)
+    if found is None or isinstance(found, Diagnostic):
+        return None
+    lines = _over(found, statement, place or statement.subject.span, reader.diagnostics)
+    block = statement.block or Block((), _behind(statement.span))
+    options = replace(statement.options, items=rest) if statement.options is not None and rest else None
+    return replace(statement, subject=None, options=options, block=replace(block, rules=lines))
+
+
+def _divided(items: Iterable[Argument], layout: type[Treatment]) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
+    """The options of the layout, and those of the statement itself."""
+    names = {item.name for item in layout.options}
+    own: list[Argument] = []
+    rest: list[Argument] = []
+    for item in items:
+        word = item.name.text if item.name is not None else item.value.text if isinstance(item.value, Name) else None
+        (own if word in names else rest).append(item)
+    return tuple(own), tuple(rest)
+
+
+def _rules(
+    statement: Statement, layout: type[Treatment], values: dict[str, Any], model: Model, directory: Path
+) -> str | Diagnostic | None:
+    """The text of the layout's rules; None where an option is wrong."""
+    assert statement.subject is not None
+    known = _layouts(model, directory)
+    word = f"`{statement.keyword.text} {layout.name}`"
+    if isinstance(known, Diagnostic | None):
+        return known or rules.NoStandardLayout.at(
+            statement.subject.span, f"no standard layout is known for this model, which {word} needs",
+            label="not for this model", help=["write the rules: `{ PATH = TREATMENT }`"],
+        )  # fmt: skip
+    if layout.name == "blocks":
+        return f"{known.blocks} = unit\nroot = unit"
+    if any(isinstance(value, Hole) for value in values.values()):
+        return None
+    axes = [axis.text for axis in statement.axes]
+    if axes not in (["tp"], ["ep"]):
+        return ""  # what is wrong with the axes is said where they are read
+    sequence, loss_parallel = bool(values.get("sequence")), bool(values.get("loss_parallel"))
+    found = list(known.on(axes[0], sequence=sequence, loss_parallel=loss_parallel))
+    problem = None
+    if not found:
+        problem = f"the model has no standard layout on `{axes[0]}`"
+    elif sequence and not known.has_sequence:
+        problem = "the standard layout of this model has no form with `sequence`"
+    elif loss_parallel and not any(rule.loss_parallel for rule in found):
+        problem = "the standard layout of this model has no form with `loss_parallel`"
+    elif axes[0] == "ep" and values:
+        problem = "the standard layout on `ep` has no options"
+    if problem is not None:
+        return rules.NoStandardLayout.at(
+            statement.subject.span, problem, label="not for this model",
+            help=["write the rules: `{ PATH = TREATMENT }`"],
+        )  # fmt: skip
+    return "\n".join(f"{rule.path} = {rule.treatment}" for rule in found)
+
+
+def _layouts(model: Model, directory: Path) -> StandardLayouts | Diagnostic | None:
+    from legoai.specs.models.layouts import BUILT_IN, HUGGING_FACE
+
+    if not isinstance(model.family, str) or model.family != "huggingface":
+        return BUILT_IN.get(model.family) if isinstance(model.family, str) else None
+    named = model.arguments.get("model_type")
+    if named is None and isinstance(model.target, str):
+        path = directory / model.target
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _LARGEST else None
+        except (OSError, ValueError, RecursionError):
+            place = model.place("target")
+            assert place is not None
+            return rules.ModelUnavailable.at(place, f"`{model.target}` cannot be read", label="not a config file")
+        named = fields.get("model_type") if isinstance(fields, dict) else None
+    return HUGGING_FACE.get(named) if isinstance(named, str) else None
+
+
+def _over(text: str, statement: Statement, place: Span, diagnostics: list[Diagnostic]) -> tuple[RuleLine, ...]:
+    """The layout's rules without those that the statement replaces, then the statement's own."""
+    parsed = parse(f"{statement.keyword.text} {{\n{text}\n}}\n", "a standard layout")
+    [made] = parsed.file.statements
+    assert isinstance(made, Statement)
+    assert made.block is not None
+    assert not parsed.diagnostics, "layouts are written in the language"
+    own = statement.block.rules if statement.block is not None else ()
+    replaced = {path for rule in own for path in _alternatives(rule.path.canonical)}
+    known = {path for rule in made.block.rules for path in _alternatives(rule.path.canonical)}
+    for rule in own:
+        if takes_away(rule) and not known.issuperset(_alternatives(rule.path.canonical)):
+            diagnostics.append(nothing_to_unset(rule))
+    kept = [_at(rule, place) for line in made.block.rules for rule in _without(line, replaced)]
+    return (*kept, *(rule for rule in own if not takes_away(rule)))
+
+
+def _without(rule: RuleLine, paths: Collection[str]) -> Iterator[RuleLine]:
+    """The rule for those of its alternatives that are none of the paths."""
+    found = _alternatives(rule.path.canonical)
+    left = [path for path in found if path not in paths]
+    if len(left) == len(found):
+        yield rule
+    else:
+        yield from (replace(rule, path=replace(rule.path, text=path)) for path in left)
+
+
+def _alternatives(path: str) -> list[str]:
+    """The pattern once for each of its alternatives: `a.wq` and `a.wk` for `a.{wq, wk}`."""
+    match = _CHOICE.search(path)
+    if match is None:
+        return [path]
+    words = [word.strip() for word in match[1].split(",")]
+    return [item for word in words for item in _alternatives(f"{path[: match.start()]}{word}{path[match.end() :]}")]
+
+
+def _at(node: T, place: Span) -> T:
+    """The node with ``place`` for all its spans."""
+    if isinstance(node, Span):
+        return place  # type: ignore[return-value]
+    if isinstance(node, tuple):
+        return tuple(_at(item, place) for item in node)  # type: ignore[return-value]
+    if isinstance(node, Record):
+        return type(node)(**{field: _at(getattr(node, field), place) for field in node.fields_})
+    return node
+
+
+def _behind(span: Span) -> Span:
+    return span._replace(start=span.end, line=span.end_line, column=span.end_column)
