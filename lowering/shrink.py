@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
-from legoai.dsl.analysis.pipeline import stage_count
+from legoai.dsl.analysis.pipeline import first_modules, stage_count
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
 from legoai.specs.directives.base import Declared, Directive, PathRule
@@ -26,7 +26,7 @@ from legoai.specs.directives.compile import AotEager, Compile, Inductor
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.mesh import AXES, Mesh
-from legoai.specs.directives.pipeline import OrderFile, Pipeline
+from legoai.specs.directives.pipeline import Even, OrderFile, Pipeline
 from legoai.specs.directives.precision import HighPrecision, Precision
 from legoai.specs.directives.shard import Experts, Shard
 from legoai.specs.plan import Plan
@@ -98,7 +98,7 @@ def shrink(
         smaller = _in_double_precision(smaller, changes)
     pipeline, stages = _pipeline(analysis, smaller)
     seq_len = _sequence_length(smaller)
-    split = _split(pipeline, stages)
+    split = _split(analysis, pipeline, stages)
     numbers = None if stages is None or count is None else (count, stages)
     kept = keeps_blocks(plan, manifest, config)
     blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
@@ -280,11 +280,12 @@ def _pipeline(analysis: Analysis, smaller: Plan) -> tuple[Pipeline | None, int |
     return changed(pipeline, stages=None if pipeline.stages is None else stages), stages
 
 
-def _split(pipeline: Pipeline | None, stages: int | None) -> tuple[str, ...]:
-    """As many of the named split points as there are stages, spread evenly, the last among them."""
-    if pipeline is None or isinstance(pipeline.split, str) or stages is None:
+def _split(analysis: Analysis, pipeline: Pipeline | None, stages: int | None) -> tuple[str, ...]:
+    """As many of the split points as there are stages, spread evenly, the last among them; none of an even split."""
+    points = first_modules(analysis)
+    if pipeline is None or isinstance(pipeline.split, str | Even) or stages is None or points is None:
         return ()
-    points, wanted = pipeline.split, stages - 1
+    wanted = stages - 1
     return tuple(points[(place + 1) * len(points) // wanted - 1] for place in range(min(wanted, len(points))))
 
 

@@ -18,7 +18,7 @@ from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
-from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, OrderFile
+from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile, Pipeline
 from legoai.specs.models.reads import Tokens
 from legoai.specs.record import Record
 
@@ -108,13 +108,26 @@ def first_modules(analysis: Analysis) -> tuple[str, ...] | None:
     pipeline, count = analysis.plan.pipeline, stage_count(analysis)
     if pipeline is None or count is None or analysis.manifest is None:
         return None
-    known = split_points(analysis)
-    if isinstance(pipeline.split, str):
-        return known.even(count) if count <= len(known.blocks) else None
-    points = tuple(pipeline.split)
+    known, split = split_points(analysis), pipeline.split
+    if isinstance(split, str | Even):
+        weights = {} if isinstance(split, str) else {"embedding": split.embedding, "loss": split.loss}
+        return known.even(count, **weights) if count <= len(known.blocks) else None
+    counts = block_counts(pipeline)
+    if counts is not None:
+        fit = len(counts) == len(split) == count and sum(counts) == len(known.blocks)
+        return known.counted(counts) if fit else None
+    points = tuple(str(point) for point in split)
     positions = [0, *(known.position.get(point, 0) for point in points)]
     rises = all(after > before for before, after in pairwise(positions))
     return points if rises and len(points) == count - 1 else None
+
+
+def block_counts(pipeline: Pipeline) -> tuple[int, ...] | None:
+    """The numbers of blocks of the stages, where the plan gives some; None where it names modules or shares evenly."""
+    split = pipeline.split
+    if isinstance(split, str | Even) or not any(isinstance(item, int) for item in split):
+        return None
+    return tuple(item for item in split if isinstance(item, int))
 
 
 class Cuts(Record, kw_only=True):

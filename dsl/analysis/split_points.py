@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from legoai.dsl.diagnostics.suggestion import closest
@@ -31,20 +31,32 @@ class SplitPoints:
         lists = {item.path for item in manifest.block_lists}
         self.blocks = tuple(path for path in self.starts if path.rpartition(".")[0] in lists)
 
-    def even(self, stages: int) -> tuple[str, ...]:
-        """The split points that give every stage the same number of blocks, or one more.
+    def even(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[str, ...]:
+        """The split points that give every stage the same load, or one block more.
 
-        The first and the last stage, which have the embedding and the output layer besides, are the last to get one
-        more; of the others the later ones get it first, since fewer micro batches are under way there.
+        Of equal loads the first and the last stage, which have the embedding and the output layer besides, are the last
+        to get one more; of the others the later ones get it first, since fewer micro batches are under way there.
+
+        Args:
+            stages: their number, at most that of blocks; each gets at least one.
+            embedding: what the first stage computes besides its blocks, in blocks.
+            loss: what the last stage computes besides its blocks, in blocks.
         """
-        least, more = divmod(len(self.blocks), stages)
-        order = [*range(stages - 2, 0, -1), 0, stages - 1]
-        larger = set(order[:more])
-        points, first = [], 0
-        for stage in range(stages - 1):
-            first += least + (stage in larger)
-            points.append(self.blocks[first])
-        return tuple(points)
+        order = [*range(stages - 2, 0, -1), 0, stages - 1] if stages > 1 else [0]
+        loads = dict.fromkeys(order, 1.0)
+        loads[0] += embedding
+        loads[stages - 1] += loss
+        counts = [1] * stages
+        for _ in range(len(self.blocks) - stages):
+            least = min(order, key=loads.__getitem__)  # the first of several
+            loads[least] += 1.0
+            counts[least] += 1
+        return self.counted(counts)
+
+    def counted(self, counts: Sequence[int]) -> tuple[str, ...]:
+        """The split points that give every stage its number of blocks; the numbers add up to that of blocks."""
+        assert sum(counts) == len(self.blocks)
+        return tuple(self.blocks[first] for first in list(accumulate(counts))[:-1])
 
     def stages(self, split: str | Sequence[str], stages: int) -> tuple[tuple[str, ...], ...]:
         """The modules of each stage: those from its split point to before the next one.

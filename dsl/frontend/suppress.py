@@ -39,7 +39,7 @@ _ALMOST = re.compile(
 NEVER_ACCEPTED: Final = (
     *("LP0", "LP1", "LP2"),
     *("LP501", "LP505", "LP506", "LP507", "LP508", "LP509", "LP510", "LP511", "LP512", "LP513", "LP514", "LP515"),
-    *("LP518", "LP601", "LP657"),
+    *("LP518", "LP520", "LP601", "LP657"),
 )
 """Codes, or how they begin, of diagnostics after which there is no plan to accept: text that cannot be read, names that
 mean nothing, stages and micro batches that cannot be made."""

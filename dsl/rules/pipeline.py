@@ -12,7 +12,7 @@ from legoai.dsl.analysis.pipeline import split_points, stage_count
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label, pass_label
-from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, OrderFile
+from legoai.specs.directives.pipeline import SINGLE_STAGE, V_SHAPED, Even, OrderFile
 
 _COMMON_BUBBLE = 0.25
 """The share of a step beyond which an idle pipeline is worth a word: a quarter of the machines would be idle."""
@@ -232,7 +232,7 @@ class BlocksForStages(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, manifest = analysis.plan.pipeline, analysis.manifest
-        if pipeline is None or manifest is None or pipeline.split != "even":
+        if pipeline is None or manifest is None or not isinstance(pipeline.split, str | Even):
             return
         stages = stage_count(analysis)
         blocks = len(split_points(analysis).blocks)

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
-from legoai.dsl.analysis.pipeline import first_modules, split_points, stage_count, stage_of, stages_of_ranks
+from legoai.dsl.analysis.pipeline import (
+    block_counts,
+    first_modules,
+    split_points,
+    stage_count,
+    stage_of,
+    stages_of_ranks,
+)
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.directives.pipeline import Even, Pipeline
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest
@@ -156,7 +163,7 @@ class SplitCount(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline = analysis.plan.pipeline
-        if pipeline is None or isinstance(pipeline.split, str):
+        if pipeline is None or isinstance(pipeline.split, str | Even) or block_counts(pipeline) is not None:
             return
         stages, points = stage_count(analysis), len(pipeline.split)
         if stages is None or points == stages - 1:
@@ -204,6 +211,93 @@ class EmptyFirstStage(Check):
                 )
 
 
+class BlocksOfStages(Check):
+    """Numbers of blocks that do not fit the stages or the model.
+
+    `split` takes a number for each stage, the first and the last among them, and the numbers add up to the model's
+    blocks; or it names modules.
+
+    ## Example
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (split = [8, 8, 8, 6])
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 4, dp_shard = 8)
+    pipeline on pp (split = [9, 8, 8, 7])
+    ```
+    """
+
+    code = "LP520"
+    slug = "blocks-of-stages"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline = analysis.plan.pipeline
+        counts = None if pipeline is None else block_counts(pipeline)
+        if pipeline is None or counts is None:
+            return
+        assert not isinstance(pipeline.split, str | Even)
+        place, stages = analysis.place(pipeline, "split"), stage_count(analysis)
+        if len(counts) < len(pipeline.split):
+            yield self.at(
+                place, "`split` names modules and gives numbers of blocks", label="one or the other",
+                help=["name the first module of each stage but the first, or give each stage its number of blocks"],
+            )  # fmt: skip
+            return
+        if stages is not None and len(counts) != stages:
+            other = analysis.place(pipeline, "stages" if written(pipeline, "stages") else "schedule")
+            yield self.at(
+                place,
+                f"there are {len(counts)} numbers of blocks, and the pipeline has {stages} stages",
+                label=f"{stages} numbers needed",
+                others=[Label(other, f"{stages} stages")],
+            )
+        elif analysis.manifest is not None and sum(counts) != (total := len(split_points(analysis).blocks)):
+            yield self.at(
+                place,
+                f"the stages hold {sum(counts)} blocks together, and the model has {total}",
+                label=f"add up to {sum(counts)}",
+                others=[Label(analysis.place(analysis.plan.model, "family"), f"has {total} blocks")],
+            )
+
+
+class IdleWeights(Check):
+    """Weights of embedding and loss under which the blocks are shared as without them.
+
+    Blocks are shared whole: a weight must be worth one to move it.
+
+    ## Example
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = even(loss = 0.25))
+    ```
+
+    ## Use instead
+    ```
+    mesh (pp = 2, dp_shard = 16)
+    pipeline on pp (split = even(loss = 2))
+    ```
+    """
+
+    code = "LP830"
+    slug = "idle-weights"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        pipeline, points = analysis.plan.pipeline, first_modules(analysis)
+        if pipeline is None or points is None or not isinstance(pipeline.split, Even):
+            return
+        if points == split_points(analysis).even(len(points) + 1):
+            yield self.at(
+                analysis.place(pipeline, "split"),
+                "the blocks are shared as without these weights",
+                label="the same as `even`",
+                help=["write `split = even`, or larger weights"],
+            )
+
+
 class UnevenStages(Check):
     """Stages so uneven that the ranks wait for the longest for more than a quarter of the step.
 
@@ -228,7 +322,7 @@ class UnevenStages(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, points = analysis.plan.pipeline, first_modules(analysis)
-        if pipeline is None or points is None or isinstance(pipeline.split, str):
+        if pipeline is None or points is None or isinstance(pipeline.split, str | Even):
             return
         known, ranks = split_points(analysis), analysis.plan.mesh.pp
         blocks = set(known.blocks)
@@ -250,8 +344,10 @@ class UnevenStages(Check):
 def _named_split(analysis: Analysis) -> Iterator[tuple[Pipeline, Manifest, tuple[str, ...]]]:
     """The pipeline, the manifest and the split points, where the plan names them."""
     pipeline, manifest = analysis.plan.pipeline, analysis.manifest
-    if pipeline is not None and manifest is not None and not isinstance(pipeline.split, str):
-        yield pipeline, manifest, tuple(pipeline.split)
+    if pipeline is None or manifest is None or isinstance(pipeline.split, str | Even):
+        return
+    if block_counts(pipeline) is None:
+        yield pipeline, manifest, tuple(str(point) for point in pipeline.split)
 
 
 def _block_names(manifest: Manifest) -> list[str]:

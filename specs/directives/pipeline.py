@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import AxisUse, Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Choice, Either, Integer, ListOf, ModulePath, Text
+from legoai.specs.directives.kinds import Choice, Either, Integer, ListOf, ModulePath, Number, Text
 
 SINGLE_STAGE = ("GPipe", "1F1B")
 """Schedules in which a rank holds one stage."""
@@ -25,6 +25,19 @@ class OrderFile(Treatment):
     file: str = option(Text("a quoted file name"), doc="The file, relative to the plan.")
 
 
+class Even(Treatment):
+    """Equal loads: blocks are shared out so that the stage with the most work has the least."""
+
+    name: ClassVar[str] = "even"
+
+    embedding: float = option(
+        Number(minimum=0.0), doc="The work of the first stage besides its blocks, in blocks.", default=0.0
+    )
+    loss: float = option(
+        Number(minimum=0.0), doc="The work of the last stage besides its blocks, in blocks.", default=0.0
+    )
+
+
 class Pipeline(Directive):
     """Pipeline parallelism: schedule, number of stages, where the model is split, and the number of micro batches."""
 
@@ -41,9 +54,10 @@ class Pipeline(Directive):
         doc="Stages in all; by default one for each rank of `pp`, or two where the schedule wants several.",
         default=None,
     )
-    split: str | tuple[str, ...] = option(
-        Either((Choice(("even",)), ListOf(ModulePath()))),
-        doc="The first module of each stage but the first, or `even` for equal numbers of blocks.",
+    split: str | Even | tuple[str | int, ...] = option(
+        Either((Choice(("even",)), Calls((Even,)), ListOf(Either((ModulePath(), Integer(minimum=1)))))),
+        doc="The first module of each stage but the first, the number of blocks of each stage, or `even` for equal "
+        "numbers of blocks, with weights for what the first and the last stage compute besides.",
         default="even",
     )
     microbatches: int | None = option(
