@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.codes.names import FactoryNotRun, ModelUnavailable
+from legoai.dsl.diagnostics.cascade import is_cause, without_effects
+from legoai.dsl.diagnostics.codes.names import FactoryNotRun, ModelUnavailable, NoSuchPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
@@ -77,12 +79,40 @@ def lint(
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
             used |= resolution.scope.used
             files |= resolution.files
-    found.extend(UnusedLet.find(base, used))
+    causes = [item for item in found if is_cause(item)]
+    found.extend(UnusedLet.find(base, used | _named_in(base, causes)))
     found.extend(MalformedSuppression.find(item for file in files.values() for item in suppress.malformed(file)))
     kept, _, unused = suppress.split(found, files.values())
     accepted = tuple(item for item in found if item.severity == "error" and item not in kept)
-    kept.extend(UnusedSuppression.find(unused))
+    kept.extend(UnusedSuppression.find(unused, muted=bool(causes)))
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
+
+
+def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
+    """The diagnostic without a fix that would write into the plan what only a setting or a variant says."""
+    fix = item.fix
+    if fix is None or fix.safe or (is_cause(item) and item.code != NoSuchPath.code):
+        return item
+    variant = resolution.variants.get(resolution.variant) if resolution.variant is not None else None
+    inside = variant is not None and all(
+        edit.span.file == variant.span.file and variant.span.start <= edit.span.start < variant.span.end
+        for edit in fix.edits
+    )
+    if (resolution.variant is None or inside) and not resolution.scope.is_set:
+        return item
+    return replace(item, fix=None)
+
+
+def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
+    """The words of statements that could not be read, which may be uses of `let` names."""
+    spans = [*resolution.damaged, *(item.span for item in resolution.file.statements)]
+    wrong = [cause.label.span for cause in causes]
+    texts = [
+        resolution.files[span.file].text[span.start : span.end]
+        for span in spans
+        if any(span.file == cause.file and span.start <= cause.start < span.end for cause in wrong)
+    ]
+    return {word for text in texts if not text.startswith("let ") for word in re.findall(r"\w+", text)}
 
 
 def _examine(
@@ -120,7 +150,10 @@ def _examine(
         manifest = None
     analysis = Analysis(plan, manifest, directory, resolution=resolution)
     found.extend(check(analysis))
-    return analysis, found
+    found = [_own_fix(item, resolution) for item in found]
+    remaining = suppress.split(found, resolution.files.values())[0]
+    accepted = [item for item in found if item not in remaining]
+    return analysis, without_effects(found, [item.span for item in resolution.statements], accepted)
 
 
 def check(analysis: Analysis) -> Iterator[Diagnostic]:

@@ -45,6 +45,8 @@ class Origin(Record):
     span: Span | None = None
     text: str | None = None
     """A number as it is written, without unit; None for anything else."""
+    direct: bool = True
+    """Whether the value is written at its place: not computed, and not the value of a `let`."""
 
 
 DEFAULT = Origin("default")

@@ -20,9 +20,12 @@ def written(declared: Declared, field: str) -> bool:
 
 
 def replacement(declared: Declared, field: str, text: str) -> Fix | None:
-    """The fix that writes ``text`` in place of the value of ``field``, where a person wrote that value in the plan."""
+    """The fix that writes ``text`` in place of the value of ``field``, where a person wrote that value in the plan.
+
+    What is computed, or named by a `let`, has other uses or another reason, which a number in its place would lose.
+    """
     origin = declared.origin(field)
-    if origin.decider != "human" or origin.span is None:
+    if origin.decider != "human" or origin.span is None or not origin.direct:
         return None
     return Fix(f"write `{text}`", (Edit(origin.span, text),), safe=False)
 

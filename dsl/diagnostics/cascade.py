@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import Final
 
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.specs.span import Span
 
 
@@ -17,6 +18,57 @@ def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Sp
     found = list(dict.fromkeys(diagnostics))
     unread = [item.label.span for item in found if item.code.startswith("LP1")]
     return [item for item in found if not item.code.startswith("LP2") or not _follows(item, unread, damaged)]
+
+
+_OF_THE_WHOLE: Final = ("LP703", "LP704", "LP713", "LP714")
+"""Codes of what follows from most of a plan's statements together."""
+_ABOUT_THE_PLAN: Final = ("LP202", "LP215", "LP221")
+"""Codes of what is said of a whole plan, at its first statement."""
+_CAUSES: Final = {
+    "LP703": ("LP301", "LP704"),
+    "LP704": ("LP301",),
+    "LP713": ("LP301",),
+    "LP714": ("LP301",),
+    "LP820": ("LP301", "LP601", "LP715"),
+}
+"""Codes that say nothing new beside one of these: a mesh of the wrong size, a batch that is not divided, or the same
+fact with a stricter limit."""
+
+
+def without_effects(
+    diagnostics: Sequence[Diagnostic], statements: Sequence[Span], accepted: Container[Diagnostic] = ()
+) -> list[Diagnostic]:
+    """What checks found, without what follows from a name or a path that is wrong, or from another of their findings.
+
+    A statement with such a mistake does not say what it was to say, so that nothing is said of it beyond the mistake.
+
+    Args:
+        diagnostics: of reading a plan and of its checks.
+        statements: of the plan, each as a whole.
+        accepted: those that the plan suppresses, which mute nothing.
+    """
+    causes = [item for item in diagnostics if is_cause(item)]
+    wrong = [span for span in statements if any(_overlap(span, cause.label.span) for cause in causes)]
+    codes = {item.code for item in diagnostics if item not in accepted}
+    return [
+        item
+        for item in diagnostics
+        if item.code < "LP3"
+        or not (
+            (causes and item.code in _OF_THE_WHOLE)
+            or any(cause in codes for cause in _CAUSES.get(item.code, ()))
+            or (item.code < "LP9" and any(_overlap(label.span, span) for label in _places(item) for span in wrong))
+        )
+    ]
+
+
+def is_cause(item: Diagnostic) -> bool:
+    """Whether a diagnostic is of text, a name or a path, after which a statement does not say what it was to say."""
+    return item.severity == "error" and "LP1" < item.code < "LP3" and item.code not in _ABOUT_THE_PLAN
+
+
+def _places(item: Diagnostic) -> Iterable[Label]:
+    return (item.label, *item.others)
 
 
 def _follows(item: Diagnostic, unread: Sequence[Span], damaged: Sequence[Span]) -> bool:

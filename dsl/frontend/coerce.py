@@ -11,11 +11,25 @@ from typing import Any, Final, TypeVar, cast
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
-from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.diagnostics.suggestion import closest, suggestion
 from legoai.dsl.frontend.scope import Scope, is_function
-from legoai.dsl.frontend.syntax import Argument, Auto, Boolean, Call, ListValue, Name, Number, Range, String, Value
+from legoai.dsl.frontend.syntax import (
+    Argument,
+    Auto,
+    Binary,
+    Boolean,
+    Call,
+    ListValue,
+    Name,
+    Node,
+    Number,
+    Range,
+    String,
+    Value,
+    children,
+)
 from legoai.specs.directives import kinds
-from legoai.specs.directives.base import Calls, Declared, Option, Treatment
+from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import replace
 from legoai.specs.span import Decider, Origin, Span
@@ -33,12 +47,22 @@ class Reader:
         self.diagnostics = diagnostics
         self.decider: Decider = "human"
         """Who decided what is read, unless a `let` of the command line did."""
+        self._direct = True
+        """Whether what is read is written where it is used, so that a fix there has no other effect."""
 
     def value(self, node: Value, kind: kinds.Kind) -> tuple[Any, Origin]:
         """The value of ``node`` as ``kind`` holds it, and where it came from; a hole where it is undecided or wrong."""
+        written = node
         node, decider = self.scope.look_up(node)
         if decider == "human":
             decider = self.decider
+        outer, self._direct = self._direct, self._direct and node is written
+        try:
+            return self._found(node, decider, kind)
+        finally:
+            self._direct = outer
+
+    def _found(self, node: Value, decider: Decider, kind: kinds.Kind) -> tuple[Any, Origin]:
         if isinstance(node, Auto):
             return self._auto(node, kind)
         if self.scope.circular(node):
@@ -48,7 +72,14 @@ class Reader:
             return Hole(), Origin(decider, node.span)
         value = self._read(node, kind)
         text = node.text if isinstance(node, Number) and not node.unit else None
-        return (Hole() if value is _MISTAKE else value), Origin(decider, node.span, text)
+        direct = self._direct and self._literal(node)
+        return (Hole() if value is _MISTAKE else value), Origin(decider, node.span, text, direct)
+
+    def _literal(self, node: Node) -> bool:
+        """Whether nothing in a value is computed or named by a `let`."""
+        if isinstance(node, Binary) or is_function(node) or (isinstance(node, Name) and node.text in self.scope.names):
+            return False
+        return isinstance(node, Name | Number) or all(map(self._literal, children(node)))
 
     def options(
         self,
@@ -91,26 +122,50 @@ class Reader:
                         argument.span, f"`{item.name}` is given twice", label="given again", others=others
                     )
                 )
+                values[item.field] = Hole()
                 continue
             values[item.field], origins[item.field] = self.value(
                 argument.value if flag is None else Boolean(True, argument.span), item.kind
             )
+        if unknown and not (issubclass(declared, Directive) and declared.open_options):
+            # Any of the options that are not given may be what the unknown one was meant to be.
+            meant = {closest(item.name.text, tuple(by_name)) for item in unknown if item.name is not None}
+            for item in declared.options:
+                open_to_it = not item.required or item.name in meant or None in meant
+                if open_to_it and item.field not in values and item.field not in given:
+                    values[item.field] = Hole()
         self._fill(declared, values, given, place, what)
         return values, origins, unknown
 
-    def unknown_options(self, declared: type[Declared], arguments: Iterable[Argument], what: str) -> None:
-        """Report named arguments that ``declared`` does not have."""
+    def unknown_options(
+        self, declared: type[Declared], arguments: Iterable[Argument], what: str, origins: Mapping[str, Origin]
+    ) -> None:
+        """Report named arguments that ``declared`` does not have; ``origins`` are of those that it has."""
         legal = tuple(item.name for item in declared.options)
+        taken = {item.name for item in declared.options if item.field in origins}
         for argument in arguments:
             assert argument.name is not None
+            self._use(argument.value)
             word = argument.name.text
+            meant = closest(word, legal)
+            fix = None
+            if meant is not None and meant not in taken:
+                fix = Fix(f"write `{meant}`", (Edit(argument.name.span, meant),), safe=False)
+                taken.add(meant)
             listed = f"{what} takes {', '.join(f'`{name}`' for name in legal)}" if legal else f"{what} takes no options"
             self._report(
                 rules.UnknownOption.at(
                     argument.name.span, f"{what} has no option `{word}`", label="unknown option",
-                    help=[*suggestion(word, legal), listed],
+                    help=[*suggestion(word, legal), listed], fix=fix,
                 )
             )  # fmt: skip
+
+    def _use(self, node: Node) -> None:
+        """Count the `let` names in a value that nothing reads as used."""
+        if isinstance(node, Name) and node.text in self.scope.names:
+            self.scope.used.add(node.text)
+        for child in children(node):
+            self._use(child)
 
     def _fill(
         self, declared: type[Declared], values: dict[str, Any], given: frozenset[str], place: Span, what: str
@@ -201,17 +256,25 @@ class Reader:
             return self._report(
                 rules.WrongValue.at(
                     node.span, "a name stands without quotes", label=f"write `{node.text}`",
-                    fix=Fix(f"write `{node.text}`", (Edit(node.span, node.text),), safe=True),
+                    fix=self._fix(node.span, node.text, safe=True),
                 )
             )  # fmt: skip
         return self._wrong(node, kind)
 
+    def _fix(self, span: Span, text: str, *, safe: bool) -> Fix | None:
+        """The fix that writes ``text`` at ``span``, unless that is the value of a `let`, which others may use."""
+        return (
+            Fix(f"write `{text}`", (Edit(span, text),), safe=safe) if self._direct and self.decider == "human" else None
+        )
+
     def _unknown_name(self, node: Name | Call, names: tuple[str, ...], kind: kinds.Kind) -> Any:
         name = node if isinstance(node, Name) else node.name
+        meant = closest(name.text, names)
         return self._report(
             rules.UnknownName.at(
                 name.span, f"`{name.text}` is not a legal value here", label="unknown name",
                 help=[*suggestion(name.text, names), f"expected {kind.describe()}"],
+                fix=self._fix(name.span, meant, safe=False) if meant is not None else None,
             )
         )  # fmt: skip
 
@@ -284,7 +347,7 @@ class Reader:
                 rules.WrongValue.at(
                     node.span, f"expected `true` or `false`, found `{node.text}`", label="not a truth value",
                     help=[f"did you mean `{meant}`?"],
-                    fix=Fix(f"write `{meant}`", (Edit(node.span, meant),), safe=True),
+                    fix=self._fix(node.span, meant, safe=True),
                 )
             )  # fmt: skip
         return self._wrong(node, kind)
@@ -315,7 +378,7 @@ class Reader:
         arguments = node.arguments.items if isinstance(node, Call) else ()
         what = f"`{treatment.name}`"
         values, origins, unknown = self.options(treatment, arguments, node.span, what)
-        self.unknown_options(treatment, unknown, what)
+        self.unknown_options(treatment, unknown, what, origins)
         return treatment(**values, origins=origins)
 
     def _either(self, node: Value, kind: kinds.Either) -> Any:

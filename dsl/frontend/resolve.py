@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
@@ -40,6 +40,9 @@ from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Plan, Solved
 from legoai.specs.span import Origin, Span
 
+_UNDECIDED: Final = (rules.DuplicateStatement.code, rules.CannotExtend.code, rules.BasesDisagree.code)
+"""Diagnostics of statements of which it is not known which one is meant."""
+
 
 @dataclass(slots=True)
 class Resolution:
@@ -58,6 +61,10 @@ class Resolution:
     directory: Path
     """Where files that the plan names are looked up."""
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    damaged: list[Span] = field(default_factory=list)
+    """Statements with mistakes in their syntax."""
+    variant: str | None = None
+    """The variant that was applied."""
     unreadable: set[str] = field(default_factory=set)
     """Keywords of statements that are there but could not be read, so that the plan lacks what they decide."""
 
@@ -100,7 +107,11 @@ def resolve(
         body = apply_variant(body, variants, variant, parsed, diagnostics)
     scope = scope_of(body, settings or {}, loader)
     resolution = Resolution(parsed, loader.files, None, body, variants, scope, directory, diagnostics)
+    resolution.variant = variant
+    resolution.damaged.extend(loader.damaged)
     resolution.unreadable.update(loader.unreadable())
+    if any(item.code in _UNDECIDED for item in diagnostics):
+        resolution.unreadable.add("")
     plan = _Resolver(resolution, variant, directory).plan()
     resolution.plan = None if plan is None else with_files(plan, directory)
     diagnostics[:] = without_consequences(diagnostics, loader.damaged)

@@ -51,6 +51,11 @@ class Scope:
         self.used: set[str] = set()
         self._values: dict[str, Quantity | Diagnostic] = {}
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the command line gives a name that was used its value."""
+        return any(self.names[name].decider == "command line" for name in self.used if name in self.names)
+
     def look_up(self, node: Value) -> tuple[Value, Decider]:
         """What ``node`` stands for: itself, or the value of the `let` that it names; and who decided that."""
         decider: Decider = "human"

@@ -77,7 +77,7 @@ class StatementReader:
             for argument in unknown:
                 arguments.update(self._open(argument, origins))
         else:
-            self.reader.unknown_options(declared, unknown, what)
+            self.reader.unknown_options(declared, unknown, what, read_origins)
         rules_read = self._rules(statement.block, declared, layout)
         if axes is None or unnamed:
             assert len(self.diagnostics) > before, "a statement was dropped without a word"

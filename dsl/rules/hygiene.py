@@ -102,10 +102,13 @@ class UnusedSuppression(Rule):
     severity = "warning"
 
     @classmethod
-    def find(cls, unused: Iterable[Suppression], *, simulated: bool = False) -> Iterator[Diagnostic]:
+    def find(
+        cls, unused: Iterable[Suppression], *, simulated: bool = False, muted: bool = False
+    ) -> Iterator[Diagnostic]:
         """A diagnostic for each suppression that took nothing away.
 
-        What only a simulation finds may be there: nothing is said of it unless the plan was ``simulated``.
+        What only a simulation finds may be there: nothing is said of it unless the plan was ``simulated``; nor of what
+        may be ``muted`` by a mistake in a name.
         """
         from legoai.dsl.rules import all_rules, rule_of
 
@@ -119,6 +122,8 @@ class UnusedSuppression(Rule):
                 message = f"there is no rule `{item.code}`"
             elif rule.code.startswith(NEVER_ACCEPTED):
                 message, help = f"`{item.code}` cannot be suppressed", ["it leaves no plan to accept: correct it"]
+            elif muted:
+                continue
             else:
                 message, help = f"`{item.code}` is not found here, so nothing is suppressed", ["delete it"]
             yield cls.at(

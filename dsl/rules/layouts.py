@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import replacement
 from legoai.dsl.analysis.layout import Mismatch
 from legoai.dsl.analysis.tensors import Tensor, as_list
-from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, text_of, verb
 from legoai.specs.directives.layouts import Sharded
@@ -150,11 +151,7 @@ def _fix(item: Mismatch) -> Fix | None:
     style = _style_of(item)
     if not isinstance(style, Inputs | Outputs) or isinstance(style.source, tuple):
         return None
-    origin = style.origin("source")
-    span = origin.span if origin.decider == "human" else None
-    return (
-        Fix(f"write `from = {item.got.describe()}`", (Edit(span, item.got.describe()),), safe=False) if span else None
-    )
+    return replacement(style, "source", item.got.describe())
 
 
 class UnpairedStyle(LayoutRule, Check):
