@@ -65,7 +65,7 @@ def test_fmt_check_fails_and_changes_nothing(capsys: pytest.CaptureFixture[str])
 def test_fmt_diff_is_a_patch(capsys: pytest.CaptureFixture[str]):
     Path("ugly.plan").write_text("plan   x", encoding="utf-8")
     status, out, _ = called(capsys, "fmt", "--diff", "ugly.plan")
-    assert status == 0
+    assert status == 1
     assert out == (
         "--- ugly.plan\n+++ ugly.plan (formatted)\n@@ -1 +1 @@\n-plan   x\n\\ No newline at end of file\n+plan x\n"
     )

@@ -136,7 +136,7 @@ def test_a_split_that_could_not_be_more_even_is_clean():
 
 def test_two_stages_of_a_rank_are_counted_together():
     text = "mesh (pp = 2, dp_shard = 4)\nfsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
-    text += "pipeline on pp (schedule = ZBVZeroBubble, split = [{}])\n"
-    assert "LP829" not in codes(text.format("layers.10, layers.16, layers.26"), base=LARGE)
-    found = message(text.format("layers.2, layers.16, layers.30"), "LP829", base=LARGE)
+    text += "pipeline on pp (schedule = ZBVZeroBubble, split = [SPLIT])\n"
+    assert "LP829" not in codes(text.replace("SPLIT", "layers.10, layers.16, layers.26"), base=LARGE)
+    found = message(text.replace("SPLIT", "layers.2, layers.16, layers.30"), "LP829", base=LARGE)
     assert "hold 4 and 28 of 32 blocks" in found
