@@ -94,8 +94,7 @@ def shrink(
     mesh = _mesh(plan, ranks, changes)
     smaller = _without_missing_axes(replace(plan, mesh=mesh, require=(), objective=None, solved=None), changes)
     smaller = _for_a_cpu(smaller, changes)
-    if double:
-        smaller = _in_double_precision(smaller, changes)
+    smaller = _in_double_precision(smaller, changes) if double else _without_float8(smaller, changes)
     pipeline, stages = _pipeline(analysis, smaller)
     seq_len = _sequence_length(smaller)
     split = _split(analysis, pipeline, stages)
@@ -262,6 +261,14 @@ def _in_double_precision(plan: Plan, changes: list[str]) -> Plan:
         changes.append("precision: fp64 throughout")
     double = Precision(master="fp64", param="fp64", reduce="fp64" if reduced else precision.reduce, origins=origins)
     return replace(plan, precision=double)
+
+
+def _without_float8(plan: Plan, changes: list[str]) -> Plan:
+    """The plan's dtypes, but for products that a CPU does not have."""
+    if all(isinstance(rule.treatment, HighPrecision) for rule in plan.precision.rules):
+        return plan
+    changes.append("precision: without float8, of which a CPU has no products")
+    return replace(plan, precision=changed(plan.precision, rules=()))
 
 
 def _of_statement(directive: Directive) -> Mapping[str, Any]:

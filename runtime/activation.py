@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket
 from legoai.specs.models.random_operators import is_random
 
@@ -66,7 +67,11 @@ def keep_outputs(*names: str) -> Callable[[], Contexts]:
                 products += 1
             return save(keep and not is_random(operator, arguments, options))
 
-        return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call,no-any-return]
+        forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+        return forward, recompute_freely(recomputation, keeps)
+
+    def keeps(operator: OpOverload) -> bool:
+        return operator in kept or operator in alternate or (collectives and is_collective(operator))
 
     return contexts
 

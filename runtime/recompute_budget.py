@@ -24,6 +24,7 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import flop_registry
 
 from legoai.runtime.activation import Contexts, is_collective, save
+from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 from legoai.specs.models.random_operators import is_random
@@ -116,7 +117,9 @@ class RecomputeWithin:
             calls[operator] += 1
             return save(call in kept)
 
-        return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call,no-any-return]
+        operators = {operator for operator, _ in kept}
+        forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+        return forward, recompute_freely(recomputation, operators.__contains__)
 
 
 @lru_cache(maxsize=256)

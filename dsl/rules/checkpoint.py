@@ -330,7 +330,7 @@ class NothingToRecompute(Check):
 
 
 class WholeModelRecomputed(Check):
-    """The whole model as one recomputed module.
+    """The whole model, or all its blocks, as one recomputed module.
 
     When the backward pass begins, everything is computed again and kept at once: the peak of memory stays
     where it was, and the step is a third longer. Checkpointing saves memory where one block after the other
@@ -351,12 +351,16 @@ class WholeModelRecomputed(Check):
     slug = "whole-model-recomputed"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        rule = recomputed_modules(analysis).get("")
-        if rule is None:
+        recomputed = recomputed_modules(analysis)
+        if not recomputed:
             return
         assert analysis.manifest is not None
-        assert rule.origin.span is not None
         blocks = [item.path for item in analysis.manifest.block_lists]
+        around = {above for path in blocks for above in holders(path)}
+        rule = next((rule for path, rule in recomputed.items() if not path or path in around), None)
+        if rule is None:
+            return
+        assert rule.origin.span is not None
         inner = f"{blocks[0]}.*" if blocks and blocks[0] else "PATH"
         yield self.at(
             rule.origin.span,

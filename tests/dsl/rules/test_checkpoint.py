@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from legoai.dsl.rules.checkpoint import is_operator_name
-from support.rule_plans import codes, message
+from support.rule_plans import BASE, codes, message
 
 
 def test_every_operator_that_pytorch_has_is_a_legal_name() -> None:
@@ -178,3 +178,11 @@ def test_layers_that_keep_only_their_input(layer: nn.Module, path: str, saves: b
 
     assert (kept(layer) > kept(checkpoint_wrapper(layer))) is saves
     assert ("LP827" not in codes(f"checkpoint {{ {path} = full }}")) is saves
+
+
+def test_all_blocks_as_one_module_are_the_whole_model() -> None:
+    from support.drawn_plans import CONFIGS
+
+    base = BASE.replace('llama3("tiny")', 'huggingface("llama.json")')
+    assert "LP657" in codes("checkpoint { model = selective([matmul]) }", CONFIGS, base)
+    assert "LP657" not in codes("checkpoint { model.layers.* = full }", CONFIGS, base)

@@ -52,6 +52,12 @@ mesh (dp_shard = 4, ep = 2)
 fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), layers.*.feed_forward.experts = unit, root = unit }}
 checkpoint {{ layers.* = full }}
 {DOUBLE}""",
+    "selectively recomputed, one rank for each expert": f"""
+mesh (dp_shard = 4, ep = 4)
+{EXPERTS}
+fsdp on dp_shard {UNITS}
+checkpoint {{ layers.0 = selective([matmul, collective]), layers.1 = budget(50%) }}
+{DOUBLE}""",
     "replicated": f"""
 mesh (dp_replicate = 2, dp_shard = 2, ep = 2)
 {EXPERTS}
