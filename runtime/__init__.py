@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from legoai.runtime.optim import clip_gradients, reduce_partial_gradients, warmup_schedule
     from legoai.runtime.options import RunOptions
     from legoai.runtime.pipeline import Pipeline, PipelineSchedule, ordered_schedule
+    from legoai.runtime.placeholders import is_held
     from legoai.runtime.recompute_budget import RecomputeWithin
     from legoai.runtime.sharded_optimizer import ShardedOptimizer
-    from legoai.runtime.stand_ins import is_held
     from legoai.runtime.step import reduce_loss_and_norm
     from legoai.runtime.torchrun import launch
     from legoai.runtime.trainer import Trainer
@@ -86,7 +86,7 @@ _HOMES = {
     "clip_gradients": "optim",
     "convert_to_float8": "float8",
     "divided": "loss",
-    "is_held": "stand_ins",
+    "is_held": "placeholders",
     "keep_outputs": "activation",
     "launch": "torchrun",
     "local_value": "loss",

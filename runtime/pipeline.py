@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 
 from legoai.runtime.loss import LossFunction
-from legoai.runtime.stand_ins import held_children
+from legoai.runtime.placeholders import held_children
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.torch_internals.pipelining import Action, ComputationType, PipelineScheduleRuntime
 
@@ -46,8 +46,8 @@ class Pipeline:
         microbatches: micro batches in one pass of the schedule.
         build_stage: makes torch's stage from the stage's parallelized module, its index, the mesh and the device.
         build_schedule: makes the schedule from this rank's stages and the loss of one micro batch.
-        stand_ins: whether the model's forward calls the modules of all stages, so that something must stand for those
-            that lie on others; if not, it passes over what is missing.
+        placeholders: whether the model's forward calls the modules of all stages, so that placeholders take the places
+            of those that lie on others; if not, it passes over what is missing.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -55,7 +55,7 @@ class Pipeline:
     microbatches: int
     build_stage: Callable[[nn.Module, int, DeviceMesh, torch.device], PipelineStage]
     build_schedule: Callable[[list[PipelineStage], LossFunction], PipelineSchedule]
-    stand_ins: bool = False
+    placeholders: bool = False
 
 
 def keep_modules(model: nn.Module, kept: Sequence[str]) -> None:

@@ -172,7 +172,7 @@ class Trainer(Recipe):
     ) -> StagedModel:
         """Build the stages of this rank, each from a whole model; ``whole`` becomes the first of them."""
         from legoai.runtime.pipeline import StagedModel, keep_modules
-        from legoai.runtime.stand_ins import stand_in
+        from legoai.runtime.placeholders import put_placeholders
 
         if accumulation % pipeline.microbatches:
             raise RunError(
@@ -185,8 +185,8 @@ class Trainer(Recipe):
         stages = []
         for index in pipeline.stages_of_rank[mesh.get_local_rank("pp")]:
             stage = self._meta_model() if stages else whole
-            if pipeline.stand_ins:
-                stand_in(stage, pipeline.stages, index, tokens)
+            if pipeline.placeholders:
+                put_placeholders(stage, pipeline.stages, index, tokens)
             else:
                 keep_modules(stage, pipeline.stages[index])
             stage = self._parallel(stage, mesh, device, seed)

@@ -170,7 +170,7 @@ def _document(options: argparse.Namespace, path: Path, rows: Sequence[Row], resu
 
 
 def _lasts(refused: str) -> bool:
-    """Whether asking again would bring nothing else: an answer, or a finding of the linter."""
+    """Whether asking again would bring nothing else: an answer, or a diagnostic of the linter."""
     return not refused or refused.startswith("lint")
 
 

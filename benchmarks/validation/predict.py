@@ -34,7 +34,7 @@ class Prediction:
 
     Attributes:
         refused: a sentence; empty if there is an answer.
-        findings: codes of the linter's errors and warnings, empty for a clean plan.
+        diagnostics: codes of the linter's errors and warnings, empty for a clean plan.
         seconds: of one optimizer step.
         active: bytes at the peak, by pipeline rank.
         reserved: bytes, by pipeline rank.
@@ -50,7 +50,7 @@ class Prediction:
     """
 
     refused: str = ""
-    findings: tuple[str, ...] = ()
+    diagnostics: tuple[str, ...] = ()
     seconds: float | None = None
     active: tuple[int, ...] = ()
     reserved: tuple[int, ...] = ()
@@ -116,13 +116,13 @@ def for_memory(text: str, plan: Plan) -> str:
 def _linted(text: str) -> tuple[Plan | None, dict[str, Any]]:
     """The plan, if it has no errors, and what the linter found, as a prediction keeps it."""
     linted = lint(text, "row.plan", directory=Path(tempfile.gettempdir()), variants=False)
-    findings = tuple(
+    diagnostics = tuple(
         sorted({f"{item.severity} {item.code}" for item in linted.diagnostics if item.severity != "advice"})
     )
     if linted.has_errors or linted.plan is None:
         errors = [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity == "error"]
-        return None, {"refused": "lint: " + "; ".join(errors), "findings": findings}
-    return linted.plan, {"findings": findings}
+        return None, {"refused": "lint: " + "; ".join(errors), "diagnostics": diagnostics}
+    return linted.plan, {"diagnostics": diagnostics}
 
 
 def _simulated(text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from benchmarks.validation.statements import Stated
 
 MIB = 2**20
 _BEYOND_DEVICE = "LP704"
-"""The linter's finding that parameters, gradients and optimizer state alone are more than the device has."""
+"""The linter's diagnostic that parameters, gradients and optimizer state alone are more than the device has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found["refused"] = dict(
         Counter(item["outcome"] for item in results if item["outcome"].startswith(("not stated", "refused")))
     )
-    found["warned"] = dict(Counter(code for item in compared for code in item["said"]["findings"]))
+    found["warned"] = dict(Counter(code for item in compared for code in item["said"]["diagnostics"]))
     if any(item["fits"] for item in compared):
         found["out of memory"] = out_of_memory(
             Comparison(id=item["id"], group="", fits=tuple(item["fits"])) for item in compared if item["fits"]

@@ -267,7 +267,7 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
 
 
 def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:
-    """Let the wait for a stage's gathered parameters be recorded by itself."""
+    """Let the wait for a stage's unsharded parameters be recorded by itself."""
     perform: Callable[[Any], None] = schedule._assert_unsharded
 
     def assert_unsharded(stage: Any) -> None:

@@ -35,10 +35,10 @@ def gradient_dtype(analysis: Analysis) -> str:
     micro batch, the units add up the others in the dtype in which they will be reduced.
     """
     precision = analysis.plan.precision
-    return precision.reduce if _accumulates_unreduced(analysis) else precision.master
+    return precision.reduce if _accumulates_unsharded(analysis) else precision.master
 
 
-def _accumulates_unreduced(analysis: Analysis) -> bool:
+def _accumulates_unsharded(analysis: Analysis) -> bool:
     comm = analysis.plan.comm
     return has_policy(analysis) and comm is not None and comm.reduce == "last_micro_batch"
 
@@ -49,7 +49,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     own = gradient_dtype(analysis)
     # Without units or accumulation the option has no effect, which is a warning of its own.
     if precision.gradient not in (None, own) and has_policy(analysis) and micro_batches(analysis.plan) != 1:
-        why = "reduced gradients" if _accumulates_unreduced(analysis) else "the stored parameters"
+        why = "reduced gradients" if _accumulates_unsharded(analysis) else "the stored parameters"
         yield Unsupported(
             analysis.place(precision, "gradient"),
             f"`gradient = {precision.gradient}` is not lowered yet: gradients accumulate in the dtype of {why}, "

@@ -14,7 +14,7 @@ from legoai.dsl.rules.base import Check
 class CannotCut(Check):
     """A pipeline of a model from a factory or a Hugging Face config that cannot be cut where the plan says.
 
-    Each stage runs the forward of the whole model, with stand-ins for the modules of other stages. So exactly one
+    Each stage runs the forward of the whole model, with placeholders for the modules of other stages. So exactly one
     tensor may cross each cut, straight from one module into another, and nothing else that a stage computes may need
     tokens or weights that lie elsewhere. Modules without weights that look at no token, such as rotary embeddings, are
     on every stage. A parameter of the model itself, outside of its modules, would be on every stage too, and is

@@ -208,7 +208,7 @@ class RootIsAUnit(Check):
 class KeptUnderPipeline(Check):
     """A unit that is never resharded under a pipeline, which frees parameters at the end of every pass.
 
-    A schedule reduces the gradients of a stage after its last micro batch and frees the gathered parameters then,
+    A schedule reduces the gradients of a stage after its last micro batch and frees the unsharded parameters then,
     whatever the unit says.
 
     ## Example

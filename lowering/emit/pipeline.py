@@ -61,7 +61,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         microbatches=literal(microbatches),
         build_stage="build_stage",
         build_schedule="build_schedule",
-        stand_ins="True" if has_placeholders(analysis) else None,
+        placeholders="True" if has_placeholders(analysis) else None,
     )
     draft.train_with("pipeline", made, lowering.note(pipeline))
     draft.step.pass_size = microbatches

@@ -218,7 +218,7 @@ _PIPELINES: Final = (
                 f"{_SCHEDULES}:_PipelineScheduleRuntime",
                 "_assert_unsharded",
                 "self, stage",
-                "the wait for gathered parameters is recorded by itself",
+                "the wait for unsharded parameters is recorded by itself",
             ),
         )
     ),

@@ -22,7 +22,7 @@ class Proactive(Treatment):
 
     name: ClassVar[str] = "proactive"
 
-    limit: int = option(Size(), doc="Memory that gathered parameters may take beyond the unit that computes.")
+    limit: int = option(Size(), doc="Memory that unsharded parameters may take beyond the unit that computes.")
 
 
 class ByBytes(Treatment):

@@ -16,7 +16,7 @@ class Unit(Treatment):
     reshard: str | int | None = option(
         Either((Choice(("after_forward", "after_backward", "never")), Integer(minimum=2))),
         doc=(
-            "When gathered parameters are freed: `after_forward` (ZeRO-3), `after_backward` (ZeRO-2), `never` (kept "
+            "When unsharded parameters are freed: `after_forward` (ZeRO-3), `after_backward` (ZeRO-2), `never` (kept "
             "from micro batch to micro batch, until the optimizer changes them), or a number: after forward to shards "
             "over that many ranks. By default `after_forward`, and `after_backward` for `root`, as `fully_shard` does."
         ),

@@ -222,14 +222,14 @@ class _FirstValues(nn.Module):
     """Draws the first values of one module at a time, as `transformers` would for the whole model.
 
     `_init_weights` of a module may draw the parameters of modules inside of it anew, as GPT-2's attention does with its
-    output projection. A copy of the model that stays on the meta device therefore stands in for everything but the
+    output projection. A copy of the model that stays on the meta device therefore takes the place of everything but the
     module in question.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         # Not registered as a module: it is never called, moved or sharded.
-        self.__dict__["_stand_in"] = copy.deepcopy(self)
+        self.__dict__["_meta_copy"] = copy.deepcopy(self)
 
     def initialise_module(
         self, path: str, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
@@ -241,15 +241,15 @@ class _FirstValues(nn.Module):
             parameters: whole, by their names in the module; those that are left out are not drawn.
             buffers: by their names in the module.
         """
-        stand_in: Any = self.__dict__["_stand_in"]
+        meta_copy: Any = self.__dict__["_meta_copy"]
         around = [path.rsplit(".", count)[0] for count in range(path.count(".") + 1)] if path else []
-        module = stand_in.get_submodule(path)
+        module = meta_copy.get_submodule(path)
         kept = dict(module._parameters), dict(module._buffers)
         module._parameters.update(parameters)
         module._buffers.update(buffers)
         try:
             for holder in (*around, ""):
-                stand_in._init_weights(stand_in.get_submodule(holder))
+                meta_copy._init_weights(meta_copy.get_submodule(holder))
         finally:
             module._parameters.update(kept[0])
             module._buffers.update(kept[1])

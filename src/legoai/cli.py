@@ -121,7 +121,7 @@ def _internal_failure(error: Exception) -> int:
         traceback.print_exc()
     said = " ".join(str(error).split())[:200]
     print(
-        f"legoai {__version__} failed on its own account: {type(error).__name__}: {said}\n"
+        f"legoai {__version__}: internal error: {type(error).__name__}: {said}\n"
         "This is a mistake in LegoAI, not in the plan. Please report it with the plan and the command; "
         "LEGOAI_DEBUG=1 shows where it happened.",
         file=sys.stderr,

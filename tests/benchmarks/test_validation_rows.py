@@ -80,7 +80,7 @@ def diagnostics(stated: Stated) -> list[str]:
         ("simumax", {**SIMUMAX, "dp_replicate": "1", "tp": "2", "cp": "4"}),
     ],
 )
-def test_a_row_of_a_llama_is_a_plan_without_findings(source, fields):
+def test_a_row_of_a_llama_is_a_plan_without_diagnostics(source, fields):
     stated = convert(source, fields)
     assert diagnostics(stated) == []
     if stated.for_memory:
@@ -115,7 +115,7 @@ def test_a_row_of_a_llama_is_a_plan_without_findings(source, fields):
         ),
     ],
 )
-def test_a_row_of_another_model_is_a_plan_without_findings(source, fields):
+def test_a_row_of_another_model_is_a_plan_without_diagnostics(source, fields):
     assert diagnostics(convert(source, fields)) == []
 
 

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",
     "LP519": "no built-in model has a parameter without dims",
-    "LP518": "no built-in model needs stand-ins",
+    "LP518": "no built-in model needs placeholders",
     "LP634": "every built-in model calls the attention kernel",
     "LP659": "no built-in model draws random numbers",
 }

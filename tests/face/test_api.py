@@ -32,7 +32,7 @@ def test_settings_and_variants_are_applied(tmp_path: Path):
     assert legoai.load(path, variant="long").variant == "long"
 
 
-def test_an_error_carries_its_findings_and_reads_like_the_linter(tmp_path: Path):
+def test_an_error_carries_its_diagnostics_and_reads_like_the_linter(tmp_path: Path):
     path = tmp_path / "x.plan"
     path.write_text("plan x\nmesh (tp = y)\n", encoding="utf-8")
     with pytest.raises(legoai.PlanError) as caught:

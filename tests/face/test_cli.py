@@ -103,7 +103,7 @@ def test_a_clean_plan_is_status_0(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lint", "good.plan") == (0, "", "1 plan: no diagnostics\n")
 
 
-def test_findings_go_to_standard_output(capsys: pytest.CaptureFixture[str]):
+def test_diagnostics_go_to_standard_output(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "lint", "bad.plan")
     assert status == 1
     assert out.startswith("error[LP210] no-such-path: `layrs.*` matches no module of the model\n --> bad.plan:9:14\n")
@@ -337,7 +337,7 @@ def test_an_internal_failure_asks_for_a_report_and_shows_a_traceback_only_when_a
     monkeypatch.setattr("legoai.commands.lint.examine", fail)
     status, out, err = called(capsys, "lint", "good.plan")
     assert (status, out) == (2, "")
-    assert err.startswith(f"legoai {__version__} failed on its own account: RuntimeError: broken in two lines\n")
+    assert err.startswith(f"legoai {__version__}: internal error: RuntimeError: broken in two lines\n")
     assert "Please report it" in err
     assert "Traceback" not in err
     monkeypatch.setenv("LEGOAI_DEBUG", "1")

@@ -36,7 +36,7 @@ def test_the_program_is_what_the_plan_becomes():
         assert function.strip() in text
 
 
-def test_the_findings_are_those_of_the_broken_plan(tmp_path, monkeypatch, capsys):
+def test_the_diagnostics_are_those_of_the_broken_plan(tmp_path, monkeypatch, capsys):
     plan = (ROOT / "plans" / "tiny.plan").read_text(encoding="utf-8")
     for right, wrong in SLIPS:
         assert plan.count(right) == 1, right

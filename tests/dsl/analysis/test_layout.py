@@ -22,7 +22,7 @@ PLANS = ROOT / "plans"
 
 
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.plan")), ids=lambda path: path.stem)
-def test_the_worked_plans_have_no_findings_about_placements(path: Path) -> None:
+def test_the_worked_plans_have_no_diagnostics_about_placements(path: Path) -> None:
     linted = lint(path.read_text(encoding="utf-8"), str(path), directory=PLANS)
     found = [f"{item.code} {item.message}" for item in linted.diagnostics if item.code.startswith(("LP3", "LP4"))]
     assert found == []

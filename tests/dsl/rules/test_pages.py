@@ -75,7 +75,7 @@ def test_the_example_is_found(rule: type[Rule], text: str) -> None:
 
 
 @pytest.mark.parametrize(("rule", "text"), examples("Use instead"))
-def test_the_cure_is_a_readable_plan_without_the_finding(rule: type[Rule], text: str) -> None:
+def test_the_cure_is_a_readable_plan_without_the_diagnostic(rule: type[Rule], text: str) -> None:
     for item in lint_example(text).diagnostics:
         assert item.code != rule.code, item.message
         assert not item.code.startswith(("LP1", "LP2")), f"{item.code} {item.message}"

@@ -25,7 +25,7 @@ MULTI = {
 }
 
 
-def stand_ins(ranks: int, each: int, submodule: nn.Module | None = None) -> list[Any]:
+def stages_of_rank_0(ranks: int, each: int, submodule: nn.Module | None = None) -> list[Any]:
     """What a schedule's constructor asks of the stages of rank 0, without process groups."""
     total = ranks * each
     return [
@@ -44,7 +44,7 @@ def stand_ins(ranks: int, each: int, submodule: nn.Module | None = None) -> list
 
 
 def schedule_of(name: str, ranks: int, each: int, micro_batches: int, submodule: nn.Module | None = None) -> Any:
-    stages = stand_ins(ranks, each, submodule)
+    stages = stages_of_rank_0(ranks, each, submodule)
     if name in SINGLE:
         return SINGLE[name](stages[0], micro_batches, loss_fn=torch.sum)
     return MULTI[name](stages, micro_batches, loss_fn=torch.sum)
@@ -210,7 +210,7 @@ def order_text(name: str, ranks: int, each: int, micro_batches: int, *, communic
 
 def loads(path: Path, ranks: int, each: int, micro_batches: int) -> bool:
     """Whether PyTorch's runtime takes the file."""
-    runtime = schedules._PipelineScheduleRuntime(stand_ins(ranks, each), micro_batches, loss_fn=torch.sum)
+    runtime = schedules._PipelineScheduleRuntime(stages_of_rank_0(ranks, each), micro_batches, loss_fn=torch.sum)
     try:
         runtime._load_csv(str(path))
     except (AssertionError, RuntimeError, ValueError, KeyError):

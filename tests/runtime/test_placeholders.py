@@ -8,7 +8,7 @@ from torch import nn
 
 from legoai.runtime import RunError
 from legoai.runtime.pipeline import StagesOfRank
-from legoai.runtime.stand_ins import StandIn, held_children, is_held, stand_in
+from legoai.runtime.placeholders import Placeholder, held_children, is_held, put_placeholders
 
 WIDTH = 4
 VOCABULARY = 16
@@ -64,7 +64,7 @@ def made(number: int | None = None, kind: type[Whole] = Whole) -> Whole:
     torch.manual_seed(0)
     model = kind()
     if number is not None:
-        stand_in(model, STAGES, number, (2, 5))
+        put_placeholders(model, STAGES, number, (2, 5))
     return model
 
 
@@ -93,11 +93,11 @@ def test_gradients_reach_every_stage():
 def test_a_stage_holds_its_modules_under_the_names_of_the_model():
     stage = made(1)
     assert [name for name, _ in stage.named_parameters()] == ["blocks.1.inner.weight", "blocks.1.inner.bias"]
-    assert isinstance(stage.head, StandIn) and not is_held(stage.blocks[0]) and is_held(stage.angles)
+    assert isinstance(stage.head, Placeholder) and not is_held(stage.blocks[0]) and is_held(stage.angles)
     assert [name for name, _ in held_children(stage.blocks)] == ["1"]
 
 
-def test_stages_of_one_rank_are_one_module_without_stand_ins():
+def test_stages_of_one_rank_are_one_module_without_placeholders():
     stages = [made(0), made(2)]
     union = StagesOfRank(stages)
     names = [name for name, _ in made().named_parameters() if not name.startswith("blocks.1")]

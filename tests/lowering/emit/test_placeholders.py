@@ -113,14 +113,14 @@ def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path)
 
 def test_the_program_says_what_stands_where():
     text = lowered("".join(BODIES["factory in shards"])).text
-    assert "        stand_ins=True,\n" in text
+    assert "        placeholders=True,\n" in text
     loop = "    for index in range(1, 4):\n        if is_held(model.blocks[index]):\n"
     assert f"{loop}            model.blocks[index] = checkpoint_wrapper(model.blocks[index])  # tiny.plan:" in text
     assert "    if is_held(model.blocks[4]):\n" in text
     assert re.search(r"^    is_held,$", text, re.MULTILINE), "imported"
 
 
-def test_what_holds_stand_ins_is_neither_recomputed_nor_compiled(tmp_path):
+def test_what_holds_placeholders_is_neither_recomputed_nor_compiled(tmp_path):
     head = config(tmp_path, GPT2)
     pipeline = "mesh (pp = 2)\npipeline on pp (schedule = GPipe)\n"
     for rule in (

@@ -11,7 +11,7 @@ from torch import nn
 from legoai.runtime.errors import RunError, RunErrorCode
 
 
-class StandIn(nn.Module):
+class Placeholder(nn.Module):
     """A module without parameters in the place of one that lies on another stage.
 
     Args:
@@ -59,7 +59,7 @@ class Crossing:
         """Run the stage: token ids [B, T] on the first, else what the stage before gave; to logits on the last.
 
         Raises:
-            RunError: the model computes something between its modules that stand-ins do not fit.
+            RunError: the model computes something between its modules that placeholders do not fit.
         """
         first = self.number == 0
         tokens = given if first else torch.zeros(self.tokens, dtype=torch.int64, device=given.device)
@@ -94,8 +94,8 @@ class Crossing:
         )
 
 
-def stand_in(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tokens: tuple[int, int]) -> None:
-    """Make a stage of a whole model: put stand-ins where the modules of other stages are.
+def put_placeholders(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tokens: tuple[int, int]) -> None:
+    """Make a stage of a whole model: put placeholders where the modules of other stages are.
 
     Args:
         model: changed in place.
@@ -108,7 +108,7 @@ def stand_in(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tok
     for index, stage in enumerate(stages):
         for path in stage:
             if path not in kept:
-                model.set_submodule(path, StandIn(crossing, later=index > number))
+                model.set_submodule(path, Placeholder(crossing, later=index > number))
     if number > 0:
         model.get_submodule(stages[number][0]).register_forward_pre_hook(crossing.check, with_kwargs=True)
     model.forward = crossing.forward  # type: ignore[method-assign]
@@ -116,7 +116,7 @@ def stand_in(model: nn.Module, stages: Sequence[Sequence[str]], number: int, tok
 
 def is_held(module: nn.Module) -> bool:
     """Whether a module is on this stage."""
-    return not isinstance(module, StandIn)
+    return not isinstance(module, Placeholder)
 
 
 def held_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
