@@ -106,6 +106,7 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
     parallelize = Function(
         "parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module",
         (*draft.parallelize, Line("model", "return ")),
+        docstring=draft.order_of_application(),
     )
     assert draft.step.micro_batches is not None, "every plan has a batch"
     step = draft.step.functions(draft.imports)

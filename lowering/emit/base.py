@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.emit.blocks import BlockGroup, group
-from legoai.lowering.emit.code import Function, Imports, Item, Line, Node, Note, Statement, call, literal
+from legoai.lowering.emit.code import Function, Group, Imports, Item, Line, Node, Note, Statement, call, literal
 from legoai.lowering.emit.step import Step
 from legoai.specs.directives.base import Declared, Directive, PathRule
 
@@ -98,6 +98,8 @@ class Draft:
     """What comes after the model is parallelized."""
     parallelize: list[Statement] = field(default_factory=list)
     """The body of `parallelize(model, mesh)`, in the order of application."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a function of `parallelize` has its place in that order, by the function's name."""
     step: Step = field(default_factory=Step)
     """What one optimizer step does."""
     trainer: dict[str, Item] = field(default_factory=dict)
@@ -110,14 +112,16 @@ class Draft:
         mesh: Node | None,
         body: Iterable[Statement],
         note: Note,
+        why: str,
         before: str = "",
         meshes: Mapping[str, Node] | None = None,
     ) -> None:
         """Add a function that changes the model, on ``mesh`` if there is one, and its call in `parallelize`.
 
-        Both stand in front of the function ``before`` and its call, or last. ``meshes`` are further ones by the names
-        of their parameters.
+        Both stand in front of the function ``before`` and its call, or last; ``why`` says why there. ``meshes`` are
+        further ones by the names of their parameters.
         """
+        self.reasons[function] = why
         given = {**({} if mesh is None else {"mesh": mesh}), **(meshes or {})}
         parameters = ", ".join(["model: nn.Module", *(f"{name}: DeviceMesh" for name in given)])
         made = Function(f"{function}({parameters}) -> None", tuple(body))
@@ -129,6 +133,18 @@ class Draft:
         ]
         self.functions.insert(len(self.functions) if place is None else place, made)
         self.parallelize.insert(calls.index(True) if before else len(calls), line)
+
+    def order_of_application(self) -> tuple[str, ...]:
+        """The docstring of `parallelize`: its calls in their order, each with the reason for its place."""
+        calls = [
+            item.value.opening[:-1]
+            for item in self.parallelize
+            if isinstance(item, Line) and isinstance(item.value, Group)
+        ]
+        if len(calls) < 2:
+            return ()
+        reasons = (f"{place}. `{name}`: {self.reasons[name]}." for place, name in enumerate(calls, 1))
+        return "Change the model in place, in this order:", "", *reasons
 
     def train_with(self, name: str, value: Node, note: Note | None = None) -> None:
         """Add a keyword argument of the trainer."""

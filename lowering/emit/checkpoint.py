@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from legoai.dsl.analysis.checkpoint import keeps_random_state, recomputed_modules
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
@@ -12,6 +12,8 @@ from legoai.lowering.emit.code import Node, Note, Statement, call, literal, quot
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget, Selective
+
+_WHY: Final = "before units are made, whose hooks run around what is recomputed"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -28,7 +30,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         path: _wrapper(draft, rule, keeps=keeps_random_state(lowering.analysis, path)) for path, rule in wrapped.items()
     }
     body = [item for group in lowering.groups(wrappers) for item in _wrap(lowering, group)]
-    draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint))
+    draft.apply("apply_checkpoint", mesh=None, body=body, note=lowering.note(checkpoint), why=_WHY)
 
 
 @dataclass(frozen=True, slots=True)

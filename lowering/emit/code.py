@@ -143,6 +143,8 @@ class Function:
     """`build_model() -> nn.Module`."""
     body: tuple[Statement, ...]
     note: Note | None = None
+    docstring: tuple[str, ...] = ()
+    """Its lines; empty ones between paragraphs."""
 
 
 class Writer:
@@ -161,6 +163,13 @@ class Writer:
     def function(self, function: Function) -> None:
         """Add a function."""
         self.write(f"def {function.signature}:", function.note)
+        if function.docstring:
+            first, *others = function.docstring
+            self.write(f'    """{first}' + ("" if others else '"""'))
+            for line in others:
+                self.write(f"    {line}" if line else "")
+            if others:
+                self.write('    """')
         self.body(function.body, 4)
 
     def body(self, statements: Sequence[Statement], indent: int) -> None:

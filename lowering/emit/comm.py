@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import Final
 
 from legoai.dsl.analysis.comm import prefetching_units, reduces_last
 from legoai.lowering.emit.base import Draft, Lowering
@@ -11,6 +12,8 @@ from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call
 from legoai.specs.directives.comm import Units
 from legoai.specs.models.manifest import BlockList
+
+_WHY: Final = "when all units are made, which it tells of one another"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -33,7 +36,7 @@ def prefetch(lowering: Lowering, draft: Draft) -> None:
     note = lowering.note(comm, "prefetch")
     chain = list(prefetching_units(lowering.analysis))
     if chain:
-        draft.apply("apply_prefetch", mesh=None, body=_chain(lowering, chain, comm.prefetch, note), note=note)
+        draft.apply("apply_prefetch", mesh=None, body=_chain(lowering, chain, comm.prefetch, note), note=note, why=_WHY)
 
 
 def _chain(lowering: Lowering, chain: list[str], ahead: Units, note: Note) -> list[Statement]:

@@ -26,6 +26,9 @@ from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 
 Rules = Mapping[str, PathRule[Any]]
 
+_WHY: Final = "before units are made, whose hooks stay outside of the graphs"
+_WHY_BEFORE: Final = "before modules are wrapped to recompute: graphs cannot hold what recomputes DTensors"
+_WHY_AFTER: Final = "after modules are wrapped to keep chosen operators, which graphs have no more"
 _MODES: Final = {
     "reduce_overhead": "reduce-overhead",
     "max_autotune": "max-autotune",
@@ -53,12 +56,12 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     note = lowering.note(directive)
     if first:
         body += _calls(lowering, first)
-        draft.apply("apply_compile", mesh=mesh, body=body, note=note, before="apply_checkpoint")
+        draft.apply("apply_compile", mesh=mesh, body=body, note=note, why=_WHY_BEFORE, before="apply_checkpoint")
         body, mesh = [], None
     body += _calls(lowering, then)
     if body:
         name = "apply_compile_after_checkpoint" if first else "apply_compile"
-        draft.apply(name, mesh=mesh, body=body, note=note)
+        draft.apply(name, mesh=mesh, body=body, note=note, why=_WHY_AFTER if selective else _WHY)
 
 
 def _is_selective(rule: PathRule[Any] | None) -> bool:

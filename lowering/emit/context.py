@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from legoai.dsl.analysis.attention import attention_modules
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Item, Line, Statement, call, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
+
+_WHY: Final = "puts collectives into attention, to be compiled and recomputed with it"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -27,7 +31,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             made = call("context_parallel_attention", module, "mesh", **options)
             calls += where_held(lowering, group, path, Line(made, "", line))
         body += blocks.loop(calls)
-    draft.apply("apply_context_parallel", mesh='mesh["cp"]', body=body, note=note)
+    draft.apply("apply_context_parallel", mesh='mesh["cp"]', body=body, note=note, why=_WHY)
     draft.train_with("context_axis", quoted("cp"), note)
     draft.train_with("context_balance", quoted(context.balance), lowering.note(context, "balance"))
     draft.step.arguments.append(Item("batch.positions", "positions="))

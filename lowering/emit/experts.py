@@ -14,6 +14,9 @@ from legoai.lowering.emit.stages import blocks_of, where_held
 EXPERT_MESH: Final = "expert_mesh"
 """What a program calls the mesh on which experts lie."""
 
+_WHY: Final = "as tensor parallelism, before modules are wrapped"
+_WHY_CAPACITY: Final = "before modules are wrapped"
+
 
 def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `apply_expert_parallel`; on one rank, `apply_expert_capacity` where experts have one."""
@@ -34,7 +37,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             for name in ("give_rows", "take_routed_tokens"):
                 draft.imports.name("legoai.runtime.experts", name)
         body = _calls(lowering, emitted)
-        draft.apply("apply_expert_capacity", mesh=None, body=body, note=lowering.note(shard))
+        draft.apply("apply_expert_capacity", mesh=None, body=body, note=lowering.note(shard), why=_WHY_CAPACITY)
         return
     draft.imports.name("torch.distributed.tensor.parallel", "parallelize_module")
     draft.imports.name("legoai.runtime.experts", "ExpertParallel")
@@ -43,7 +46,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     assert split is not None, "a mesh fits on one line"
     draft.parallelize.append(Line(split, f"{EXPERT_MESH} = ", lowering.note(lowering.plan.mesh, "ep")))
     mesh, body = f'{EXPERT_MESH}["ep"]', _calls(lowering, emitted)
-    draft.apply("apply_expert_parallel", mesh=mesh, body=body, note=lowering.note(shard))
+    draft.apply("apply_expert_parallel", mesh=mesh, body=body, note=lowering.note(shard), why=_WHY)
 
 
 def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, bool, Note]]) -> list[Statement]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from legoai.dsl.analysis.facts import grouped
 from legoai.dsl.analysis.float8 import converted_layers
@@ -11,6 +12,8 @@ from legoai.lowering.emit.blocks import BlockGroup
 from legoai.lowering.emit.code import Group, Line, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.precision import Float8
+
+_WHY: Final = "first, since it replaces layers that the rest changes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         if isinstance(item, Line) and isinstance(item.value, Group)
     ]
     note = lowering.note(lowering.plan.precision)
-    draft.apply("apply_float8", mesh=None, body=body, note=note, before=applied[0] if applied else "")
+    draft.apply("apply_float8", mesh=None, body=body, note=note, why=_WHY, before=applied[0] if applied else "")
 
 
 def _convert(lowering: Lowering, group: BlockGroup[Converted]) -> list[Statement]:

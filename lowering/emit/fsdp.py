@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from typing import Final
 
 from legoai.dsl.analysis.buckets import ModuleBucket
 from legoai.dsl.analysis.comm import unit_buckets
@@ -22,6 +23,8 @@ from legoai.lowering.emit.offload import policy_of_units
 from legoai.lowering.emit.precision import policy
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.specs.directives.fsdp import Fsdp
+
+_WHY: Final = "shards what each rank has by now, with hooks around all that was wrapped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         names = ", ".join(quoted(axis) for axis in axes_of_experts(lowering.analysis))
         meshes[EXPERT_MESH] = f"{EXPERT_MESH}[{names}]"
     mesh, note = sharding_mesh(lowering, draft), lowering.note(fsdp)
-    draft.apply("apply_fsdp", mesh=mesh, meshes=meshes, body=body, note=note)
+    draft.apply("apply_fsdp", mesh=mesh, meshes=meshes, body=body, note=note, why=_WHY)
     kept = next((unit for unit in found.values() if unit.kept), None)
     if kept is not None:
         draft.imports.name("legoai.runtime", "reshard_units")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from legoai.dsl.analysis.offload import offloads
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Line, Node, call
 
 _HOME = "legoai.runtime.offload"
+_WHY: Final = "around the whole forward, behind the hooks that gather parameters"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -18,6 +21,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         draft.train_with("offload_parameters", "True", lowering.note(offload, "parameters"))
     if offloads(lowering.analysis, "activations"):
         draft.imports.name(_HOME, "offload_activations")
+        draft.reasons["offload_activations"] = _WHY
         draft.parallelize.append(Line(call("offload_activations", "model"), "", lowering.note(offload, "activations")))
 
 

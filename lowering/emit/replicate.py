@@ -6,12 +6,16 @@ parallel, with activation checkpointing and with pipeline stages, and leaves the
 
 from __future__ import annotations
 
+from typing import Final
+
 from legoai.dsl.analysis.replicate import gradient_buckets, replica_axes, replicas
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.buckets import statements
 from legoai.lowering.emit.code import Line, Node, Statement, call
 from legoai.lowering.emit.mesh import joined
 from legoai.lowering.emit.precision import policy
+
+_WHY: Final = "reduces what each rank has by now, with hooks around all that was wrapped"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -28,5 +32,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     body += statements(lowering, gradient_buckets(lowering.analysis), make)
     body.append(Line(make("model"), "", lowering.note(replicate)))
     draft.apply(
-        "apply_replicate", mesh=joined(draft, replica_axes(lowering.analysis)), body=body, note=lowering.note(replicate)
+        "apply_replicate",
+        mesh=joined(draft, replica_axes(lowering.analysis)),
+        body=body,
+        note=lowering.note(replicate),
+        why=_WHY,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.shard import placed_modules, placement, shard_on_tp, tensor_parallel
@@ -16,6 +16,7 @@ from legoai.lowering.emit.styles import placed as placed_style
 from legoai.lowering.emit.styles import style
 from legoai.specs.directives.shard import Shard
 
+_WHY: Final = "by the model's own paths and on whole parameters, before modules are wrapped"
 _STYLES_MODULE = "torch.distributed.tensor.parallel"
 
 
@@ -44,7 +45,7 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
         draft.imports.name(_STYLES_MODULE, "parallelize_module")
     body += _retie(lowering, shard)
     if body:
-        draft.apply("apply_tensor_parallel", mesh='mesh["tp"]', body=body, note=lowering.note(shard))
+        draft.apply("apply_tensor_parallel", mesh='mesh["tp"]', body=body, note=lowering.note(shard), why=_WHY)
         draft.imports.name("legoai.runtime", "reduce_partial_gradients")
         draft.step.after_backward.append(Line(call("reduce_partial_gradients", PARAMETERS), "", lowering.note(shard)))
 

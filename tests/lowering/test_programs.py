@@ -268,6 +268,43 @@ def test_data_axes_are_those_that_spread_samples():
     assert "data_axes=()" in lowered(sharded).text
 
 
+ALL_AT_ONCE = f"""\
+{HEAD.replace("cpu(devices = 4)", "h100_sxm")}
+batch (global = 8, micro = 2, seq_len = 64)
+mesh  (dp_shard = 2, cp = 2, tp = 2)
+{SEQUENCE_PARALLEL}
+context on cp
+fsdp on dp_shard, cp {{ layers.* = unit, root = unit }}
+comm (prefetch = units(forward = 1, backward = 1))
+offload (activations = all)
+checkpoint {{ layers.* = full, layers.0 = selective([matmul]) }}
+compile {{ layers.* = inductor }}
+"""
+
+
+@pytest.mark.parametrize("plan", [*PLANS.values(), ALL_AT_ONCE], ids=[*PLANS, "all at once"])
+def test_a_program_states_the_order_in_which_it_changes_the_model(plan: str):
+    tree = ast.parse(lowered(plan).text)
+    [function] = [node for node in tree.body if getattr(node, "name", None) == "parallelize"]
+    calls = [node.value.func.id for node in function.body if isinstance(node, ast.Expr) and hasattr(node.value, "func")]
+    stated = re.findall(r"^(\d+)\. `(\w+)`: \w", ast.get_docstring(function) or "", re.MULTILINE)
+    assert stated == ([(str(place), name) for place, name in enumerate(calls, 1)] if len(calls) > 1 else [])
+
+
+def test_all_that_changes_a_model_is_applied_in_one_order():
+    text = lowered(ALL_AT_ONCE).text
+    assert re.findall(r"^\d+\. `(\w+)`", text.replace("    ", ""), re.MULTILINE) == [
+        "apply_tensor_parallel",
+        "apply_context_parallel",
+        "apply_compile",
+        "apply_checkpoint",
+        "apply_compile_after_checkpoint",
+        "apply_fsdp",
+        "apply_prefetch",
+        "offload_activations",
+    ]
+
+
 def test_numbers_keep_the_notation_of_the_plan():
     plan = f"""\
 {HEAD}

@@ -93,6 +93,11 @@ def apply_prefetch(model: nn.Module) -> None:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Change the model in place, in this order:
+
+    1. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    2. `apply_prefetch`: when all units are made, which it tells of one another.
+    """
     apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:7
     apply_prefetch(model)  # tiny.plan:14
     return model

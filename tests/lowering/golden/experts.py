@@ -85,6 +85,11 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> N
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Change the model in place, in this order:
+
+    1. `apply_expert_parallel`: as tensor parallelism, before modules are wrapped.
+    2. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    """
     expert_mesh = split_off_experts(mesh["dp_shard"], ep=4)  # tiny.plan:6
     apply_expert_parallel(model, expert_mesh["ep"])  # tiny.plan:8
     apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # tiny.plan:13

@@ -277,14 +277,18 @@ def test_modules_whose_own_forward_draws_random_numbers_are_known():
     assert drawing == {"dropout", "uncalled", "drops", "noisy", "borrows", "twice", "heads"}
 
 
-def test_an_inspection_does_not_import_the_compiler():
+def test_watching_operators_does_not_import_the_compiler_while_they_are_watched():
     code = """
 import sys
-from pathlib import Path
-from legoai.specs.models.inspect import inspect_model
-from legoai.specs.models.source import ModelSource
-manifest = inspect_model(ModelSource(kind="builtin", target="gpt3", preset="125m"), Path("."))
-assert manifest.flow_error is None
+import torch
+from legoai.specs.models.describe import describe
+
+class Drops(torch.nn.Dropout):
+    def example_inputs(self):
+        return (torch.empty(2),)
+
+manifest = describe(Drops(0.1), "drops")
+assert manifest.flow_error is None and manifest.modules[""].random
 assert "torch._dynamo" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

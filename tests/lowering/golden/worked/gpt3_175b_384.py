@@ -145,6 +145,12 @@ def apply_replicate(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Change the model in place, in this order:
+
+    1. `apply_tensor_parallel`: by the model's own paths and on whole parameters, before modules are wrapped.
+    2. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
+    3. `apply_replicate`: reduces what each rank has by now, with hooks around all that was wrapped.
+    """
     apply_tensor_parallel(model, mesh["tp"])  # gpt3_175b_384.plan:12
     apply_checkpoint(model)  # gpt3_175b_384.plan:20
     apply_replicate(model, mesh["dp_replicate"])  # gpt3_175b_384.plan:14

@@ -162,6 +162,12 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Change the model in place, in this order:
+
+    1. `apply_tensor_parallel`: by the model's own paths and on whole parameters, before modules are wrapped.
+    2. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
+    3. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    """
     apply_tensor_parallel(model, mesh["tp"])  # llama3_405b_512.plan:10
     apply_checkpoint(model)  # llama3_405b_512.plan:20
     apply_fsdp(model, mesh["dp_shard"])  # llama3_405b_512.plan:13
