@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
 from legoai.dsl.analysis.pipeline import first_modules, stage_count
+from legoai.dsl.analysis.schedule import warmup_steps
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
 from legoai.specs.directives.base import Declared, Directive, PathRule
@@ -350,9 +351,9 @@ def _one_pass(analysis: Analysis, smaller: Plan, whole: int) -> int:
 def _schedule(plan: Plan, changes: list[str]) -> Plan:
     """A warm-up that ends while steps are compared, since its first steps change nearly nothing."""
     form = plan.schedule.form
-    if form.warmup <= 2:
+    if warmup_steps(plan.schedule) <= 2:
         return plan
-    changes.append(f"schedule: warm-up of 2 steps, not {form.warmup}")
+    changes.append(f"schedule: warm-up of 2 steps, not {warmup_steps(plan.schedule)}")
     return replace(plan, schedule=changed(plan.schedule, form=changed(form, warmup=2)))
 
 

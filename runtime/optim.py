@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from legoai.runtime.torch_internals.operators import foreach_mul_, foreach_norm
 
-Decay = Literal["constant", "linear", "cosine"]
+Decay = Literal["constant", "linear", "cosine", "sqrt"]
 
 
 def warmup_schedule(
@@ -21,10 +21,11 @@ def warmup_schedule(
     *,
     warmup: int,
     steps: int,
+    stable: int = 0,
     decay: Decay = "cosine",
     floor: float = 0.0,
 ) -> LambdaLR:
-    """Return a linear warm-up over `warmup` steps, then a decay until step `steps`.
+    """Return a linear warm-up over `warmup` steps, `stable` steps at the peak, then a decay until step `steps`.
 
     Step 0 already trains, at 1/warmup of the optimizer's learning rate; step `warmup - 1` is the first at
     the whole of it. The decay reaches `floor` at step `steps` and stays there.
@@ -33,7 +34,9 @@ def warmup_schedule(
         optimizer: its groups' `lr` is the peak.
         warmup: steps; 0 for none.
         steps: the length of the schedule, warm-up included.
-        decay: the form of the decay; `constant` keeps the peak.
+        stable: steps at the peak between warm-up and decay.
+        decay: the form of the decay; `constant` keeps the peak, `sqrt` is one minus the root of the progress (Hägele
+            et al. 2024, "Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations").
         floor: the last learning rate as a fraction of the peak, between 0 and 1.
 
     Raises:
@@ -41,12 +44,15 @@ def warmup_schedule(
     """
     if not 0 <= warmup <= steps:
         raise ValueError(f"warmup must be between 0 and steps = {steps}, not {warmup}")
+    if not 0 <= stable <= steps - warmup:
+        raise ValueError(f"stable must be between 0 and steps - warmup = {steps - warmup}, not {stable}")
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor must be a fraction of the peak learning rate between 0 and 1, not {floor}")
     shapes: dict[str, Callable[[float], float]] = {
         "constant": lambda progress: 1.0,
         "linear": lambda progress: 1.0 - progress,
         "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+        "sqrt": lambda progress: 1.0 - math.sqrt(progress),
     }
     if decay not in shapes:
         raise ValueError(f"decay must be one of {', '.join(shapes)}, not {decay!r}")
@@ -55,7 +61,8 @@ def warmup_schedule(
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+        first = warmup + stable
+        progress = min(1.0, max(0.0, (step - first) / max(1, steps - first)))
         return floor + (1.0 - floor) * shape(progress)
 
     return LambdaLR(optimizer, factor)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import written
+from legoai.dsl.analysis.schedule import decay_steps, floor_share, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.schedule import Constant
+from legoai.specs.directives.schedule import Constant, Wsd
 
 
 class WarmupFits(Check):
@@ -29,11 +31,22 @@ class WarmupFits(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         form = analysis.plan.schedule.form
-        if isinstance(form, Constant) or form.warmup <= form.steps:
+        if isinstance(form, Constant):
+            return
+        warmup, decay = warmup_steps(analysis.plan.schedule), decay_steps(analysis.plan.schedule)
+        if isinstance(form, Wsd) and warmup <= form.steps < warmup + decay:
+            yield self.at(
+                analysis.place(form, "decay"),
+                f"a warm-up of {warmup} steps and a decay of {decay} do not fit into {form.steps} steps",
+                label=f"at most {form.steps - warmup}",
+                others=[Label(analysis.place(form, "steps"), "the schedule ends here")],
+                help=["`steps` counts warm-up and decay too"],
+            )
+        if warmup <= form.steps:
             return
         yield self.at(
             analysis.place(form, "warmup"),
-            f"a warm-up of {form.warmup} steps does not fit into {form.steps} steps",
+            f"a warm-up of {warmup} steps does not fit into {form.steps} steps",
             label=f"at most {form.steps}",
             others=[Label(analysis.place(form, "steps"), "the schedule ends here")],
             help=["`steps` counts the warm-up too"],
@@ -62,15 +75,58 @@ class NoDecay(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         form = analysis.plan.schedule.form
-        if isinstance(form, Constant) or form.warmup > form.steps:
+        warmup = warmup_steps(analysis.plan.schedule)
+        if isinstance(form, Constant) or warmup > form.steps:
             return
-        field = "floor" if form.floor == 1.0 else "warmup"
-        if field == "warmup" and form.warmup < form.steps:
+        floor = "floor" if form.floor_lr is None else "floor_lr"
+        field = floor if floor_share(analysis.plan) == 1.0 else "decay" if isinstance(form, Wsd) else "warmup"
+        if field != floor and decay_steps(analysis.plan.schedule) > 0:
             return
-        why = "its floor is the full rate" if field == "floor" else "the warm-up takes all steps"
+        reasons = {floor: "its floor is the full rate", "decay": "its decay has no step"}
+        why = reasons.get(field, "the warm-up takes all steps")
         yield self.at(
             analysis.place(form, field),
             f"`{form.name}` never lowers the learning rate: {why}",
             label="no decay",
-            help=[f"write `constant(warmup = {form.warmup})`"],
+            help=[f"write `constant(warmup = {warmup})`"],
         )
+
+
+class FloorFits(Check):
+    """A last learning rate that is given twice, or that is above the optimizer's.
+
+    `floor` is a share of the optimizer's rate, `floor_lr` the rate itself.
+
+    ## Example
+    ```
+    optimizer adamw(lr = 3e-4)
+    schedule cosine(warmup = 100, steps = 1000, floor_lr = 3e-3)
+    ```
+
+    ## Use instead
+    ```
+    optimizer adamw(lr = 3e-4)
+    schedule cosine(warmup = 100, steps = 1000, floor_lr = 3e-5)
+    ```
+    """
+
+    code = "LP693"
+    slug = "wrong-floor"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        form, algorithm = analysis.plan.schedule.form, analysis.plan.optimizer.algorithm
+        if isinstance(form, Constant) or form.floor_lr is None:
+            return
+        if written(form, "floor"):
+            yield self.at(
+                analysis.place(form, "floor_lr"), "the last learning rate is given twice", label="given again",
+                others=[Label(analysis.place(form, "floor"), "first given here")], help=["leave one of them out"],
+            )  # fmt: skip
+        if form.floor_lr > algorithm.lr:
+            yield self.at(
+                analysis.place(form, "floor_lr"),
+                f"the last learning rate, {form.floor_lr:g}, is above the full one, {algorithm.lr:g}",
+                label="above `lr`",
+                others=[Label(analysis.place(algorithm, "lr"), "the full rate")],
+                help=[f"`floor_lr` is a rate of at most {algorithm.lr:g}; `floor` is a share"],
+            )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from legoai.dsl.analysis.schedule import decay_shape, stable_steps, warmup_steps
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, literal, quoted
-from legoai.specs.directives.schedule import Constant
+from legoai.specs.directives.schedule import Constant, Wsd
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -12,12 +13,18 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     schedule = lowering.plan.schedule
     form = schedule.form
     note = lowering.note(schedule)
+    stable: str | None = None
     if isinstance(form, Constant):
         if form.warmup == 0:
             return
         steps, floor = form.warmup, None
     else:
-        steps, floor = form.steps, lowering.number(form, "floor")
+        steps = form.steps
+        floor = lowering.number(form, "floor")
+        if form.floor_lr is not None and lowering.plan.optimizer.algorithm.lr > 0.0:
+            floor = f"{lowering.number(form, 'floor_lr')} / {lowering.number(lowering.plan.optimizer.algorithm, 'lr')}"
+        if isinstance(form, Wsd):
+            stable = literal(stable_steps(schedule))
         draft.train_with("steps", literal(steps), note)
     draft.imports.module("torch")
     draft.imports.name("legoai.runtime", "warmup_schedule")
@@ -25,9 +32,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     made = call(
         "warmup_schedule",
         "optimizer",
-        warmup=literal(form.warmup),
+        warmup=literal(warmup_steps(schedule)),
+        stable=stable,
         steps=literal(steps),
-        decay=quoted(form.name),
+        decay=quoted(decay_shape(schedule)),
         floor=floor,
     )
     draft.later_functions.append(

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.samples import open_data
@@ -131,11 +132,16 @@ def _optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
 
 def _factor(plan: Plan, step: int) -> float:
     """The learning rate of a step, counted from 0, as a share of the optimizer's."""
-    form = plan.schedule.form
-    if step < form.warmup:
-        return (step + 1) / form.warmup
-    if isinstance(form, Constant):
+    schedule, warmup, floor = plan.schedule, warmup_steps(plan.schedule), floor_share(plan)
+    if step < warmup:
+        return (step + 1) / warmup
+    if isinstance(schedule.form, Constant):
         return 1.0
-    progress = min(1.0, (step - form.warmup) / max(1, form.steps - form.warmup))
-    shape = 1.0 - progress if form.name == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return form.floor + (1.0 - form.floor) * shape
+    into_decay = step - warmup - stable_steps(schedule)
+    progress = min(1.0, max(0, into_decay) / max(1, decay_steps(schedule)))
+    shape = {
+        "linear": 1.0 - progress,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+        "sqrt": 1.0 - math.sqrt(progress),
+    }[decay_shape(schedule)]
+    return floor + (1.0 - floor) * shape

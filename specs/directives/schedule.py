@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Integer, Number
+from legoai.specs.directives.kinds import Choice, Either, Fraction, Integer, Number
 
 _STEPS = Integer(minimum=1)
 _WARMUP = Integer(minimum=0)
+_SHARE = Either((Integer(minimum=0), Fraction()))
+"""A number of steps, or a share of all steps."""
 _FLOOR = Number(minimum=0.0, maximum=1.0)
+_RATE = Number(minimum=0.0)
+_WARMUP_DOC = "Steps from zero to the full rate, or their share of all steps, such as `1%`."
+_FLOOR_DOC = "The last rate, as a share of the full one."
+_FLOOR_LR_DOC = "The last rate itself, in place of `floor`."
 
 
 class Constant(Treatment):
@@ -26,8 +32,9 @@ class Linear(Treatment):
     name: ClassVar[str] = "linear"
 
     steps: int = option(_STEPS, doc="The step at which the floor is reached.")
-    warmup: int = option(_WARMUP, doc="Steps from zero to the full rate.", default=0)
-    floor: float = option(_FLOOR, doc="The last rate, as a share of the full one.", default=0.0)
+    warmup: int | float = option(_SHARE, doc=_WARMUP_DOC, default=0)
+    floor: float = option(_FLOOR, doc=_FLOOR_DOC, default=0.0)
+    floor_lr: float | None = option(_RATE, doc=_FLOOR_LR_DOC, default=None)
 
 
 class Cosine(Treatment):
@@ -36,8 +43,28 @@ class Cosine(Treatment):
     name: ClassVar[str] = "cosine"
 
     steps: int = option(_STEPS, doc="The step at which the floor is reached.")
-    warmup: int = option(_WARMUP, doc="Steps from zero to the full rate.", default=0)
-    floor: float = option(_FLOOR, doc="The last rate, as a share of the full one.", default=0.0)
+    warmup: int | float = option(_SHARE, doc=_WARMUP_DOC, default=0)
+    floor: float = option(_FLOOR, doc=_FLOOR_DOC, default=0.0)
+    floor_lr: float | None = option(_RATE, doc=_FLOOR_LR_DOC, default=None)
+
+
+class Wsd(Treatment):
+    """Linear warm-up, then the full rate, then a decay down to the floor (warm-up, stable, decay)."""
+
+    name: ClassVar[str] = "wsd"
+
+    steps: int = option(_STEPS, doc="The step at which the floor is reached.")
+    decay: int | float = option(
+        Either((Integer(minimum=1), Fraction())), doc="Steps of the decay, or their share of all steps, such as `10%`."
+    )
+    shape: str = option(
+        Choice(("linear", "cosine", "sqrt")),
+        doc="Form of the decay: a line, half a cosine, or one minus the root of the progress.",
+        default="linear",
+    )
+    warmup: int | float = option(_SHARE, doc=_WARMUP_DOC, default=0)
+    floor: float = option(_FLOOR, doc=_FLOOR_DOC, default=0.0)
+    floor_lr: float | None = option(_RATE, doc=_FLOOR_LR_DOC, default=None)
 
 
 class Schedule(Directive):
@@ -46,4 +73,6 @@ class Schedule(Directive):
     keyword: ClassVar[str] = "schedule"
     subject: ClassVar[str | None] = "form"
 
-    form: Constant | Linear | Cosine = option(Calls((Constant, Linear, Cosine)), doc="Its form.", default=Constant())
+    form: Constant | Linear | Cosine | Wsd = option(
+        Calls((Constant, Linear, Cosine, Wsd)), doc="Its form.", default=Constant()
+    )
