@@ -40,23 +40,27 @@ def inspector() -> Iterator[None]:
 def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], GlooPool]]:
     """`gloo(world)(function, *args)` runs a module-level function on `world` ranks and returns their results.
 
-    One pool is alive at a time, and none after the session.
+    Pools of up to four ranks stay alive beside each other, since most tests compare one world with another. A larger
+    one is alive alone, and none after the session.
     """
-    pool: GlooPool | None = None
+    pools: dict[int, GlooPool] = {}
 
     def of(world: int) -> GlooPool:
-        nonlocal pool
-        if pool is None or pool.world != world or not pool.alive:
-            if pool is not None:
-                pool.close()
+        known = pools.get(world)
+        if known is None or not known.alive:
+            for other in [other for other in pools if other == world or max(world, other) > 4]:
+                pools.pop(other).close()
             _import_before_the_fork()
-            pool = GlooPool(world, tmp_path_factory.mktemp(f"gloo{world}-"))
-        return pool
+            pools[world] = GlooPool(world, tmp_path_factory.mktemp(f"gloo{world}-"))
+        return pools[world]
 
     yield of
-    if pool is not None:
+    for pool in pools.values():
         pool.close()
 
 
 def _import_before_the_fork() -> None:
+    """Import once what each rank would import in its first step: torch imports its compiler there."""
+    import torch._dynamo  # noqa: F401
+
     import legoai.runtime.trainer  # noqa: F401

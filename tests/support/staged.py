@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from legoai.runtime import RunOptions
 from support.plans import HEAD, lowered
 
-STEPS = 5
+STEPS = 3
 TOLERANCE = 1e-10
 DOUBLE = "precision (master = fp64, param = fp64, reduce = fp64)\n"
 PLAIN_DOUBLE = "precision (master = fp64, param = fp64)\n"
