@@ -11,10 +11,12 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.repeated_blocks import repeated_blocks
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
+from legoai.dsl.diagnostics.codes.names import ModelUnavailable
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, quoted
+from legoai.specs.models.manifest import ManifestError
 from legoai.specs.span import Span
 
 
@@ -63,7 +65,8 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Progr
         suppressed: lint errors that the plan's own comments accept; those of them that leave no program are raised.
 
     Raises:
-        LoweringError: the plan has holes, or what no program supports. Nothing is left out in silence.
+        LoweringError: the plan has holes, or what no program supports, or the config file of its model was changed
+            since it was linted. Nothing is left out in silence.
     """
     check_decided(analysis)
     _raise(list(unsupported(analysis)))
@@ -71,11 +74,24 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Progr
     try:
         for emit in EMITTERS.values():
             emit(lowering, draft)
+    except ManifestError as error:
+        # The config file that lint has read is gone, or is another one by now.
+        raise LoweringError((unavailable(analysis, error),)) from error
     except AssertionError:
         # Emitters assert what lint has checked, and of this plan a person has accepted that it does not hold.
         _raise(list(suppressed))
         raise
     return _write(lowering, draft)
+
+
+def unavailable(analysis: Analysis, error: ManifestError) -> Diagnostic:
+    """The diagnostic for a model that could be inspected when its plan was linted, and cannot be read any more."""
+    return ModelUnavailable.at(
+        analysis.place(analysis.plan.model, "target"),
+        error.message,
+        label="cannot be looked at",
+        help=("it could when the plan was linted: has its file changed since?",),
+    )
 
 
 def _raise(diagnostics: list[Diagnostic]) -> None:

@@ -9,9 +9,10 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted, check
-from legoai.lowering.program import Program, check_decided, lower
+from legoai.lowering.program import LoweringError, Program, check_decided, lower, unavailable
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.specs.models.load import load_manifest
+from legoai.specs.models.manifest import ManifestError
 from legoai.specs.models.reads import Reads
 
 
@@ -54,10 +55,10 @@ def prepare(
         double: compute in fp64, instead of in the plan's dtypes.
 
     Raises:
-        LoweringError: the plan has holes, or says what cannot be lowered.
+        LoweringError: the plan has holes, or says what cannot be lowered, or its model cannot be built, as it stands or
+            smaller.
         CannotShrinkError: no smaller plan can stand for it.
         ShrunkenPlanError: the smaller plan has lint errors.
-        ManifestError: the smaller model cannot be built.
     """
     analysis = linted.analysis
     assert linted.plan is not None
@@ -69,7 +70,10 @@ def prepare(
         from legoai.specs.models.manifest_cache import read_config
 
         assert linted.plan.model.target is not None
-        config = read_config(directory / linted.plan.model.target)
+        try:
+            config = read_config(directory / linted.plan.model.target)
+        except ManifestError as error:
+            raise LoweringError((unavailable(analysis, error),)) from error
     small = shrink(analysis, ranks=ranks, double=double, config=config)
     manifest = analysis.manifest
     if small.plan.model is not linted.plan.model:
@@ -80,7 +84,10 @@ def prepare(
             from legoai.specs.models.inspect import inspect_model
 
             # In this process, which is about to import torch anyway; only a factory's code would need one of its own.
-            manifest = inspect_model(source, directory)
+            try:
+                manifest = inspect_model(source, directory)
+            except ManifestError as error:
+                raise LoweringError((unavailable(analysis, error),)) from error
     smaller = Analysis(small.plan, manifest, directory, resolution=linted.resolution)
     found = [item for item in check(smaller) if item.severity == "error"]
     kept, _, _ = suppress.split(found, linted.files.values())

@@ -11,7 +11,7 @@ import pytest
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.models.load import load_manifest
-from legoai.specs.models.manifest import Manifest, ManifestError
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.meshed import TRAINING
 from support.plans import lowered, refusals, resolved
@@ -120,8 +120,10 @@ def test_a_hugging_face_model_of_images_is_built_by_another_function(tmp_path: P
 
 
 def test_a_config_file_that_is_gone_is_refused(tmp_path: Path):
-    with pytest.raises(ManifestError, match=r"cannot read .*other\.json"):
+    with pytest.raises(LoweringError, match=r"LP\d+ cannot read .*other\.json") as caught:
         lower_hugging_face(tmp_path, "transformers.LlamaForCausalLM", name="other.json")
+    [diagnostic] = caught.value.diagnostics
+    assert diagnostic.label.span.line == 2 and diagnostic.help
 
 
 def lower_hugging_face(
