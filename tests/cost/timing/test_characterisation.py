@@ -1,0 +1,228 @@
+"""Timelines of generated traces stay what they were: the results of former engines, kept in a file.
+
+``pytest tests/dsl tests/cost/timing --update-golden -k test_characterisation`` writes the file anew. It is to be
+written for a change of the model of time, never for one of the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legoai.cost.timing.rank_timeline import ActionOp, RankTimeline
+from legoai.cost.timing.ranks import simulate_ranks
+from legoai.cost.timing.timeline import Cost, Host, Timeline, simulate
+from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
+from legoai.cost.trace.records import (
+    Allocate,
+    Collective,
+    Copy,
+    Free,
+    HostKernel,
+    HostWaitDevice,
+    HostWaitEvent,
+    HostWaitStream,
+    Kernel,
+    Mark,
+    RecordEvent,
+    WaitEvent,
+    WaitStream,
+    WaitWork,
+)
+from legoai.cost.trace.trace import Trace
+
+KEPT = Path(__file__).with_name("timelines.json")
+HOSTS = (
+    Host(),
+    Host(dispatch_seconds=0.37, compute_slowdown=1.25),
+    Host(dispatch_seconds=0.11, python_seconds=0.53, compute_slowdown=1.1),
+)
+ALONE, TOGETHER = range(36), range(36)
+
+
+def price(record: Any) -> Cost:
+    """A cost that is told by what a record says, with digits that no sum of others has."""
+    if isinstance(record, Kernel):
+        sensitive = record.flops % 3
+        return Cost(
+            seconds=record.flops / 997, resource="compute", model="test",
+            beside=(None, 1.0, 1.37)[sensitive], memory=(0.0, 0.31, 0.93)[sensitive],
+        )  # fmt: skip
+    if isinstance(record, HostKernel):
+        return Cost(seconds=record.flops / 991, resource="host", model="test")
+    if isinstance(record, Collective):
+        resource = "inter_host" if record.axis == "pp" or record.bytes % 2 else "intra_host"
+        return Cost(
+            seconds=record.bytes / 983, resource=resource, model="test", memory=0.4 * (record.bytes % 5 == 0),
+            processors=bool(record.bytes % 7),
+        )  # fmt: skip
+    on_link = record.direction if record.direction != "device_to_device" else "compute"
+    return Cost(seconds=record.bytes / 977, resource=on_link, model="test")
+
+
+class Program:
+    """Random records of one rank, valid as a program's are."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.works, self.events, self.storages = itertools.count(), itertools.count(), itertools.count()
+        self.started: list[int] = []
+        self.recorded: list[int] = []
+
+    def records(self, count: int) -> Iterator[Any]:
+        """Yield records of every kind that concern no other rank."""
+        chance, kinds = self.random, ["kernel"] * 8 + [
+            "collective", "collective", "collective", "copy", "host", "event", "event", "wait", "wait", "stream",
+            "work", "work", "memory", "device", "until stream", "until event",
+        ]  # fmt: skip
+        for _ in range(count):
+            yield from self._one(chance.choice(kinds))
+
+    def _one(self, kind: str) -> Iterator[Any]:
+        chance = self.random
+        stream, phase = chance.choice([0, 0, 0, 7, 8]), chance.choice(["forward", "backward"])
+        where = {"module": "layers.0", "phase": phase}
+        work = {"op": chance.choice(["aten.mm", "fused(aten.mul)"]), "inputs": (), "outputs": (),
+                "flops": chance.randint(1, 2500), "bytes_read": 0, "bytes_written": 0, **where}  # fmt: skip
+        if kind == "kernel":
+            yield Kernel(stream=stream, attributes={"replayed": True} if chance.random() < 0.1 else {}, **work)
+        elif kind == "host":
+            yield HostKernel(attributes={}, **work)
+        elif kind == "collective":
+            yield self.collective(stream, "all_gather", (0, 64), chance.choice(["dp_shard", "tp", ""]))
+        elif kind == "copy":
+            direction = chance.choice(["host_to_device", "device_to_host", "device_to_device"])
+            yield Copy(stream=stream, direction=direction, bytes=chance.randint(1, 1500),
+                       blocking=chance.random() < 0.3, **where)  # fmt: skip
+        elif kind == "event":
+            self.recorded.append(next(self.events) if chance.random() < 0.7 or not self.recorded else self.recorded[0])
+            yield RecordEvent(self.recorded[-1], stream)
+        elif kind == "wait" and self.recorded:
+            yield WaitEvent(stream, chance.choice(self.recorded))
+        elif kind == "until event" and self.recorded:
+            yield HostWaitEvent(chance.choice(self.recorded))
+        elif kind == "until stream":
+            yield HostWaitStream(stream)
+        elif kind == "device" and chance.random() < 0.5:
+            yield HostWaitDevice()
+        elif kind == "stream":
+            yield WaitStream(*chance.sample([0, 7, 8], 2))
+        elif kind == "work" and self.started:
+            yield WaitWork(stream, chance.choice(self.started[-3:]))
+        elif kind == "memory":
+            storage = next(self.storages)
+            yield Allocate(storage=storage, bytes=512, stream=0, category="other", **where)
+            yield Free(storage)
+
+    def collective(self, stream: int, kind: Any, ranks: tuple[int, ...], axis: str) -> Collective:
+        """Return a collective or a transfer, and take note of it."""
+        self.started.append(next(self.works))
+        return Collective(
+            work=self.started[-1], stream=stream, kind=kind, ranks=ranks, axis=axis, bytes=self.random.randint(1, 2500),
+            dtype="float32", module="layers.0", phase="forward",
+        )  # fmt: skip
+
+    def alone(self) -> list[Any]:
+        """Return the records of a rank that is simulated alone."""
+        return [Mark("step 1"), *self.records(120), Mark("end step 1"), *self.records(20)]
+
+
+def ranks_together(seed: int) -> dict[int, list[Any]]:
+    """Records of ranks that meet in transfers, batches of them and collectives, in an order that all can keep."""
+    chance = random.Random(seed)
+    count = chance.choice([2, 3, 4])
+    programs = {rank: Program(1000 * seed + rank) for rank in range(count)}
+    found: dict[int, list[Any]] = {rank: [Mark("step 1")] for rank in programs}
+    for place in range(14):
+        for rank, program in programs.items():
+            name = f"{rank}F{place}"
+            inside = list(program.records(chance.randint(0, 6)))
+            if chance.random() < 0.4:
+                seconds = chance.randint(1, 4000) / 971
+                inside.append(
+                    ActionOp(stream=0, seconds=seconds, latency=seconds * chance.choice([1.0, 1.31]),
+                             host_seconds=seconds * chance.random())
+                )  # fmt: skip
+            found[rank] += [Mark(f"{ACTION}{name}"), *inside, Mark(f"{END_ACTION}{name}")]
+        kind = chance.choice(["transfer", "transfer", "batch", "all", "none"])
+        first, second = chance.sample(list(programs), 2)
+        if kind == "all":
+            size = chance.randint(1, 2500)
+            for rank, program in programs.items():
+                record = program.collective(chance.choice([0, 7]), "all_reduce", tuple(programs), "pp")
+                found[rank] += [_sized(record, size), *([WaitWork(0, record.work)] * (chance.random() < 0.6))]
+        elif kind != "none":
+            batched = kind == "batch"
+            both = [(first, second), (second, first)] if batched else [(first, second)]
+            size = chance.randint(1, 2500)
+            for rank in (first, second):
+                sent = [
+                    _sized(programs[rank].collective(0, "send" if rank == ends[0] else "receive", ends, "pp"), size)
+                    for ends in both
+                ]
+                found[rank] += [Mark(BATCH), *sent, Mark(END_BATCH)] if batched else sent
+                if chance.random() < 0.7:
+                    found[rank] += [WaitWork(0, item.work) for item in sent]
+    for records in found.values():
+        records += [HostWaitDevice(), Mark("end step 1")]
+    return found
+
+
+def _sized(record: Collective, size: int) -> Collective:
+    return Collective(**{name: getattr(record, name) for name in Collective.__slots__} | {"bytes": size})
+
+
+def told(timeline: Timeline, digits: int) -> dict[str, Any]:
+    """A timeline, shortened so that any difference shows."""
+    intervals = sorted((item.start, item.end, item.queue) for item in timeline.intervals)
+    weighed = sum((place % 89 + 1) * (3 * start + end) for place, (start, end, _) in enumerate(intervals))
+    return {
+        "end": f"{timeline.end:.{digits}g}", "blocked": f"{timeline.host_blocked:.{digits}g}",
+        "intervals": len(intervals), "weighed": f"{weighed:.{digits}g}",
+        "queues": [queue for *_, queue in intervals][:40:3],
+        "marks": [[name, f"{at:.{digits}g}"] for name, at in timeline.marks if name.startswith(("step", "end step"))],
+    }  # fmt: skip
+
+
+def alone(seed: int) -> dict[str, Any]:
+    """The timeline of a rank that is simulated alone, in every digit."""
+    trace = Trace(rank=0, world=65, stage=0, items=tuple(Program(seed).alone()))
+    return told(simulate(trace, price, HOSTS[seed % len(HOSTS)]), 17)
+
+
+def together(seed: int) -> dict[str, Any]:
+    """Those of ranks that wait for each other, in the digits that rounding leaves."""
+    found = simulate_ranks(ranks_together(seed), price, HOSTS[seed % len(HOSTS)])
+    return {str(rank): _rank(item) for rank, item in found.items()}
+
+
+def _rank(item: RankTimeline) -> dict[str, Any]:
+    waits = sum(stop - start for start, stop in item.waits)
+    actions = sum((place + 1) * (3 * one.start + one.end) for place, one in enumerate(item.actions))
+    return {**told(item.timeline, 10), "waits": f"{waits:.9g}", "actions": [len(item.actions), f"{actions:.10g}"]}
+
+
+@pytest.fixture(scope="module")
+def kept(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.config.getoption("--update-golden", default=False):
+        found = {"alone": {str(n): alone(n) for n in ALONE}, "together": {str(n): together(n) for n in TOGETHER}}
+        lines = [f'"{name}": {{\n' + ",\n".join(f'"{n}": {json.dumps(one)}' for n, one in seeds.items()) + "\n}"
+                 for name, seeds in found.items()]  # fmt: skip
+        KEPT.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    return json.loads(KEPT.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("seed", ALONE)
+def test_a_rank_alone_is_timed_as_before_in_every_digit(seed: int, kept: dict[str, Any]):
+    assert alone(seed) == kept["alone"][str(seed)]
+
+
+@pytest.mark.parametrize("seed", TOGETHER)
+def test_ranks_that_wait_for_each_other_are_timed_as_before(seed: int, kept: dict[str, Any]):
+    assert together(seed) == kept["together"][str(seed)]
