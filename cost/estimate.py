@@ -21,9 +21,10 @@ from legoai.cost.profiles import ProfileError
 from legoai.cost.simulated.device import Kind, SimulationError
 from legoai.cost.step import simulate_pipeline
 from legoai.cost.timing.breakdown import Breakdown, breakdown
+from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import since
 from legoai.cost.timing.rank_timeline import ActionTime
-from legoai.cost.timing.timeline import Interval, Timeline, simulate
+from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program

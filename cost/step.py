@@ -2,7 +2,7 @@
 
 One rank of each coordinate on the `pp` axis is simulated, the first on every other axis, as ranks that differ on other
 axes only do the same. Each is captured as it is, its schedule being torch's own, in a process of its own where that is
-possible. Then all of them are timed together (:mod:`legoai.cost.timing.ranks`), each action as one op
+possible. Then all of them are timed together (:mod:`legoai.cost.timing.engine`), each action as one op
 (:mod:`legoai.cost.timing.actions`).
 
 The *bubble* of a rank is the share of the step in which its device does nothing because what is next waits for another
@@ -27,8 +27,8 @@ from legoai.cost.capture import capture_alike
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.simulated.device import Kind, SimulationError, backend
 from legoai.cost.timing.actions import ActionTimer
+from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
-from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective
 from legoai.cost.trace.trace import Trace, records_of

@@ -15,9 +15,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import SegmentIntervals
 from legoai.cost.timing.rank_timeline import ActionOp
-from legoai.cost.timing.timeline import Cost, Host, Timed, simulate
+from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.marks import ACTION, END_ACTION
 from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import (

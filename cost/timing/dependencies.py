@@ -1,4 +1,4 @@
-"""Stream dependencies: the order of each queue, and the waits of the program.
+"""Stream dependencies: the order of each stream and communicator, and the waits of the program.
 
 A stream runs its operations in order; waits hold its next operation back until what they name is complete. A collective
 runs on its communicator's own queue and not on the stream that asked for it, as NCCL's do, behind what that stream
@@ -11,49 +11,121 @@ import functools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
+from legoai.cost.timing.rank_timeline import ActionOp
+from legoai.cost.timing.timeline import Cost, Timed
 from legoai.cost.trace.records import Collective, RecordEvent, WaitEvent, WaitStream, WaitWork
 
+NEVER: Final = float("inf")
+_INSTANT: Final = Cost(seconds=0.0, resource="compute", model="synchronisation")
+_FEW: Final = 4
+"""Nodes that are waited for one by one; more are joined."""
 
-class Waiting(Protocol):
-    """An operation on its way through a simulation.
+
+class Node:
+    """An operation on its way through a simulation, or, without a record, a joint of several that takes no time.
 
     Attributes:
+        order: in which the host of its rank issued it.
+        record: of the operation.
+        cost: when nothing runs beside it.
+        queue: on which it runs.
+        meeting: what it is one side of; None where no other simulated rank takes part.
+        action: the index of the pipeline's action that it belongs to; -1 for none.
+        waiting: predecessors that are not complete; one of them is the host's dispatch.
+        followers: nodes that wait for it.
         done: whether it is complete.
-        waiting: predecessors that are not complete.
-        followers: operations that wait for it.
+        blocks: whether the host waits for it.
+        late: whether what it waited for last is something that ranks do together.
+        start: when it began.
+        finish: when its work is over if nothing changes; infinite until that is known.
+        earliest: it does not end before, as the host puts its parts on the stream one after another.
+        end: the later of the two.
+        factor: how much slower than alone it runs.
     """
 
-    done: bool
-    waiting: int
-    followers: list[Self]
+    __slots__ = (
+        "action", "blocks", "cost", "done", "earliest", "end", "factor", "finish", "followers", "late", "meeting",
+        "order", "queue", "record", "start", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, order: int, record: Timed | ActionOp | None, cost: Cost, queue: str) -> None:
+        self.order = order
+        self.record = record
+        self.cost = cost
+        self.queue = queue
+        self.meeting: Meeting | None = None
+        self.action = -1
+        self.waiting = 1
+        self.followers: list[Node] = []
+        self.done = self.blocks = self.late = False
+        self.start = self.earliest = 0.0
+        self.finish = self.end = NEVER
+        self.factor = 1.0
 
 
-N = TypeVar("N", bound=Waiting)
+class Participant(Protocol):
+    """A rank that takes part in what ranks do together; `now` is the moment up to which everything has happened."""
+
+    now: float
+
+    def meet(self, node: Node, last: Participant) -> None:
+        """Let its side begin, as the last rank is there."""
+
+    def part(self, node: Node, last: Participant) -> None:
+        """Let its side be complete, as it is over on the last rank."""
 
 
-class Queues(ABC, Generic[N]):
-    """The queues of one rank, on which operations are put in the order of its program."""
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """What some ranks do together.
+
+    Attributes:
+        need: how many take part.
+        sides: the nodes of those that are there, each with its rank.
+        finished: how many are over.
+    """
+
+    need: int
+    sides: list[tuple[Participant, Node]] = field(default_factory=list)
+    finished: int = 0
+
+
+class StreamDependencies(ABC):
+    """The queues of one rank, on which nodes are put in the order of its program.
+
+    Attributes:
+        order: nodes that were made.
+        last: the latest of each queue: one, or those of a batch.
+        waits: what the next operation of a stream must wait for, beyond the stream's own order.
+        events: by number; None where there was nothing to wait for.
+        works: the nodes of collectives, by number.
+    """
 
     def __init__(self) -> None:
-        self.last: dict[str, list[N]] = {}
-        """The latest of each queue: one, or those of a batch."""
-        self.waits: defaultdict[str, list[N]] = defaultdict(list)
-        """What the next operation of a stream must wait for, beyond the stream's own order."""
-        self.events: dict[int, N | None] = {}
-        self.works: dict[int, N] = {}
+        self.order = 0
+        self.last: dict[str, list[Node]] = {}
+        self.waits: defaultdict[str, list[Node]] = defaultdict(list)
+        self.events: dict[int, Node | None] = {}
+        self.works: dict[int, Node] = {}
 
     @abstractmethod
-    def joint(self) -> N:
-        """Return a new node that takes no time, with the host's dispatch to wait for."""
+    def release(self, node: Node) -> None:
+        """Take note that one thing has happened that a node waited for."""
 
-    @abstractmethod
-    def dispatched(self, node: N) -> None:
-        """Take note that the host has issued a node that takes no time."""
+    def node(self, record: Timed | ActionOp | None, cost: Cost, queue: str) -> Node:
+        """Return a new node."""
+        self.order += 1
+        return Node(self.order, record, cost, queue)
 
-    def synchronise(self, record: object) -> None:
+    def synchronise(self, record: object, number: int) -> None:
         """Note what the next operation of a stream waits for.
+
+        Args:
+            record: of a wait or an event; others do nothing.
+            number: of the event or the collective that it names.
 
         Raises:
             ValueError: the record waits for work that was never started.
@@ -63,62 +135,61 @@ class Queues(ABC, Generic[N]):
         elif isinstance(record, RecordEvent):
             # The event stands for the stream's latest work and all that the stream still waits for.
             pending = self.pending(stream_name(record.stream))
-            self.events[record.event] = self.join(pending) if pending else None
+            self.events[number] = self.join(pending) if pending else None
         elif isinstance(record, WaitEvent):
             # An event that was never recorded is complete, as in CUDA.
-            found = self.events.get(record.event)
+            found = self.events.get(number)
             if found is not None:
                 self.waits[stream_name(record.stream)].append(found)
         elif isinstance(record, WaitWork):
-            if record.work not in self.works:
-                raise ValueError(f"the trace waits for collective {record.work}, which was never started")
-            self.waits[stream_name(record.stream)].append(self.works[record.work])
+            if number not in self.works:
+                raise ValueError(f"the trace waits for collective {number}, which was never started")
+            self.waits[stream_name(record.stream)].append(self.works[number])
 
-    def pending(self, queue: str) -> list[N]:
+    def pending(self, queue: str) -> list[Node]:
         """Return what must be complete for all work of a queue so far to be complete."""
         return [*self.last.get(queue, ()), *self.waits[queue]]
 
-    def join(self, nodes: Sequence[N]) -> N:
+    def join(self, nodes: Sequence[Node]) -> Node:
         """Return a node that is complete when all of ``nodes`` are."""
         if len(nodes) == 1:
             return nodes[0]
-        node = self.joint()
+        node = self.node(None, _INSTANT, "")
         self.follow(node, nodes)
-        self.dispatched(node)
+        self.release(node)
         return node
 
     @staticmethod
-    def follow(node: N, before: Sequence[N]) -> None:
+    def follow(node: Node, before: Sequence[Node]) -> None:
         """Let a node wait for those that are not complete."""
         for other in before if len(before) == 1 else {id(item): item for item in before}.values():
             if not other.done:
                 other.followers.append(node)
                 node.waiting += 1
 
-    def put(self, node: N, stream: str, queue: str) -> None:
-        """Put a node at the end of a queue; it is the caller's to make it the queue's latest.
+    def put(self, node: Node, stream: str) -> None:
+        """Put a node at the end of its queue; it is the caller's to make it the queue's latest.
 
         Args:
             node: new.
-            stream: that asks for it.
-            queue: where it runs: the stream itself, or a communicator's.
+            stream: that asks for it. The node's queue is the stream itself, or a communicator's.
         """
+        queue, waits = node.queue, self.waits[stream]
         if queue == stream:
-            self.follow(node, self.pending(stream))
-            self.waits[stream].clear()
+            if waits:
+                self.follow(node, self.pending(stream))
+                waits.clear()
+            else:
+                self.follow(node, self.last.get(stream, ()))
             return
-        if len(self.waits[stream]) > _FEW:
+        if len(waits) > _FEW:
             # A stream on which only communication is called keeps what it waits for, which would grow without end.
-            pending = [item for item in self.waits[stream] if not item.done]
+            pending = [item for item in waits if not item.done]
             self.waits[stream] = [self.join(pending)] if pending else []
         self.follow(node, [*self.pending(stream), *self.last.get(queue, ())])
 
 
-_FEW = 4
-"""Nodes that are waited for one by one; more are joined."""
-
-
-def unfinished(nodes: Iterable[N]) -> list[N]:
+def unfinished(nodes: Iterable[Node]) -> list[Node]:
     """Return those that are not complete, each once."""
     return list({id(item): item for item in nodes if not item.done}.values())
 
@@ -132,6 +203,11 @@ def stream_name(number: int) -> str:
 def communicator_name(record: Collective) -> str:
     """Return the name of the queue of a collective's communicator."""
     return _communicator(record.axis, () if record.axis else record.ranks)
+
+
+def pair_name(record: Collective) -> str:
+    """Return the name of the queue of the sends and receives between two ranks."""
+    return f"between {min(record.ranks)} and {max(record.ranks)}"
 
 
 @functools.cache

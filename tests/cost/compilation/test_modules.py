@@ -148,7 +148,8 @@ def test_what_is_compiled_and_no_function_is_refused_and_torch_is_left_as_it_was
 
 
 def test_the_host_starts_a_cuda_graph_at_once():
-    from legoai.cost.timing.timeline import Cost, Host, simulate
+    from legoai.cost.timing.engine import simulate
+    from legoai.cost.timing.timeline import Cost, Host
 
     kernel = Kernel(
         stream=0, op="fused(aten.mul)", inputs=(), outputs=(), flops=0, bytes_read=0, bytes_written=0, attributes={},

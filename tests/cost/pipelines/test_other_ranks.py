@@ -14,8 +14,8 @@ from legoai.cost.memory.storages import memory
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.breakdown import breakdown
+from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals, exposed
-from legoai.cost.timing.ranks import simulate_ranks
 from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Instance

@@ -14,7 +14,8 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.operators import operator
-from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.timing.engine import simulate
+from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.file import load, save
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from legoai.cost.timing.engine import simulate, simulate_ranks
 from legoai.cost.timing.rank_timeline import ActionOp, StandstillError
-from legoai.cost.timing.ranks import simulate_ranks
-from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import (
     Collective,
     Copy,

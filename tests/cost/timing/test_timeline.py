@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import busy, exposed
-from legoai.cost.timing.timeline import Cost, Host, simulate
+from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import (
     Collective,
     Copy,
