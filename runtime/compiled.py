@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -10,7 +11,20 @@ from torch.distributed.device_mesh import DeviceMesh
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, wait_tensor
 from legoai.runtime.torch_internals.operators import tree_map_only
-from legoai.runtime.torch_internals.settings import enable_async_tp, enable_symmetric_memory
+from legoai.runtime.torch_internals.settings import (
+    enable_async_tp,
+    enable_symmetric_memory,
+    tagged_compile_cache,
+)
+
+
+def own_compile_cache(mesh: DeviceMesh) -> AbstractContextManager[None]:
+    """Return a context in which ranks of different groups share nothing that is compiled.
+
+    The names of groups are constants of compiled collectives, and no part of the keys of the compiler's caches
+    (PyTorch 2.13): a rank would be given a graph that asks for the group of another.
+    """
+    return tagged_compile_cache(" ".join(str(group.group_name) for group in mesh.get_all_groups()))
 
 
 def wait_for_output(module: nn.Module) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.checkpoint import model_digest
+from legoai.runtime.compiled import own_compile_cache
 from legoai.runtime.context import check_takes_positions, local_positions
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -77,7 +78,7 @@ class Trainer(Recipe):
             training = self.prepare(device, seed=self.seed if options.seed is None else options.seed)
             if observe is not None:
                 training.control.on_gradients.append(lambda _: observe(training))
-            with StopRequest() as stop:  # a signal before the first step ends the process as usual
+            with own_compile_cache(training.mesh), StopRequest() as stop:  # a signal before ends the process as usual
                 return TrainingLoop(self, options, training, device, stop).run()
 
     def prepare(self, device: Device, *, seed: int) -> Training:

@@ -1,8 +1,12 @@
-"""Private options of torch's configuration, which hold for the rest of a run."""
+"""Options of torch's configuration that hold for a run, private ones among them."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+
+import torch.compiler.config
 
 
 def enable_async_tp() -> None:
@@ -24,3 +28,17 @@ def enable_symmetric_memory(group: str) -> None:
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
     enable_symm_mem_for_group(group)
+
+
+@contextlib.contextmanager
+def tagged_compile_cache(tag: str) -> Iterator[None]:
+    """Keep what is compiled while entered apart from what was compiled with another tag, on disk too.
+
+    It is set for all threads, which `config.patch` would not do: backward graphs may be compiled in one of autograd's.
+    """
+    before = torch.compiler.config.cache_key_tag
+    torch.compiler.config.cache_key_tag = f"{before} {tag}".strip()
+    try:
+        yield
+    finally:
+        torch.compiler.config.cache_key_tag = before

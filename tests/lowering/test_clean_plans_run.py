@@ -1,0 +1,115 @@
+"""A plan that lints clean takes a training step: its program runs on a small mesh, and its loss is finite.
+
+The plans are drawn from the declarations of the directives (`drawn_plans.py`), on built-in models and on those of
+Hugging Face, and are shrunken as `legoai verify` shrinks them. `pytest -m slow -s` on this file draws hundreds, and
+prints how many were clean. What is compiled runs as it is written: the compiler would take most of the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+from legoai.dsl.lint import Linted, lint
+from legoai.lowering.verify.prepare import Prepared, prepare
+from legoai.specs.models.reads import Images, ImagesWithTexts
+from support.drawn_plans import CONFIGS, drawn_plans
+from support.plan_parts import DrawnPlan
+from support.staged import train
+
+RANKS = 4
+NO_OPERATOR = '"some.file"'
+"""A drawn text that no operator has for its name: lint does not import torch, and leaves that to the run."""
+
+
+def linted(plan: DrawnPlan) -> Linted:
+    return lint(plan.text(), "drawn.plan", directory=CONFIGS)
+
+
+def repaired(plan: DrawnPlan) -> tuple[DrawnPlan, Linted]:
+    """The plan without the parts in which lint finds errors."""
+    found = linted(plan)
+    for _ in range(12):
+        wrong = {item.label.span.line for item in found.diagnostics if item.severity == "error"}
+        less = plan.without_lines(wrong)
+        if less is None:
+            break
+        plan, found = less, linted(less)
+    return plan, found
+
+
+def clean_plans(examples: int, number: int) -> dict[str, Prepared]:
+    """Clean plans among so many drawn ones, each with its small program; every second one in fp64."""
+    found: dict[str, Prepared] = {}
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @seed(number)
+    @given(drawn_plans(foreign=True))
+    def draw(drawn: DrawnPlan) -> None:
+        plan, lint = repaired(drawn)
+        if not lint.has_errors and NO_OPERATOR not in plan.text() and plan.text() not in found:
+            found[plan.text()] = prepare(lint, directory=CONFIGS, ranks=RANKS, double=len(found) % 2 == 0)
+
+    draw()
+    return found
+
+
+def step(program: str, data: str) -> list[float]:
+    """The loss of one step of a program, uncompiled."""
+    torch.compiler.set_stance("force_eager")
+    try:
+        return train(program, data, steps=1)["loss"]
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def take_a_step(plans: dict[str, Prepared], gloo, data: str) -> None:
+    """Run the plans, those of as many ranks after each other, since a pool of another size costs seconds."""
+
+    def ranks(item: tuple[str, Prepared]) -> int:
+        return item[1].shrunken.plan.mesh.world_size
+
+    for world, several in itertools.groupby(sorted(plans.items(), key=ranks), ranks):
+        for text, prepared in several:
+            given_data = "synthetic" if isinstance(prepared.reads, Images | ImagesWithTexts) else data
+            try:
+                losses = gloo(world)(step, prepared.program.text, given_data)
+            except Exception as error:
+                error.add_note(text)
+                raise
+            assert all(math.isfinite(loss) for [loss] in losses), text
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory) -> str:
+    path: Path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(chr(32 + (7 * place * place + place // 3) % 95) for place in range(60_000)))
+    return str(path)
+
+
+@pytest.mark.timeout(300)
+def test_dozens_of_clean_plans_take_a_step(gloo, long_text):
+    plans = clean_plans(60, 1)
+    assert len(plans) >= 12
+    take_a_step(plans, gloo, long_text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("number", range(2, 8))
+def test_hundreds_of_clean_plans_take_a_step(number: int, gloo, long_text):
+    plans = clean_plans(250, number)
+    print(f"\n{len(plans)} clean plans of 250")
+    take_a_step(plans, gloo, long_text)
