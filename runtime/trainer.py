@@ -26,7 +26,7 @@ from legoai.runtime.loop import History, TrainingLoop
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.optim import parameter_groups
-from legoai.runtime.options import RunOptions, parse_options
+from legoai.runtime.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.process_group import on_first_rank, process_group
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
@@ -48,7 +48,7 @@ class Trainer(Recipe):
         Raises:
             SystemExit: 1 after a user's mistake, 2 after wrong usage, 128 + n after signal n.
         """
-        options = parse_options(argv, plan=self.plan, steps=self.steps)
+        options = parse_options(argv, plan=self.plan, **{name: getattr(self, name) for name in PLANNED})
         try:
             history = self.fit(options)
         except RunError as error:
