@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifest import Manifest, ManifestError
 
 Announce = Callable[[str], None]
 
@@ -185,7 +186,33 @@ def _manifest(
     except ManifestError as error:
         return ModelUnavailable.at(
             model.place("target") or resolution.start, error.message, label="cannot be looked at",
-            help=[error.detail] if error.detail else [],
+            help=_reasons(error, plan, directory),
         )  # fmt: skip
     except Undecided:
         return None
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
+    """What helps with a model that cannot be looked at: the author's own line, not a traceback through ours."""
+    from legoai.dsl.diagnostics.vocabulary import our_model
+
+    if error.kind == "config_missing" and plan.model.target is not None:
+        ours = our_model(plan.model.target)
+        built_in = [f"`{ours}` is built in"] if ours else []
+        return [*built_in, "nothing is downloaded: name the `config.json` of the model, relative to the plan"]
+    frames = [frame for frame in _FRAME.findall(error.detail) if _is_the_authors(frame[0])]
+    if frames:
+        file, line, function = frames[-1]
+        path = Path(file)
+        shown = path.relative_to(directory.resolve()) if path.is_relative_to(directory.resolve()) else path
+        return [f"raised in `{function}`, line {line} of {shown}"]
+    return [] if not error.detail or _FRAME.search(error.detail) else [error.detail]
+
+
+def _is_the_authors(file: str) -> bool:
+    """Whether a file of a traceback is neither this package's, nor a library's."""
+    libraries = ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python", "<frozen")
+    return not file.startswith(str(Path(__file__).resolve().parents[1])) and not any(x in file for x in libraries)

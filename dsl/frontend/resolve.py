@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
-from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.diagnostics.suggestion import suggestion, translation
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
 from legoai.dsl.frontend.layouts import layout_named, with_rules
@@ -244,7 +244,7 @@ class _Resolver:
                     statement.keyword.span,
                     f"there is no statement `{keyword}`",
                     label="unknown statement",
-                    help=close or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
+                    help=translation(keyword, legal) or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
                 )
             )
 
@@ -280,7 +280,7 @@ class _Resolver:
                 f"there is no figure `{node.text}`",
                 label="unknown figure",
                 help=[
-                    *suggestion(node.text, tuple(METRICS)),
+                    *translation(node.text, tuple(METRICS)),
                     f"figures are {', '.join(f'`{name}`' for name in METRICS)}",
                 ],
             )

@@ -34,7 +34,11 @@ class ModelIsKnown(WrongModel, Check):
         except ConfigError as error:
             field = {"preset": "target"}.get(error.argument, error.argument)
             legal = error.legal if len(error.legal) <= 24 else ()
-            help = suggestion(str(model.target if field == "target" else error.argument), error.legal)
+            from legoai.dsl.diagnostics.vocabulary import our_model
+
+            word = str(model.target if field == "target" else error.argument)
+            ours = our_model(word) if field == "target" else None
+            help = [f"did you mean `{ours}`?"] if ours is not None else suggestion(word, error.legal)
             if legal:
                 help.append(f"legal are {', '.join(f'`{item}`' for item in legal)}")
             yield self.at(analysis.place(model, field), error.message, label="not of this model", help=help)
