@@ -89,6 +89,17 @@ def lint(
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
 
 
+def _domains(analysis: Analysis, found: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+    """The diagnostics of domains, which need the checks of every member."""
+    from legoai.dsl.rules.domains import empty_domains
+
+    def errors(plan: Plan) -> list[Diagnostic]:
+        other = Analysis(plan, analysis.manifest, analysis.directory, resolution=analysis.resolution)
+        return [item for item in check(other) if item.severity == "error"]
+
+    yield from empty_domains(analysis.plan, found, errors)
+
+
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
     """The diagnostic without a fix that would write into the plan what only a setting or a variant says."""
     fix = item.fix
@@ -151,6 +162,8 @@ def _examine(
         manifest = None
     analysis = Analysis(plan, manifest, directory, resolution=resolution)
     found.extend(check(analysis))
+    if any("auto" in file.text for file in resolution.files.values()):
+        found.extend(_domains(analysis, found))
     found = [_own_fix(item, resolution) for item in found]
     remaining = suppress.split(found, resolution.files.values())[0]
     accepted = [item for item in found if item not in remaining]
