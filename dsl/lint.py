@@ -15,12 +15,13 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
-from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.frontend.syntax import Let, PlanFile
 from legoai.dsl.rules import checks
-from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedLet, UnusedSuppression
+from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
+from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifest import Manifest, ManifestError
@@ -69,7 +70,7 @@ def lint(
     """
     base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
     analysis, found = _examine(base, directory, announce, factories=factories)
-    used = set(base.scope.used)
+    used = _used_lets(base)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
@@ -78,10 +79,13 @@ def lint(
             for item in _examine(resolution, directory, announce, analysis, factories=factories)[1]:
                 if (item.code, item.label.span, item.message) not in known:
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
-            used |= resolution.scope.used
+            if not any(map(is_cause, resolution.diagnostics)):
+                found.extend(EmptyVariant.find(base, resolution))
+            used |= _used_lets(resolution)
             files |= resolution.files
     causes = [item for item in found if is_cause(item)]
-    found.extend(UnusedLet.find(base, used | _named_in(base, causes)))
+    if variant is None and (variants or not base.variants):
+        found.extend(UnusedLet.find(base, used, _named_in(base, causes)))
     found.extend(MalformedSuppression.find(item for file in files.values() for item in suppress.malformed(file)))
     kept, _, unused = suppress.split(found, files.values())
     accepted = tuple(item for item in found if item.severity == "error" and item not in kept)
@@ -113,6 +117,12 @@ def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
     if (resolution.variant is None or inside) and not resolution.scope.is_set:
         return item
     return replace(item, fix=None)
+
+
+def _used_lets(resolution: Resolution) -> set[Span]:
+    """The `let` statements whose names the plan uses; one that the command line replaces counts as used too."""
+    used = resolution.scope.used
+    return {item.span for item in resolution.statements if isinstance(item, Let) and item.name.text in used}
 
 
 def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
