@@ -28,8 +28,10 @@ from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
+from legoai.runtime.random_state import kept_random_state
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
+from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
@@ -249,7 +251,7 @@ def estimate(
     try:
         machine = machine_of(plan.cluster, world, directory=directory, override=profile)
         peak, source = machine.peak(plan.precision.param)
-        with _importable(directory):
+        with _importable(directory), kept_random_state():
             simulated = _simulate(program, plan, machine, rank=rank, say=say)
     except (ProfileError, CatalogueError, NoModelError, SimulationError) as error:
         raise CannotEstimateError(str(error)) from error
@@ -361,13 +363,12 @@ def _kind(machine: Machine) -> Kind:
 @contextlib.contextmanager
 def _importable(directory: Path) -> Iterator[None]:
     """Let the program import a factory that lies beside the plan."""
-    place = str(directory.resolve())
-    sys.path.insert(0, place)
+    before = list(sys.path)
+    add_author_folder(directory)
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(place)
+        sys.path[:] = before
 
 
 def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Estimate:

@@ -147,14 +147,40 @@ def _digest(files: Iterable[_SourceFile], field: str) -> str:
     return digest.hexdigest()
 
 
-def _documents(file: _SourceFile, field: str) -> Iterator[bytes]:
+def _documents(file: _SourceFile, field: str, *, is_library: bool) -> Iterator[bytes]:
     if file.path.suffix != ".jsonl":
-        yield file.path.read_bytes()
+        content = file.path.read_bytes()
+        if not is_library:
+            _check_text(file.path, content)
+        yield content
         return
     with file.path.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield _json_text(line, field, f"{file.path}:{number}")
+
+
+def _check_text(path: Path, content: bytes) -> None:
+    """Refuse a file that is no text, of which training on its bytes would teach nothing.
+
+    Raises:
+        RunError: it has a zero byte, or is no UTF-8.
+    """
+    zero = content.find(SEPARATOR)
+    what, where = "has a zero byte", zero
+    if zero < 0:
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            what, where = "is no UTF-8", error.start
+        else:
+            return
+    raise RunError(
+        RunErrorCode.DATA_FORMAT,
+        f"{path} is not text: it {what} at offset {where}",
+        help="give UTF-8 text, which is read byte by byte; files of token numbers are not read. "
+        "`iconv -f latin1 -t utf-8` converts text of another encoding",
+    )
 
 
 def _json_text(line: str, field: str, place: str) -> bytes:
@@ -180,7 +206,7 @@ def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str)
         documents = 0
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
             for file in files:
-                for document in _documents(file, field):
+                for document in _documents(file, field, is_library=source == BUILTIN):
                     if document:
                         documents += 1
                         kept = validation if documents % VALIDATION_EVERY == 0 else train

@@ -33,15 +33,25 @@ class Device:
     holds_values: bool = True
 
     @classmethod
-    def choose(cls, name: str) -> Device:
-        """Return the device that `--device NAME` means on this host; `auto` prefers a GPU.
+    def choose(cls, name: str, *, planned: str | None = None) -> Device:
+        """Return the device that `--device NAME` means on this host.
+
+        Args:
+            name: of a device type, or `auto`: what the plan is for, or else a GPU where there is one.
+            planned: the device type that the plan is for.
 
         Raises:
-            RunError: the named device is not available, or this host has fewer of them than local ranks.
+            RunError: the device is not available, or this host has fewer of them than local ranks.
         """
         index = int(os.environ.get("LOCAL_RANK", "0"))
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
+            if planned == "cuda" and not torch.cuda.is_available():
+                raise RunError(
+                    RunErrorCode.DEVICE,
+                    "the plan is for GPUs, and this torch finds none",
+                    help="pass --device cpu to run it on the CPU all the same",
+                )
+            name = planned or ("cuda" if torch.cuda.is_available() else "cpu")
         if name == "cpu":
             return cls(type="cpu")
         if name == "cuda" and not torch.cuda.is_available():

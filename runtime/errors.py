@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
+
+MARK: Final = "legoai.RunError"
+"""Starts the message in torchrun's error file, by which the launcher knows that the user has been told."""
+
+CONSEQUENCE: Final = "legoai.Consequence"
+"""Starts that of a rank which fell over the end of another; the launcher tells it where nothing else is known."""
+
+AGENT: Final = "LEGOAI_AGENT"
+"""Set in the environment of ranks that LegoAI's own launcher has started."""
 
 
 class RunErrorCode(StrEnum):
@@ -36,6 +46,8 @@ class RunErrorCode(StrEnum):
     PROGRAM_MISSING = "RUN050"
     NO_MEMORY = "RUN060"
     NO_ANSWER = "RUN061"
+    LOST_RANK = "RUN062"
+    RANK_ENDED = "RUN063"
     FAILED = "RUN069"
 
 

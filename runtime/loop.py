@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.loss import add_losses, local_value, loss_context
 from legoai.runtime.mesh import coordinate_along
 from legoai.runtime.metrics import MetricsLog, StepRecord
-from legoai.runtime.optim import set_schedule_step
+from legoai.runtime.optim import schedule_end, set_schedule_step
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import on_first_rank, sum_over_world
 from legoai.runtime.recipe import Recipe
@@ -29,7 +30,7 @@ from legoai.runtime.resume import (
     optimizer_name,
     restore,
 )
-from legoai.runtime.samples import Data, Stream, open_data
+from legoai.runtime.samples import Data, Stream, check_vocabulary, open_data
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import take_step
 from legoai.runtime.training import StepResult, Training
@@ -87,6 +88,8 @@ class TrainingLoop:
         """
         self.device.reset_peak_memory()
         with self._metrics() as log:
+            for warning in self._warnings():
+                log.say(f"warning: {warning}")
             resumed_from = self._resume(log)
             saved = resumed_from
             while self.step < self.options.steps and not self._stopping:
@@ -207,6 +210,23 @@ class TrainingLoop:
         if self.step >= self.options.steps:
             log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
         return self.step
+
+    def _warnings(self) -> Iterator[str]:
+        """What is odd about this run, and would else be seen only in its numbers."""
+        scheduler, vocabulary = self.training.scheduler, self.recipe.vocab_size
+        end = schedule_end(scheduler) if scheduler is not None else None
+        if end is not None and self.options.steps > end[0]:
+            after = f"stays at {end[1]:.2e}" if end[1] else "is 0, and nothing more is learnt"
+            yield (
+                f"the plan's schedule ends at step {end[0]}, and this run at step {self.options.steps}: from step "
+                f"{end[0]} on the learning rate {after}"
+            )
+        if vocabulary is not None and self.data.tokens is not None and vocabulary > 4 * self.data.tokens:
+            yield (
+                f"the data are bytes, {self.data.tokens} different tokens, and the model's vocabulary has "
+                f"{vocabulary:,}: most of the embedding and the logits is never used, and losses say nothing about "
+                "tokenized text"
+            )
 
     def _choose_branch(self, path: Path | None, log: MetricsLog) -> None:
         """Save beside newer checkpoints of another past on a branch, and in the place of damaged ones."""
@@ -330,13 +350,15 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks of other hosts then find it, or build their own."""
 
     def opened() -> Data:
-        return open_data(
+        data = open_data(
             options.data,
             recipe.reads,
             seq_len=recipe.seq_len,
             dtype=recipe.master_dtype,
             field=options.data_field,
         )
+        check_vocabulary(data, recipe.vocab_size)
+        return data
 
     on_first_rank(lambda: opened().digest)
     return opened()

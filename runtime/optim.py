@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -48,24 +49,46 @@ def warmup_schedule(
         raise ValueError(f"stable must be between 0 and steps - warmup = {steps - warmup}, not {stable}")
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor must be a fraction of the peak learning rate between 0 and 1, not {floor}")
-    shapes: dict[str, Callable[[float], float]] = {
-        "constant": lambda progress: 1.0,
-        "linear": lambda progress: 1.0 - progress,
-        "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-        "sqrt": lambda progress: 1.0 - math.sqrt(progress),
-    }
-    if decay not in shapes:
-        raise ValueError(f"decay must be one of {', '.join(shapes)}, not {decay!r}")
-    shape = shapes[decay]
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / warmup
-        first = warmup + stable
-        progress = min(1.0, max(0.0, (step - first) / max(1, steps - first)))
-        return floor + (1.0 - floor) * shape(progress)
-
+    if decay not in _SHAPES:
+        raise ValueError(f"decay must be one of {', '.join(_SHAPES)}, not {decay!r}")
+    factor = WarmupAndDecay(warmup=warmup, stable=stable, steps=steps, decay=decay, floor=floor)
     return LambdaLR(optimizer, factor)
+
+
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""What is left of the learning rate above the floor when a share of the decay is over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupAndDecay:
+    """The learning rate of a step as a share of its peak; the fields are those of `warmup_schedule`."""
+
+    warmup: int
+    stable: int
+    steps: int
+    decay: Decay
+    floor: float
+
+    def __call__(self, step: int) -> float:
+        """Return the factor of a step, counted from 0."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        first = self.warmup + self.stable
+        progress = min(1.0, max(0.0, (step - first) / max(1, self.steps - first)))
+        return self.floor + (1.0 - self.floor) * _SHAPES[self.decay](progress)
+
+
+def schedule_end(scheduler: LambdaLR) -> tuple[int, float] | None:
+    """Return the step from which a decayed learning rate stays, and that rate; None where it does not decay."""
+    factor = scheduler.lr_lambdas[0]
+    if not isinstance(factor, WarmupAndDecay) or factor.decay == "constant":
+        return None
+    return factor.steps, scheduler.base_lrs[0] * factor.floor
 
 
 def parameter_groups(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 OnNotFinite = Literal["stop", "skip"]
 
@@ -22,7 +24,7 @@ class RunOptions:
         data_field: the field of a JSONL object that holds its text.
         out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
         seed: of weights, data order and dropout; None takes the plan's.
-        device: `auto`, `cpu`, `cuda`, or the name of a registered device backend.
+        device: `auto` (what the plan is for), `cpu`, `cuda`, or the name of a registered device backend.
         checkpoint_every: steps between checkpoints; 0 saves only at the end. Without `out` none are saved.
         keep: complete checkpoints kept; 0 keeps all.
         resume: `auto` (the newest complete checkpoint in `out`, else from the start), `never`, or a
@@ -58,31 +60,48 @@ class RunOptions:
     timeout: float = 600.0
 
 
-PLANNED = ("steps", "data", "data_field", "checkpoint_every", "keep", "validate_every", "validate_batches")
-"""Options whose defaults a plan decides."""
-
-
-def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int, **planned: str | int) -> RunOptions:
+def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int) -> RunOptions:
     """Read the command line of a lowered program.
 
     Args:
         argv: without the program's name; None takes the process's own.
         plan: the plan's name, in the help text and in the default of `--out`.
         steps: the default of `--steps`.
-        planned: the defaults of the others of :data:`PLANNED`.
 
     Raises:
         SystemExit: with status 2 on wrong usage, as argparse does.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         description=f"Train the plan {plan}. Start it with torchrun, one process per device.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _add_training(parser, steps)
     _add_checkpoints(parser, plan)
     _add_reporting(parser)
-    parser.set_defaults(**planned)
     return RunOptions(**vars(parser.parse_args(argv)))
+
+
+class _Parser(argparse.ArgumentParser):
+    """Speaks on one rank, however many read the same command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and message, and leave with status 2."""
+        if _speaks():
+            super().error(message)
+        sys.exit(2)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the options."""
+        if _speaks():
+            super().print_help(file)
+
+
+def _speaks() -> bool:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    from legoai.runtime.report import first_to_report
+
+    return first_to_report()
 
 
 def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
@@ -98,7 +117,7 @@ def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
     )
     group.add_argument("--data-field", default="text", help="field of a JSONL object that holds its text")
     group.add_argument("--seed", type=int, help="of weights, data order and dropout (default: the plan's)")
-    group.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    group.add_argument("--device", default="auto", help="cpu, cuda, or auto: what the plan is for")
     group.add_argument(
         "--on-nan",
         choices=("stop", "skip"),

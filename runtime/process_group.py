@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.process_groups import group_timeout
 
 Result = TypeVar("Result")
 
@@ -21,16 +22,32 @@ Result = TypeVar("Result")
 def process_group(device: Device, *, timeout_seconds: float) -> Iterator[None]:
     """Join the group that torchrun's environment describes, and always leave it.
 
-    Without torchrun's environment the group has this one process. A group that the caller has already made
+    The timeout is also that of every group which is made while entered, such as those of mesh axes. Without
+    torchrun's environment the group has this one process. A group that the caller has already made
     is used and left alone.
 
     Raises:
         RunError: the environment is only partly set.
     """
-    if dist.is_initialized():
-        yield
-        return
     timeout = timedelta(seconds=timeout_seconds)
+    with group_timeout(timeout):
+        if dist.is_initialized():
+            yield
+            return
+        _join(device, timeout)
+        try:
+            yield
+        except Exception as error:
+            if dist.get_world_size() == 1 or isinstance(error, RunError):
+                dist.destroy_process_group()
+            raise  # else a group may wait for ranks that are gone, until the process ends
+        except BaseException:
+            dist.destroy_process_group()
+            raise
+        dist.destroy_process_group()
+
+
+def _join(device: Device, timeout: timedelta) -> None:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
     if not missing:
@@ -45,10 +62,6 @@ def process_group(device: Device, *, timeout_seconds: float) -> Iterator[None]:
         dist.init_process_group(
             device.collective_backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
         )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def sum_over_world(values: torch.Tensor) -> list[float]:

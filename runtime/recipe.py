@@ -28,6 +28,8 @@ class Recipe:
     Attributes:
         plan: the plan's name.
         plan_hash: the plan's hash; in metrics and checkpoints.
+        device_type: `cuda` or `cpu`, on which the training runs unless the command line says otherwise; None takes a
+            GPU where there is one.
         build_model: makes the model; called under `torch.device("meta")`.
         build_mesh: makes the device mesh from a device type.
         parallelize: applies tensor parallel, checkpointing, compile and data sharding to the model, and
@@ -45,6 +47,7 @@ class Recipe:
         global_batch: samples in one optimizer step.
         micro_batch: samples in one forward of one rank.
         seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
+        vocab_size: tokens that the model knows, where it reads text; None where that is not known.
         reads: what the model takes and gives.
         master_dtype: in which parameters are stored.
         autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
@@ -56,17 +59,12 @@ class Recipe:
             `fully_shard` brings them; the optimizer then runs on the host.
         weight_decay_on: `matrices` spares parameters of fewer than two dims the optimizer's weight decay.
         seed: of weights, data order and dropout.
-        steps: of the whole training where the command line does not say, as what follows.
-        data: what is trained on: see `RunOptions`.
-        data_field: the field of a JSONL object that holds its text.
-        checkpoint_every: steps between checkpoints; 0 saves only at the end.
-        keep: complete checkpoints kept; 0 keeps all.
-        validate_every: steps between validations; 0 for none.
-        validate_batches: micro batches per rank in one validation.
+        steps: of the whole training where the command line does not say.
     """
 
     plan: str
     plan_hash: str
+    device_type: str | None = None
     build_model: Callable[[], nn.Module]
     build_mesh: Callable[[str], DeviceMesh]
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module]
@@ -81,6 +79,7 @@ class Recipe:
     global_batch: int
     micro_batch: int
     seq_len: int = 0
+    vocab_size: int | None = None
     reads: Reads = field(default_factory=Tokens)
     master_dtype: torch.dtype = torch.float32
     autocast_dtype: torch.dtype | None = None
@@ -90,9 +89,3 @@ class Recipe:
     weight_decay_on: Literal["all", "matrices"] = "all"
     seed: int = 0
     steps: int = 1000
-    data: str = "python"
-    data_field: str = "text"
-    checkpoint_every: int = 0
-    keep: int = 3
-    validate_every: int = 0
-    validate_batches: int = 8

@@ -1,4 +1,4 @@
-"""Report of a user's mistake, printed once however many ranks make it."""
+"""Report of what ended a run, printed once however many ranks it happened to."""
 
 from __future__ import annotations
 
@@ -6,39 +6,61 @@ import json
 import os
 import sys
 import time
-from datetime import timedelta
+import traceback
 
-from legoai.runtime.errors import RunError
-
-MARK = "legoai.RunError"
-"""Starts the message in torchrun's error file, by which the launcher knows that the user has been told."""
+from legoai.runtime.attendant import interval, launcher_store
+from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
 
 
-def report_error(error: RunError) -> None:
-    """Print the error on the first rank that has one, and leave it for torchrun's own summary."""
-    if _first_to_report():
+def report_error(error: RunError, cause: BaseException | None = None) -> None:
+    """Print the error on the first rank that has one, and leave it for torchrun's own summary.
+
+    Args:
+        error: of this rank.
+        cause: what was raised, where that is no `RunError`; of one that nobody foresaw the traceback is printed.
+    """
+    consequence = error.code == RunErrorCode.LOST_RANK and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    _leave_for_the_launcher(error, CONSEQUENCE if consequence else MARK)
+    if consequence:
+        _wait_for_the_cause()
+        if AGENT in os.environ:
+            return
+    if first_to_report():
+        if cause is not None and error.code == RunErrorCode.FAILED:
+            traceback.print_exception(cause)
         print(error, file=sys.stderr, flush=True)
+
+
+def first_to_report() -> bool:
+    """Return whether this rank is the first that has something to say about why it ends."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    store = launcher_store()
+    if store is None:
+        return os.environ.get("RANK") == "0"
+    try:
+        return store.add(_key(), 1) == 1
+    except RuntimeError:
+        return os.environ.get("RANK") == "0"
+
+
+def _wait_for_the_cause() -> None:
+    """Stay until another rank has said why it ended: when one leaves, the launcher ends all."""
+    store, until = launcher_store(), time.monotonic() + interval() + 4.0
+    try:
+        while store is not None and time.monotonic() < until and not store.check([_key()]):
+            time.sleep(0.2)
+    except RuntimeError:
+        return
+
+
+def _key() -> str:
+    return f"legoai/error/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def _leave_for_the_launcher(error: RunError, mark: str) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         detail = {"py_callstack": "", "timestamp": str(int(time.time()))}
         with open(path, "w", encoding="utf-8") as file:  # noqa: PTH123  (torch gives a string)
-            json.dump({"message": {"message": f"{MARK}: {error}", "extraInfo": detail}}, file)
-
-
-def _first_to_report() -> bool:
-    """Ask the agent's store, which stands before and after the process group does."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return True
-    from torch.distributed import TCPStore
-
-    try:
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=5),
-        )
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return store.add(f"legoai/error/{attempt}", 1) == 1
-    except (RuntimeError, KeyError, ValueError):
-        return os.environ.get("RANK") == "0"
+            json.dump({"message": {"message": f"{mark}: {error}", "extraInfo": detail}}, file)

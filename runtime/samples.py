@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from legoai.runtime.corpus import Corpus, open_corpus
+from legoai.runtime.corpus import VOCABULARY, Corpus, open_corpus
 from legoai.runtime.data import MicroBatch, SampleBatch, TokenStream
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import seed_of
@@ -55,10 +55,12 @@ class Data(Protocol):
     Attributes:
         name: as given on the command line.
         digest: the same on every machine that has the same data.
+        tokens: different tokens that a text of them may have; None where they have no text.
     """
 
     name: str
     digest: str
+    tokens: int | None
 
     def stream(self, *, validation: bool, micro_batch: int, rank: int, degree: int, seed: int | None) -> Stream:
         """Return a rank's stream; one without seed is in the data's own order."""
@@ -66,8 +68,27 @@ class Data(Protocol):
     def size(self) -> str:
         """How much there is, for a person."""
 
+    def largest_token(self) -> int:
+        """The largest token of a text."""
+
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
         """What a simple guess would know, and its loss in nats."""
+
+
+def check_vocabulary(data: Data, vocabulary: int | None) -> None:
+    """Check that a model knows every token of a text.
+
+    Raises:
+        RunError: there is one that it does not know.
+    """
+    if vocabulary is None or data.tokens is None or vocabulary >= data.tokens:
+        return
+    if (largest := data.largest_token()) >= vocabulary:
+        raise RunError(
+            RunErrorCode.VOCABULARY,
+            f"{data.name} has the byte {largest}, and the model's vocabulary has {vocabulary} tokens, from 0",
+            help=f"give the model a vocabulary of {data.tokens}",
+        )
 
 
 def open_data(
@@ -99,6 +120,8 @@ def open_data(
 class TextData:
     """A corpus, for a model that predicts the next byte of a text, or of the text that goes on from another."""
 
+    tokens: int | None = VOCABULARY
+
     def __init__(self, corpus: Corpus, reads: Reads, *, seq_len: int) -> None:
         self.corpus = corpus
         self.name, self.digest = corpus.name, corpus.digest
@@ -122,6 +145,11 @@ class TextData:
     def size(self) -> str:
         """How much there is, for a person."""
         return f"{len(self.corpus.train):,} tokens"
+
+    def largest_token(self) -> int:
+        """The largest byte of both parts."""
+        parts = (self.corpus.train, self.corpus.validation)
+        return max(int(part.max()) for part in parts if len(part))
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
         """What one who knows the bytes' frequencies would reach."""
@@ -171,6 +199,7 @@ class SyntheticData:
     """Made images: each class or text has a pattern of coloured cells, of which every image is a noisy copy."""
 
     name = SYNTHETIC
+    tokens: int | None = None
 
     def __init__(self, reads: Images | ImagesWithTexts, *, seq_len: int, dtype: torch.dtype) -> None:
         self._reads = reads
@@ -192,6 +221,10 @@ class SyntheticData:
     def size(self) -> str:
         """How much there is, for a person."""
         return f"made patterns, {self.patterns} of them"
+
+    def largest_token(self) -> int:
+        """None has any."""
+        return 0
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
         """What a guess among all classes, or all images of a micro batch, would reach."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,10 @@ from typing import Any, Self
 
 IMPATIENCE_SECONDS = 2.0
 """A second signal this long after the first ends the process at once; the launcher may repeat one sooner."""
+
+
+_PARENT_DEATH_SIGNAL = 1
+"""`PR_SET_PDEATHSIG` of Linux."""
 
 
 class StopRequest:
@@ -46,6 +52,28 @@ class StopRequest:
         if self.signal is None:
             self.signal = signal.Signals(number)
             self._since = time.monotonic()
+
+
+@contextlib.contextmanager
+def unhurried() -> Iterator[None]:
+    """Ignore SIGTERM while a rank finds out why it ends; the launcher kills it if that takes long."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def end_with_parent(parent: int, number: signal.Signals) -> None:
+    """Ask Linux to send this process a signal when its parent ends, however that happens; at once if it has ended."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, int(number), 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager

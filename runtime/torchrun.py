@@ -17,24 +17,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from legoai.runtime.errors import RunError, RunErrorCode
+import legoai
+from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
+from legoai.runtime.signals import end_with_parent
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SHUTDOWN_SECONDS = 120
 """What the ranks have to finish their step and save after a signal; torchrun then ends them."""
 
+FAILURE_SECONDS = 8
+"""What ranks have to say their last words when another has failed, with which none can save."""
 
-def launch(program: Path, *, nproc: int, arguments: Sequence[str] = ()) -> int:
+_LAUNCHER = "LEGOAI_LAUNCHER"
+"""The process that started the agent, which ends with it."""
+
+
+def launch(program: Path, *, nproc: int, arguments: Sequence[str] = (), directory: Path | None = None) -> int:
     """Run a program under torchrun on this machine, and wait for it.
 
     SIGINT, SIGTERM and SIGHUP are passed on once: the ranks finish their step, save and leave. No process
-    outlives this call.
+    outlives this call, and where this process is killed the ranks save and leave as after SIGTERM.
 
     Args:
-        program: a Python file.
+        program: a Python file. Its own folder is not one from which it imports.
         nproc: processes, one per device.
         arguments: for the program.
+        directory: from which it imports, the plan's; the program's by default.
 
     Returns:
         0, the status of a failed rank, or 128 + n after signal n.
@@ -47,8 +56,9 @@ def launch(program: Path, *, nproc: int, arguments: Sequence[str] = ()) -> int:
     if nproc < 1:
         raise RunError(RunErrorCode.WRONG_OPTION, f"a program needs at least one process, not {nproc}")
     command = [sys.executable, "-m", "legoai.runtime.torchrun", "--standalone", f"--nproc-per-node={nproc}"]
+    folders = os.pathsep.join([str((directory or program.parent).resolve()), *filter(None, sys.path)])
     agent = subprocess.Popen(
-        [*command, str(program), *arguments],
+        [*command, "--module", "legoai.runtime.program", folders, str(program), *arguments],
         env=_environment(nproc),
         start_new_session=True,  # a terminal's Ctrl-C reaches the agent through us, once
     )
@@ -72,6 +82,10 @@ def _environment(nproc: int) -> dict[str, str]:
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(threads_per_process(nproc)))
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+    environment |= {"PYTHONSAFEPATH": "1", _LAUNCHER: str(os.getpid()), AGENT: "1"}
+    package = Path(legoai.__file__).resolve().parents[1]
+    if package == Path.cwd():  # found there, and a safe path leaves the working folder out
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(package))))
     return environment
 
 
@@ -103,9 +117,14 @@ def _agent(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from legoai.runtime.torch_internals.process_groups import grace_after_failure
+
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    if _LAUNCHER in os.environ:
+        end_with_parent(int(os.environ[_LAUNCHER]), signal.SIGTERM)
     try:
-        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
+        with grace_after_failure(FAILURE_SECONDS):
+            run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except SignalException as stop:
         return 128 + stop.sigval
     except ChildFailedError as failure:
@@ -115,16 +134,28 @@ def _agent(arguments: list[str]) -> int:
 
 def _tell(failure: Any) -> int:
     rank, first = _first(failure.failures)
-    if not _told(first):
-        cause = f"signal {-first.exitcode}" if first.exitcode < 0 else f"status {first.exitcode}"
-        print(f"rank {rank} failed first, with {cause}; its own output is above", file=sys.stderr, flush=True)
+    text = str(first.message)
+    if CONSEQUENCE in text:
+        print(text.partition(f"{CONSEQUENCE}: ")[2], file=sys.stderr, flush=True)
+    elif not _told(first):
+        cause, help = f"ended with status {first.exitcode}", "its own output is above"
+        if first.exitcode < 0:
+            cause = f"was ended by {_signal_name(-first.exitcode)}"
+            if first.exitcode == -signal.SIGKILL:
+                help = "a host without memory ends processes so: see its kernel log; or someone did"
+        print(RunError(RunErrorCode.RANK_ENDED, f"rank {rank} {cause}", help=help), file=sys.stderr, flush=True)
     return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
 
 
 def _told(failure: Any) -> bool:
     """Return whether the rank has said in words what was wrong."""
-    from legoai.runtime.report import MARK
-
     return MARK in str(failure.message)
 
 
@@ -132,12 +163,16 @@ def _first(failures: Mapping[int, Any]) -> tuple[int, Any]:
     """Return the failure that came first, with its rank; one that the agent's own signal ended is not a cause.
 
     The agent ends the other ranks as soon as it has seen one fail, and dates failures by whole seconds. Within one, a
-    rank that says what was wrong comes before one that fell over its absence.
+    rank that says what was wrong comes before one that does not, and that before one that fell over its absence.
     """
     ended = (-signal.SIGTERM, 128 + signal.SIGTERM)
-    return min(
-        failures.items(), key=lambda item: (item[1].exitcode in ended, not _told(item[1]), item[1].timestamp, item[0])
-    )
+
+    def order(item: tuple[int, Any]) -> tuple[Any, ...]:
+        rank, failure = item
+        follows = CONSEQUENCE in str(failure.message)
+        return failure.exitcode in ended, follows, not _told(failure), failure.timestamp, rank
+
+    return min(failures.items(), key=order)
 
 
 if __name__ == "__main__":

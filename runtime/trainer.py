@@ -8,17 +8,19 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from legoai.runtime.attendant import attend
 from legoai.runtime.checkpoint import model_digest
 from legoai.runtime.compiled import own_compile_cache
 from legoai.runtime.context import check_takes_positions, local_positions
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.failures import explained
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.lock import locked
@@ -26,13 +28,12 @@ from legoai.runtime.loop import History, TrainingLoop
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.optim import parameter_groups
-from legoai.runtime.options import PLANNED, RunOptions, parse_options
+from legoai.runtime.options import RunOptions, parse_options
 from legoai.runtime.process_group import on_first_rank, process_group
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
-from legoai.runtime.signals import StopRequest
+from legoai.runtime.signals import StopRequest, unhurried
 from legoai.runtime.training import Training
-from legoai.specs.models.first_values import FirstValues, construct
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline, StagedModel
@@ -47,28 +48,38 @@ class Trainer(Recipe):
         """Read the command line and train.
 
         Raises:
-            SystemExit: 1 after a user's mistake, 2 after wrong usage, 128 + n after signal n.
+            SystemExit: 1 after an error, 2 after wrong usage, 128 + n after signal n.
         """
-        options = parse_options(argv, plan=self.plan, **{name: getattr(self, name) for name in PLANNED})
+        attend()
+        options = parse_options(argv, plan=self.plan, steps=self.steps)
         try:
             history = self.fit(options)
-        except RunError as error:
-            report_error(error)
-            sys.exit(1)
+        except Exception as error:
+            with unhurried():
+                told = explained(error, timeout=options.timeout)
+            report_error(told, error)
+            _leave(told)
         if history.stopped_by is not None:
             sys.exit(128 + history.stopped_by)
 
-    def fit(self, options: RunOptions, *, observe: Callable[[Training], None] | None = None) -> History:
+    def fit(
+        self,
+        options: RunOptions,
+        *,
+        observe: Callable[[Training], None] | None = None,
+        prepared: Callable[[Training], None] | None = None,
+    ) -> History:
         """Train as the options say, in the caller's process group if there is one.
 
         Args:
             options: of the run.
             observe: is called on every rank in every step when the gradients are complete, before they are clipped.
+            prepared: is called on every rank once, before the first step.
 
         Raises:
             RunError: a user's mistake, on every rank that sees it.
         """
-        device = Device.choose(options.device)
+        device = Device.choose(options.device, planned=self.device_type)
         device.activate()
         with (
             _deterministic(options.deterministic),
@@ -79,6 +90,8 @@ class Trainer(Recipe):
             training = self.prepare(device, seed=self.seed if options.seed is None else options.seed)
             if observe is not None:
                 training.control.on_gradients.append(lambda _: observe(training))
+            if prepared is not None:
+                prepared(training)
             with own_compile_cache(training.mesh), StopRequest() as stop:  # a signal before ends the process as usual
                 return TrainingLoop(self, options, training, device, stop).run()
 
@@ -99,7 +112,7 @@ class Trainer(Recipe):
                 f"x data-parallel degree {degree}",
             )
         accumulation = self.global_batch // (self.micro_batch * degree)
-        model, first_values = self._constructed(device, seed)
+        model = self._meta_model()
         digest = model_digest(model)
         loss, positions = self.build_loss(), self._positions(mesh)
         token_axes = (*self.data_axes, *(() if self.context_axis is None else (self.context_axis,)))
@@ -107,18 +120,10 @@ class Trainer(Recipe):
         counts_loss, holders = is_first_elsewhere(mesh, (*token_axes, "pp")), mesh.size()
         staged = None
         if self.pipeline is None:
-            model = self._parallel(model, mesh, device, seed, first_values)
+            model = self._parallel(model, mesh, device, seed)
         else:
             staged = self._staged(
-                self.pipeline,
-                model,
-                mesh,
-                device,
-                seed=seed,
-                first_values=first_values,
-                accumulation=accumulation,
-                loss=loss,
-                positions=positions,
+                self.pipeline, model, mesh, device, seed=seed, accumulation=accumulation, loss=loss, positions=positions
             )
             model = staged.whole
             counts_loss, holders = counts_loss and staged.holds_last, holders // mesh["pp"].size()
@@ -155,34 +160,17 @@ class Trainer(Recipe):
             balance=self.context_balance,
         )
 
-    def _constructed(self, device: Device, seed: int) -> tuple[nn.Module, FirstValues | None]:
-        """Build the model on the meta device; also the values that its constructor gives, if the device holds any."""
-        if not device.holds_values:
-            return self._meta_model(), None
-        model, first_values = construct(self.build_model, seed=seed)
-        return self._prepared(model), first_values
-
     def _meta_model(self) -> nn.Module:
         with torch.device("meta"):
-            return self._prepared(self.build_model())
-
-    def _prepared(self, model: nn.Module) -> nn.Module:
+            model = self.build_model()
         if self.context_axis is not None:
             check_takes_positions(model)
         cast_parameters(model, self.master_dtype)
         return model
 
-    def _parallel(
-        self, model: nn.Module, mesh: DeviceMesh, device: Device, seed: int, first_values: FirstValues | None
-    ) -> nn.Module:
+    def _parallel(self, model: nn.Module, mesh: DeviceMesh, device: Device, seed: int) -> nn.Module:
         model = self.parallelize(model, mesh)
-        materialize(
-            model,
-            device=device,
-            seed=seed,
-            first_values=first_values,
-            parameters_on_host=self.offload_parameters,
-        )
+        materialize(model, device=device, seed=seed, parameters_on_host=self.offload_parameters)
         return model
 
     def _staged(
@@ -193,7 +181,6 @@ class Trainer(Recipe):
         device: Device,
         *,
         seed: int,
-        first_values: FirstValues | None,
         accumulation: int,
         loss: LossFunction,
         positions: torch.Tensor | None,
@@ -217,7 +204,7 @@ class Trainer(Recipe):
                 put_placeholders(stage, pipeline.stages, index, tokens)
             else:
                 keep_modules(stage, pipeline.stages[index])
-            stage = self._parallel(stage, mesh, device, seed, first_values)
+            stage = self._parallel(stage, mesh, device, seed)
             stages.append(pipeline.build_stage(stage, index, mesh, device.torch_device))
         staged = StagedModel(
             pipeline,
@@ -241,6 +228,14 @@ class Trainer(Recipe):
         if mesh.size() != world:
             raise _world_error(f"the plan's mesh ({_axes(mesh)})", mesh.size(), world)
         return mesh
+
+
+def _leave(error: RunError) -> NoReturn:
+    """End this process; at once where others are gone, for which exit handlers could wait."""
+    if error.code in (RunErrorCode.NO_ANSWER, RunErrorCode.LOST_RANK):
+        sys.stdout.flush()
+        os._exit(1)
+    sys.exit(1)
 
 
 @contextlib.contextmanager

@@ -35,7 +35,6 @@ MODULES: Final = (
     "rules.offload",
     "rules.optimizer",
     "rules.schedule",
-    "rules.run",
     "rules.require",
     "rules.bounds",
     "rules.magnitudes",

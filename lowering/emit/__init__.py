@@ -9,6 +9,7 @@ from legoai.lowering.emit import (
     batch,
     checkpoint,
     clip,
+    cluster,
     comm,
     context,
     fsdp,
@@ -20,22 +21,15 @@ from legoai.lowering.emit import (
     pipeline,
     precision,
     replicate,
-    run,
     schedule,
     shard,
 )
 from legoai.lowering.emit import compile as compilation
-from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.emitter import Emit
-
-
-def _in_the_header(lowering: Lowering, draft: Draft) -> None:
-    """Nothing: the cluster stands in the program's docstring, with the command that starts the program on it."""
-
 
 EMITTERS: Final[dict[str, Emit]] = {
     "model": model.emit,
-    "cluster": _in_the_header,
+    "cluster": cluster.emit,
     "mesh": mesh.emit,
     "pipeline": pipeline.emit,
     "shard": shard.emit,
@@ -53,11 +47,6 @@ EMITTERS: Final[dict[str, Emit]] = {
     "precision": precision.emit,
     "loss": loss.emit,
     "clip": clip.emit,
-    "data": run.emit_data,
-    "steps": run.emit_steps,
-    "seed": run.emit_seed,
-    "save": run.emit_save,
-    "evaluate": run.emit_evaluate,
 }
 """Keyword to emission. Calls stand in `parallelize` in the order of emission, which is TorchTitan's: tensor parallel,
 experts, context parallel, activation checkpointing, compile, data sharding. One call stands elsewhere: float8 layers

@@ -60,6 +60,7 @@ def rule_note(rule: PathRule[Any]) -> Note:
 TRAINER_ARGUMENTS: Final = (
     "plan",
     "plan_hash",
+    "device_type",
     "build_model",
     "build_mesh",
     "parallelize",
@@ -74,6 +75,7 @@ TRAINER_ARGUMENTS: Final = (
     "global_batch",
     "micro_batch",
     "seq_len",
+    "vocab_size",
     "reads",
     "master_dtype",
     "autocast_dtype",
@@ -81,13 +83,6 @@ TRAINER_ARGUMENTS: Final = (
     "loss_parallel",
     "offload_parameters",
     "steps",
-    "seed",
-    "data",
-    "data_field",
-    "checkpoint_every",
-    "keep",
-    "validate_every",
-    "validate_batches",
 )
 """The keyword arguments of `legoai.runtime.Trainer` that a plan decides, in the order in which they are printed."""
 

@@ -7,11 +7,9 @@ not have computed with torch, since its threads would be missing in the fork.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
-from legoai.runtime.signals import held_signals, release_signals
-
-_DIES_WITH_PARENT = 1
-"""`PR_SET_PDEATHSIG` of Linux."""
+from legoai.runtime.signals import end_with_parent, held_signals, release_signals
 
 
 class Job(Protocol):
@@ -170,7 +165,7 @@ def _serve(job: Job, pipe: Connection, log: Path, parent: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of it, and ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     release_signals()
-    _die_with(parent)
+    end_with_parent(parent, signal.SIGKILL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -185,16 +180,6 @@ def _serve(job: Job, pipe: Connection, log: Path, parent: int) -> NoReturn:
             pipe.send(("error", (f"{type(error).__name__}: {text}", "".join(traceback.format_exception(error)))))
         os._exit(1)
     os._exit(0)
-
-
-def _die_with(parent: int) -> None:
-    """Ask Linux to end this process when its parent ends, however that happens."""
-    if sys.platform != "linux":
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _end_of(log: Path) -> str:

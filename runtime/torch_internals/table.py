@@ -317,6 +317,21 @@ _PLACED: Final = (
     ),
 )
 
+_RUNS: Final = (
+    Patch(
+        path="torch.distributed.distributed_c10d:_get_default_timeout",
+        parameters="backend",
+        why="`init_device_mesh` takes no timeout, so that groups of mesh axes would wait 10 or 30 minutes",
+        test="test_process_groups.py::test_groups_of_mesh_axes_have_the_timeout_of_the_run",
+    ),
+    Patch(
+        path="torch.distributed.elastic.multiprocessing.api:PContext.close",
+        parameters="self, death_sig, timeout",
+        why="torchrun waits 30 s for ranks that cannot go on, such as one that is stopped, and has no option for it",
+        test="test_process_groups.py::test_ranks_are_killed_soon_after_a_failure",
+    ),
+)
+
 _BENCHMARKS: Final = (
     Patch(
         path="torch.distributed.tensor._sharding_prop:detect_fake_mode",
@@ -349,7 +364,7 @@ _BENCHMARKS: Final = (
 )
 
 PATCHES: Final[dict[str, Patch]] = {
-    patch.path: patch for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *_COMPILATION, *_PLACED, *_BENCHMARKS)
+    patch.path: patch for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *_COMPILATION, *_PLACED, *_RUNS, *_BENCHMARKS)
 }
 """All patches by their path."""
 

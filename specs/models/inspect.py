@@ -15,9 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from legoai.specs.models.build import build_model, raised_at
 from legoai.specs.models.describe import describe
-from legoai.specs.models.first_values import construct
+from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.manifest import Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
 
@@ -28,12 +30,13 @@ def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
     Raises:
         ManifestError: it cannot be built.
     """
-    model, first_values = construct(lambda: build_model(source, base_directory))
-    if source.kind == "huggingface":
-        # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
-        config: Any = model.config
-        config.use_cache = True
-    return describe(model, str(source), first_values)
+    with torch.device("meta"):
+        model = build_model(source, base_directory)
+        if source.kind == "huggingface":
+            # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
+            config: Any = model.config
+            config.use_cache = True
+    return describe(model, str(source))
 
 
 def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:
@@ -59,7 +62,7 @@ def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Answer a request; see the module docstring."""
     base_directory = Path(request["base_directory"])
-    sys.path[:] = list(dict.fromkeys([str(base_directory), *sys.path, *request["sys_path"]]))
+    add_author_folder(base_directory, others=request["sys_path"])
     source = ModelSource(**{name: request[name] for name in ("kind", "target", "preset", "arguments")})
     try:
         made = inspect_model(source, base_directory)

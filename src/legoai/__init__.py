@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legoai.api import PlanError, estimate, lint, load, lower
+    from legoai.api import PlanError, estimate, lint, load, lower, run, verify
 
 __version__ = "0.1.0"
-__all__ = ["PlanError", "__version__", "estimate", "lint", "load", "lower"]
+__all__ = ["PlanError", "__version__", "estimate", "lint", "load", "lower", "run", "verify"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,3 +24,8 @@ def __getattr__(name: str) -> Any:
     from legoai import api
 
     return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    """List the API before it was used."""
+    return sorted({*globals(), *__all__})

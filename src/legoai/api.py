@@ -1,9 +1,9 @@
-"""The Python API: a plan from its file, what is wrong with it, its program, and what it costs."""
+"""The Python API: a plan from its file, what is wrong with it, its program, what it costs, and how it runs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -16,6 +16,7 @@ from legoai.specs.plan import Plan
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
     from legoai.lowering.program import Program
+    from legoai.lowering.verify.run import Verdict
 
 PathLike = str | os.PathLike[str]
 
@@ -100,6 +101,82 @@ def estimate(
     assert linted.analysis.manifest is not None
     return estimate_program(
         program, plan, linted.analysis.manifest, directory=linted.analysis.directory, profile=profile, rank=rank
+    )
+
+
+def run(
+    path: PathLike,
+    *,
+    settings: Mapping[str, str] | None = None,
+    variant: str | None = None,
+    nproc: int | None = None,
+    arguments: Sequence[str] = (),
+) -> int:
+    """Train a plan on this machine under torchrun, as `legoai run` does, and wait for it.
+
+    Program, metrics and checkpoints go to `runs/NAME` in the working folder. SIGINT, SIGTERM and SIGHUP are passed on,
+    so that this is to be called in the main thread.
+
+    Args:
+        path: the plan's file, or `plan.NAME` as on the command line.
+        settings: values for `let` names.
+        variant: run this variant.
+        nproc: processes; by default the devices of the plan's mesh.
+        arguments: for the trainer: ``["--steps", "200"]``.
+
+    Returns:
+        0, the status of a failed rank, or 128 + n after signal n.
+
+    Raises:
+        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
+        legoai.runtime.RunError: it cannot be started here.
+    """
+    from legoai.lowering.start import start
+
+    program, plan, linted = _lowered(path, settings, variant)
+    assert linted.analysis is not None
+    return start(program, plan, directory=linted.analysis.directory, nproc=nproc, arguments=arguments)
+
+
+def verify(
+    path: PathLike,
+    *,
+    settings: Mapping[str, str] | None = None,
+    variant: str | None = None,
+    ranks: int = 16,
+    steps: int = 2,
+    double: bool = True,
+) -> Verdict:
+    """Compare a shrunken copy of a plan with one device, as `legoai verify` does; `Verdict.equal` is the answer.
+
+    Processes are forked from this one, in which torch's autograd must not have run.
+
+    Args:
+        path: the plan's file, or `plan.NAME` as on the command line.
+        settings: values for `let` names.
+        variant: verify this variant.
+        ranks: the most processes to start.
+        steps: optimizer steps.
+        double: compute in fp64, instead of in the plan's dtypes.
+
+    Raises:
+        PlanError: the plan has errors, cannot be read, or says what cannot be lowered.
+        legoai.lowering.shrink.CannotShrinkError: no smaller plan can stand for it.
+        legoai.lowering.verify.run.ProgramFailedError: a rank raised, ended or got stuck.
+    """
+    from legoai.lowering.program import LoweringError
+    from legoai.lowering.verify.prepare import prepare
+    from legoai.lowering.verify.run import run as run_beside_one_device
+
+    _, linted = _checked(path, settings, variant)
+    assert linted.analysis is not None
+    directory = linted.analysis.directory
+    try:
+        prepared = prepare(linted, directory=directory, ranks=ranks, double=double)
+    except LoweringError as error:
+        raise PlanError(error.diagnostics, linted.files) from error
+    return run_beside_one_device(
+        prepared.program, prepared.shrunken.plan, reads=prepared.reads, directory=directory, steps=steps
     )
 
 

@@ -1,5 +1,6 @@
 """The Python API: plans, diagnostics and programs without a command line."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,53 @@ def test_the_package_has_no_names_but_its_own():
     assert set(legoai.__all__) <= {name for name in (*legoai.__all__,) if hasattr(legoai, name)}
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         legoai.laod  # noqa: B018
+
+
+def test_dir_lists_the_api_before_it_is_used():
+    code = "import sys, legoai; print(*dir(legoai)); print('legoai.api' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    names, imported = done.stdout.splitlines()
+    assert {"PlanError", "estimate", "lint", "load", "lower", "run", "verify"} <= set(names.split())
+    assert imported == "False"
+
+
+SMALL = """plan small
+
+model   llama3("tiny")
+cluster cpu
+batch   (global = 2, micro = 2, seq_len = 16)
+mesh    (dp_shard = 1)
+"""
+
+SCRIPT = """
+import random
+import numpy, torch
+import legoai
+
+verdict = legoai.verify("small.plan", steps=1)
+print(verdict.equal, verdict.samples)
+
+random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+wanted = random.random(), float(numpy.random.rand()), float(torch.rand(()))
+random.seed(3), numpy.random.seed(3), torch.manual_seed(3)
+found = legoai.estimate("small.plan", profile="h100_sxm")
+print(found.step_time > 0, (random.random(), float(numpy.random.rand()), float(torch.rand(()))) == wanted)
+
+print(legoai.run("small.plan", arguments=["--steps", "1", "--data", "small.plan", "--log-every", "0"]))
+try:
+    legoai.run("small.plan", nproc=1, arguments=["--out", "small.plan"])
+except legoai.runtime.RunError as error:
+    print(error.code)
+"""
+
+
+def test_verify_estimate_and_run_are_functions(tmp_path: Path):
+    (tmp_path / "small.plan").write_text(SMALL, encoding="utf-8")
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        timeout=200,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["True 2", "True True", "0", "RUN006"], done.stderr
+    assert (tmp_path / "runs" / "small" / "checkpoints" / "step-1").is_dir()

@@ -1,10 +1,14 @@
 """`legoai lower` and `legoai run` make a program and start it."""
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from legoai.runtime.lock import locked
 from support.command_line import (
     GOOD,
     called,
@@ -61,7 +65,8 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
 ):
     calls = []
 
-    def launch(program: Path, *, nproc: int, arguments: list[str]) -> int:
+    def launch(program: Path, *, nproc: int, arguments: list[str], directory: Path) -> int:
+        assert directory.resolve() == Path.cwd()
         calls.append((program, nproc, arguments))
         return 7
 
@@ -80,7 +85,24 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
     lowered = called(capsys, "lower", "good.plan")[1]
     assert Path("runs/small/small.py").read_text(encoding="utf-8") == lowered
     assert called(capsys, "run", "bad.plan")[0] == 1
+    for argument, said in (("--stepz", "unrecognized arguments: --stepz"), ("--keep=x", "'x' is not a whole number")):
+        status, _, err = called(capsys, "run", "good.plan", "--", argument)
+        assert status == 2 and err.count(said) == err.count("usage:") == 1
+    status, out, _ = called(capsys, "run", "good.plan", "--", "--help")
+    assert status == 0 and "--load-weights FOLDER" in out
     assert len(calls) == 2
+
+
+def test_run_does_not_start_where_another_run_writes(capsys: pytest.CaptureFixture[str]):
+    with locked(Path("runs/small")):
+        status, _, err = called(capsys, "run", "good.plan")
+    assert status == 1 and err.startswith(f"error[RUN005]: another run (process {os.getpid()} on ")
+    assert not Path("runs/small/small.py").exists()
+    Path("runs").rename("elsewhere")
+    Path("runs").write_text("")
+    status, _, err = called(capsys, "run", "good.plan")
+    assert status == 1 and err.startswith("error[RUN006]: --out runs/small: nothing can be written there")
+    assert err.count("\n") == 2
 
 
 def test_run_does_not_start_one_host_of_many(capsys: pytest.CaptureFixture[str]):
@@ -90,3 +112,49 @@ def test_run_does_not_start_one_host_of_many(capsys: pytest.CaptureFixture[str])
     assert (status, out) == (2, "")
     assert "the plan is for 2 hosts" in err
     assert not Path("runs").exists()
+
+
+FACTORY = """
+import helper
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.embed = nn.Embedding(256, dim)
+        self.head = nn.Linear(dim, 256)
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens))
+
+
+def build(dim):
+    return Net(dim)
+"""
+ALONE = """plan {name}
+
+model   python("{factory}:build", dim = 16)
+cluster cpu
+batch   (global = 2, micro = 2, seq_len = 16)
+mesh    (dp_shard = 1)
+"""
+
+
+@pytest.mark.parametrize("name", ["random", "my_model"])
+def test_a_factory_beside_the_plan_is_imported_and_nothing_shadowed(tmp_path: Path, name: str):
+    """The plan is called like a module of Python, or like its factory; files beside it are called so, too."""
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    (folder / "my_model.py").write_text(FACTORY)
+    for file in ("helper.py", "types.py", "random.py", "code.py"):
+        (folder / file).write_text("" if file == "helper.py" else "raise RuntimeError('not this one')\n")
+    (folder / "a.plan").write_text(ALONE.format(name=name, factory="my_model"))
+    (tmp_path / "text.txt").write_text("some text to read " * 40)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    place, file = (tmp_path, "plans/a.plan") if name == "random" else (folder, "a.plan")
+    command = [sys.executable, "-P", "-m", "legoai", "run", file, "--", "--steps", "1", "--data"]
+    command.append(str(tmp_path / "text.txt"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=place, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "finished step 1" in done.stderr

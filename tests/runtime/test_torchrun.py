@@ -52,6 +52,7 @@ def start(program, tmp_path):
             env=os.environ | {key: value} | environment,
         )
 
+    run.mark = mark
     yield run
     left = [pid for pid in processes_with(mark) if pid != os.getpid()]
     for pid in left:
@@ -95,7 +96,66 @@ def test_a_mistake_is_told_once_without_a_traceback(start):
 def test_a_crash_names_the_rank_that_failed_first(start):
     status, told = ends(start(2, "--steps", "1", CRASH="1"))
     assert status == 1
-    assert "this rank crashes" in told and "rank 1 failed first, with status 1" in told
+    assert "this rank crashes" in told and "error[RUN063]: rank 1 ended with status 1" in told
+
+
+def running(process: subprocess.Popen) -> None:
+    """Wait for the third step."""
+    assert any(re.match(r"step +3/", line) for line in process.stderr)
+
+
+def ranks_of(mark: str) -> list[int]:
+    """The processes of the ranks, in the order of their ranks."""
+    found = {}
+    for pid in processes_with(mark):
+        environment = dict(
+            item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
+        )
+        if "RANK" in environment:
+            found[int(environment["RANK"])] = pid
+    return [found[rank] for rank in sorted(found)]
+
+
+def gone_within(seconds: float, mark: str) -> None:
+    until = time.monotonic() + seconds
+    while processes_with(mark):
+        assert time.monotonic() < until, "the ranks go on"
+        time.sleep(0.2)
+
+
+def test_a_rank_that_is_stopped_is_named_and_ended_within_the_timeout(start):
+    process = start(2, "--steps", "100000", "--log-every", "1", "--timeout", "20")
+    running(process)
+    [_, stopped] = ranks_of(start.mark)
+    stopped_at = time.monotonic()
+    os.kill(stopped, signal.SIGSTOP)
+    status, told = ends(process)
+    assert status == 1
+    assert "error[RUN061]: rank 0 waited 20 s in a collective, and rank 1 did not answer" in told
+    assert told.count("error[") == 1 and "Traceback" not in told
+    assert time.monotonic() - stopped_at < 60
+
+
+def test_a_rank_that_is_killed_is_named(start):
+    process = start(2, "--steps", "100000", "--log-every", "1")
+    running(process)
+    os.kill(ranks_of(start.mark)[1], signal.SIGKILL)
+    status, told = ends(process)
+    assert status == 128 + signal.SIGKILL
+    assert "error[RUN063]: rank 1 was ended by signal 9 (SIGKILL)" in told
+    assert told.count("error[") == 1 and "Traceback" not in told
+
+
+@pytest.mark.parametrize("killed", ["the launcher", "the agent"])
+def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, killed):
+    process = start(2, "--steps", "100000", "--log-every", "1")
+    running(process)
+    agent = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+    os.kill(process.pid if killed == "the launcher" else agent, signal.SIGKILL)
+    gone_within(60, start.mark)
+    [saved] = [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()]
+    assert int(saved.removeprefix("step-")) >= 3
+    process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from pathlib import Path
 
-from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, announce, counted, lowered
-from legoai.dsl.frontend.sources import replace_file
-from legoai.specs.plan import Plan
+from legoai.commands.shared import add_resolution, announce, lowered
 
 _DESCRIPTION = """\
 Lower a plan and train it on this machine under torchrun, one process per device of its mesh. The program,
@@ -43,44 +39,30 @@ def configure(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Lower and launch; returns the status of the training, or 1 where the plan has errors."""
+    """Lower and launch; returns the status of the training, or 1 where the plan has errors or cannot be started."""
     done = lowered(arguments)
     if done is None:
         return 1
     linted, program = done
     assert linted.plan is not None
-    nproc = _processes(linted.plan, arguments.nproc)
-    folder = run_directory(linted.plan)
-    path = folder / f"{program.plan_name}.py"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, program.text)
-    except OSError as error:
-        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
-    announce(f"wrote {path}; starting it in {counted(nproc, 'process').replace('processs', 'processes')}")
+    assert linted.analysis is not None
     sys.stdout.flush()
 
-    from legoai.runtime.torchrun import launch
+    from legoai.lowering.start import start
+    from legoai.runtime.errors import RunError, RunErrorCode
 
-    return launch(path, nproc=nproc, arguments=["--out", str(folder), *arguments.arguments])
-
-
-def run_directory(plan: Plan) -> Path:
-    """Where the program and what it writes are kept: a folder for each plan and variant."""
-    return Path("runs", plan.name if plan.variant is None else f"{plan.name}-{plan.variant}")
-
-
-def _processes(plan: Plan, asked: int | None) -> int:
-    """How many processes to start here."""
-    if asked is not None:
-        return asked
-    if plan.cluster.hosts > 1:
-        raise WrongUsage(
-            f"the plan is for {plan.cluster.hosts} hosts, and `legoai run` starts one. On each host, start the program "
-            "that `legoai lower` writes with torchrun; its first lines say how. --nproc N starts N processes here all "
-            "the same"
+    try:
+        return start(
+            program,
+            linted.plan,
+            directory=linted.analysis.directory,
+            nproc=arguments.nproc,
+            arguments=arguments.arguments,
+            say=announce,
         )
-    return plan.mesh.world_size
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 2 if error.code == RunErrorCode.WORLD_SIZE else 1
 
 
 def _positive(text: str) -> int:

@@ -141,6 +141,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # tiny.plan:3
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -151,6 +152,7 @@ def trainer() -> Trainer:
         global_batch=32,  # tiny.plan:4
         micro_batch=1,  # tiny.plan:4
         seq_len=8192,  # tiny.plan:4
+        vocab_size=128256,  # tiny.plan:2
         master_dtype=torch.float32,  # default
         offload_parameters=True,  # tiny.plan:19
     )

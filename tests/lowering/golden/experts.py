@@ -133,6 +133,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # tiny.plan:4
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -143,6 +144,7 @@ def trainer() -> Trainer:
         global_batch=64,  # tiny.plan:5
         micro_batch=1,  # tiny.plan:5
         seq_len=4096,  # tiny.plan:5
+        vocab_size=32000,  # tiny.plan:3
         master_dtype=torch.float32,  # default
     )
 

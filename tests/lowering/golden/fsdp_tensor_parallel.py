@@ -177,6 +177,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:4
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -188,6 +189,7 @@ def trainer() -> Trainer:
         global_batch=16,  # tiny.plan:6
         micro_batch=4,  # tiny.plan:6
         seq_len=256,  # tiny.plan:6
+        vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:28
         loss_parallel=True,  # tiny.plan:19
         steps=300,  # tiny.plan:31

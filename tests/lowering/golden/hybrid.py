@@ -139,6 +139,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:4
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -150,6 +151,7 @@ def trainer() -> Trainer:
         global_batch=8,  # tiny.plan:6
         micro_batch=2,  # tiny.plan:6
         seq_len=64,  # tiny.plan:6
+        vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float64,  # tiny.plan:22
     )
 

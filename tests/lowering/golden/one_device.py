@@ -94,6 +94,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:4
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -104,6 +105,7 @@ def trainer() -> Trainer:
         global_batch=8,  # tiny.plan:5
         micro_batch=2,  # tiny.plan:5
         seq_len=64,  # tiny.plan:5
+        vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # default
         autocast_dtype=torch.bfloat16,  # default
     )

@@ -224,6 +224,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:4
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -241,6 +242,7 @@ def trainer() -> Trainer:
         global_batch=32,  # tiny.plan:6
         micro_batch=1,  # tiny.plan:6
         seq_len=256,  # tiny.plan:6
+        vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:38
         loss_parallel=True,  # tiny.plan:19
     )

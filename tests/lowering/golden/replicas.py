@@ -120,6 +120,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # tiny.plan:3
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -130,6 +131,7 @@ def trainer() -> Trainer:
         global_batch=128,  # tiny.plan:4
         micro_batch=4,  # tiny.plan:4
         seq_len=2048,  # tiny.plan:4
+        vocab_size=128256,  # tiny.plan:2
         master_dtype=torch.float32,  # default
     )
 

@@ -196,6 +196,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:4
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -206,6 +207,7 @@ def trainer() -> Trainer:
         global_batch=8,  # tiny.plan:6
         micro_batch=2,  # tiny.plan:6
         seq_len=64,  # tiny.plan:6
+        vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # default
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # tiny.plan:31
         loss_parallel=True,  # tiny.plan:19

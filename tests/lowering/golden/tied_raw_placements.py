@@ -141,6 +141,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # tiny.plan:3
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -151,6 +152,7 @@ def trainer() -> Trainer:
         global_batch=8,  # tiny.plan:4
         micro_batch=8,  # tiny.plan:4
         seq_len=1024,  # tiny.plan:4
+        vocab_size=50257,  # tiny.plan:2
         master_dtype=torch.float32,  # tiny.plan:16
         autocast_dtype=torch.bfloat16,  # tiny.plan:16
         loss_parallel=True,  # tiny.plan:14

@@ -234,6 +234,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # gpt3_175b_384.plan:7
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -252,6 +253,7 @@ def trainer() -> Trainer:
         global_batch=1536,  # gpt3_175b_384.plan:8
         micro_batch=1,  # gpt3_175b_384.plan:8
         seq_len=2048,  # gpt3_175b_384.plan:8
+        vocab_size=51200,  # gpt3_175b_384.plan:6
         master_dtype=torch.float32,  # gpt3_175b_384.plan:22
         loss_parallel=True,  # gpt3_175b_384.plan:12
         steps=95000,  # gpt3_175b_384.plan:25

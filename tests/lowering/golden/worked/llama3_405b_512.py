@@ -254,6 +254,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # llama3_405b_512.plan:5
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -272,6 +273,7 @@ def trainer() -> Trainer:
         global_batch=256,  # llama3_405b_512.plan:6
         micro_batch=1,  # llama3_405b_512.plan:6
         seq_len=8192,  # llama3_405b_512.plan:6
+        vocab_size=128256,  # llama3_405b_512.plan:4
         master_dtype=torch.float32,  # llama3_405b_512.plan:23
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
         loss_parallel=True,  # llama3_405b_512.plan:10

@@ -267,6 +267,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # llama3_405b_512.plan:5
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -287,6 +288,7 @@ def trainer() -> Trainer:
         global_batch=16,  # llama3_405b_512.plan:33
         micro_batch=1,  # llama3_405b_512.plan:33
         seq_len=131072,  # llama3_405b_512.plan:33
+        vocab_size=128256,  # llama3_405b_512.plan:4
         master_dtype=torch.float32,  # llama3_405b_512.plan:23
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
         loss_parallel=True,  # llama3_405b_512.plan:10

@@ -181,6 +181,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # llama3_70b_256.plan:7
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -192,6 +193,7 @@ def trainer() -> Trainer:
         global_batch=512,  # llama3_70b_256.plan:8
         micro_batch=16,  # llama3_70b_256.plan:8
         seq_len=8192,  # llama3_70b_256.plan:8
+        vocab_size=128256,  # llama3_70b_256.plan:6
         master_dtype=torch.float32,  # llama3_70b_256.plan:19
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:17
         loss_parallel=True,  # llama3_70b_256.plan:12

@@ -136,6 +136,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # llama3_8b_128.plan:8
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -147,6 +148,7 @@ def trainer() -> Trainer:
         global_batch=256,  # llama3_8b_128.plan:9
         micro_batch=1,  # llama3_8b_128.plan:9
         seq_len=8192,  # llama3_8b_128.plan:9
+        vocab_size=128256,  # llama3_8b_8.plan:4
         master_dtype=torch.float32,  # llama3_8b_8.plan:22
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:20
         steps=100000,  # llama3_8b_8.plan:25

@@ -131,6 +131,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # llama3_8b_8.plan:5
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -142,6 +143,7 @@ def trainer() -> Trainer:
         global_batch=64,  # llama3_8b_8.plan:6
         micro_batch=1,  # llama3_8b_8.plan:6
         seq_len=8192,  # llama3_8b_8.plan:6
+        vocab_size=128256,  # llama3_8b_8.plan:4
         master_dtype=torch.float32,  # llama3_8b_8.plan:22
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:20
         steps=100000,  # llama3_8b_8.plan:25

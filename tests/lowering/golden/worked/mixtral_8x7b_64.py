@@ -145,6 +145,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cuda",  # mixtral_8x7b_64.plan:5
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -156,6 +157,7 @@ def trainer() -> Trainer:
         global_batch=512,  # mixtral_8x7b_64.plan:6
         micro_batch=2,  # mixtral_8x7b_64.plan:6
         seq_len=4096,  # mixtral_8x7b_64.plan:6
+        vocab_size=32000,  # mixtral_8x7b_64.plan:4
         master_dtype=torch.float32,  # mixtral_8x7b_64.plan:19
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:17
         steps=100000,  # mixtral_8x7b_64.plan:22

@@ -180,6 +180,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:5
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -191,6 +192,7 @@ def trainer() -> Trainer:
         global_batch=32,  # tiny.plan:6
         micro_batch=8,  # tiny.plan:6
         seq_len=128,  # tiny.plan:6
+        vocab_size=256,  # tiny.plan:4
         master_dtype=torch.float32,  # tiny.plan:30
         loss_parallel=True,  # tiny.plan:20
         steps=200,  # tiny.plan:33

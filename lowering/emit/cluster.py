@@ -1,0 +1,13 @@
+"""`cluster`: the device type of the program; the rest stands in its docstring, with the command that starts it."""
+
+from __future__ import annotations
+
+from legoai.lowering.emit.base import Draft, Lowering
+from legoai.lowering.emit.code import quoted
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Name the type of device that the plan is for."""
+    device = lowering.analysis.device
+    if device is not None:
+        draft.train_with("device_type", quoted(device.kind), lowering.note(lowering.plan.cluster))

@@ -1,0 +1,71 @@
+"""Start of a plan's program on this machine, in the run's own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from legoai.lowering.program import Program
+from legoai.runtime import torchrun
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.lock import locked
+from legoai.runtime.options import parse_options
+from legoai.specs.directives.schedule import Constant
+from legoai.specs.plan import Plan
+
+
+def run_folder(plan: Plan) -> Path:
+    """Where the program and what it writes are kept: a folder for each plan and variant."""
+    return Path("runs", plan.name if plan.variant is None else f"{plan.name}-{plan.variant}")
+
+
+def start(
+    program: Program,
+    plan: Plan,
+    *,
+    directory: Path,
+    nproc: int | None = None,
+    arguments: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Write a program into the folder of its run, start it with torchrun, and wait for it.
+
+    Args:
+        program: of ``plan``.
+        plan: for one host, unless ``nproc`` is given.
+        directory: the plan's, from which a model factory is imported.
+        nproc: processes; by default the devices of the plan's mesh.
+        arguments: for the trainer.
+        say: is told what is started.
+
+    Returns:
+        0, the status of a failed rank, or 128 + n after signal n.
+
+    Raises:
+        RunError: the plan is for several hosts, another run holds the folder, or it cannot be written.
+        SystemExit: with status 2 where the trainer does not know the arguments, 0 after its help.
+    """
+    folder = run_folder(plan)
+    form = plan.schedule.form
+    given = ["--out", str(folder), *arguments]
+    options = parse_options(given, plan=plan.name, steps=1000 if isinstance(form, Constant) else form.steps)
+    if nproc is None and plan.cluster.hosts > 1:
+        raise RunError(
+            RunErrorCode.WORLD_SIZE,
+            f"the plan is for {plan.cluster.hosts} hosts, and this starts one",
+            help="on each host, start the program that `legoai lower` writes with torchrun; its first lines say how. "
+            "--nproc N starts N processes here all the same",
+        )
+    assert options.out is not None, "it has a default"
+    with locked(options.out):
+        path = folder / f"{program.plan_name}.py"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(program.text, encoding="utf-8")
+        except OSError as error:
+            raise RunError(
+                RunErrorCode.FOLDER_NOT_WRITABLE, f"{path} cannot be written: {error.strerror or error}"
+            ) from error
+    count = nproc or plan.mesh.world_size
+    say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
+    return torchrun.launch(path, nproc=count, arguments=given, directory=directory)

@@ -1,0 +1,30 @@
+"""Random numbers of the caller, which what computes beside it leaves alone."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Give Python's, NumPy's and torch's default generators the state back, on leaving, that they have on entering."""
+    of_python, of_numpy, of_torch, seed = random.getstate(), np.random.get_state(), torch.get_rng_state(), None
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    if of_gpus is None:
+        seed = torch.initial_seed()
+    try:
+        yield
+    finally:
+        if seed is not None:
+            torch.cuda.manual_seed_all(seed)  # what GPUs will begin with; another seed may stand in the queue
+        else:
+            assert of_gpus is not None
+            torch.cuda.set_rng_state_all(of_gpus)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        torch.set_rng_state(of_torch)

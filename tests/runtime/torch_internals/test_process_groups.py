@@ -1,0 +1,67 @@
+"""Timeouts of the groups of mesh axes, and the patience of torchrun's agent."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing.api import PContext
+
+from legoai.runtime.device import Device
+from legoai.runtime.mesh import join_axes, split_off_experts
+from legoai.runtime.process_group import process_group
+from legoai.runtime.torch_internals.process_groups import grace_after_failure
+
+
+def timeouts(seconds: float) -> list[float]:
+    """Of the groups that a mesh has after it was cut, flattened and joined."""
+    with process_group(Device(type="cpu"), timeout_seconds=seconds):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
+        groups = [mesh.get_group(axis) for axis in ("dp_shard", "tp")]
+        groups.append(join_axes(mesh, ("dp_shard", "tp")).get_group())
+        groups.append(split_off_experts(mesh["dp_shard"], ep=2).get_group("ep"))
+        groups.append(dist.new_group([0, 1, 2, 3]))
+    return [timeout_of(group) for group in groups]
+
+
+def timeout_of(group: dist.ProcessGroup) -> float:
+    backend = group._get_backend(next(iter(group._device_types)))
+    found: timedelta = backend.options._timeout
+    return found.total_seconds()
+
+
+def test_groups_of_mesh_axes_have_the_timeout_of_the_run(gloo):
+    for found in gloo(4)(timeouts, 7.0):
+        assert set(found[1:]) <= {7.0, 60.0} and found.count(7.0) >= 4, found
+
+
+def test_ranks_are_killed_soon_after_a_failure():
+    class Closed(PContext):
+        def __init__(self) -> None:
+            self.waited: list[int] = []
+            self._tail_logs: list[object] = []
+            self.filtered_stdout = self.filtered_stderr = None
+
+        def _start(self) -> None: ...
+        def _poll(self) -> None: ...
+        def pids(self) -> dict[int, int]:
+            return {}
+
+        def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+            self.waited.append(timeout)
+
+    context = Closed()
+    with grace_after_failure(5):
+        context.close()
+        context.close(signal.SIGTERM, 120)
+    context.close()
+    assert context.waited == [5, 120, 30]
+
+
+@pytest.fixture(autouse=True)
+def _groups_end(gloo):
+    yield
+    gloo(4).close()
