@@ -41,6 +41,7 @@ LEFT_OUT_FIRST: Final = ("dp_replicate", "cp", "dp_shard", "tp", "pp")
 
 _SMALLEST_BUCKET: Final = 1024
 _STAGES_OF_RANK: Final = 4
+_CLIPPED_NORM: Final = 0.01
 _KERNELS_OF_A_CPU: Final = ("default", "math")
 
 D = TypeVar("D", bound=Declared)
@@ -69,13 +70,6 @@ class Shrunken:
         return path if self.blocks is None else self.blocks.original(path)
 
 
-_NOT_COMPARED: Final[dict[str, Any]] = {
-    "require": (), "objective": None, "solved": None, "data": None, "steps": None, "seed": None, "save": None,
-    "evaluate": None,
-}  # fmt: skip
-"""What a plan says about its run, which a comparison decides itself."""
-
-
 def shrink(
     analysis: Analysis,
     *,
@@ -100,7 +94,7 @@ def shrink(
     assert manifest is not None, "the model could be inspected"
     changes: list[str] = []
     mesh = _mesh(plan, ranks, changes)
-    smaller = _without_missing_axes(replace(plan, mesh=mesh, **_NOT_COMPARED), changes)
+    smaller = _without_missing_axes(replace(plan, mesh=mesh, require=(), objective=None, solved=None), changes)
     smaller = _for_a_cpu(smaller, changes)
     smaller = _in_double_precision(smaller, changes) if double else _without_float8(smaller, changes)
     pipeline, stages = _pipeline(analysis, smaller)
@@ -122,6 +116,7 @@ def shrink(
         pipeline = changed(pipeline, split=split if blocks is None else points_of(blocks, split))
     smaller = replace(smaller, model=model, batch=batch, pipeline=pipeline)
     smaller = _schedule(smaller, changes)
+    smaller = _clip(smaller, changes)
     smaller = _rules(smaller, _renamed(blocks))
     smaller = _rules(smaller, _every(changes))
     return Shrunken(plan=_bytes(smaller, ratio, changes), changes=tuple(changes), blocks=blocks)
@@ -362,6 +357,15 @@ def _schedule(plan: Plan, changes: list[str]) -> Plan:
         return plan
     changes.append(f"schedule: warm-up of 2 steps, not {warmup_steps(plan.schedule)}")
     return replace(plan, schedule=changed(plan.schedule, form=changed(form, warmup=2)))
+
+
+def _clip(plan: Plan, changes: list[str]) -> Plan:
+    """A bound that the gradients of a small model exceed, so that clipping is compared too."""
+    clip = plan.clip
+    if clip is None or clip.norm <= _CLIPPED_NORM:
+        return plan
+    changes.append(f"clip: norm {_CLIPPED_NORM:g}, not {clip.norm:g}, so that it acts")
+    return replace(plan, clip=changed(clip, norm=_CLIPPED_NORM))
 
 
 Rewrite = Callable[[Directive, PathRule[Any]], PathRule[Any] | None]

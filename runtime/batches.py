@@ -104,6 +104,8 @@ class Batches:
     def _one(self) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """Read this rank's samples, and of these its part of the sequence."""
         batch, device, positions = self.source.next(), self.training.device, self.training.positions
+        for look in self.training.control.on_samples:
+            look(batch)
         inputs, targets = batch.inputs, batch.targets
         if positions is not None:
             inputs, targets = tuple(item[:, positions] for item in inputs), targets[:, positions]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from legoai.runtime.data import MicroBatch
 from legoai.runtime.loss import LossFunction
 
 if TYPE_CHECKING:
@@ -45,10 +46,12 @@ class StepControl:
         asked_to_stop: whether this rank was asked to stop.
         on_gradients: called on every rank with the result of each step, when the gradients are complete and before they
             are clipped; one that raises ends the run without the update.
+        on_samples: called with every micro batch that this rank reads, whole.
     """
 
     asked_to_stop: Callable[[], bool] = lambda: False
     on_gradients: list[Callable[[StepResult], None]] = field(default_factory=list)
+    on_samples: list[Callable[[MicroBatch], None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

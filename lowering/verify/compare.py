@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 
-Kind = Literal["gradient", "update"]
+Kind = Literal["gradient", "clipped", "update"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Difference:
     """One tensor that differs.
 
     Attributes:
-        kind: `gradient` of the first step, or `update`: a parameter after a step.
+        kind: `gradient` of the first step, the same `clipped`, or `update`: a parameter after a step.
         name: of the parameter.
         size: the difference, measured as `Tolerances` says; infinite where one of both is missing or not finite.
         largest: the largest difference of an element; infinite likewise.
@@ -63,25 +63,27 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
     """Compare what one rank holds, all of it, with what one device has.
 
     Args:
-        own: `gradients`, `updated` and `trained` of the parameters that the rank holds.
+        own: `gradients`, these `clipped`, `updated` and `trained` of the parameters that the rank holds.
         reference: the same of all parameters, and `rates`.
     """
-    gradients = reference["gradients"]
-    total = math.sqrt(math.fsum(float(g.double().square().sum()) for g in gradients.values() if g is not None))
-    numel = sum(g.numel() for g in gradients.values() if g is not None)
     found = []
-    for name, gradient in own["gradients"].items():
-        wanted = gradients.get(name)
-        scale = 0.0
-        if wanted is not None:
-            usual = total * math.sqrt(wanted.numel() / numel)
-            scale = max(float(wanted.double().norm()), SMALL_GRADIENT * usual)
-        size, largest = _difference(gradient, wanted, scale)
-        found.append(Difference(kind="gradient", name=name, size=size, largest=largest, step=1))
+    fields: tuple[tuple[Kind, str], ...] = (("gradient", "gradients"), ("clipped", "clipped"))
+    for kind, field in fields:
+        gradients = reference[field]
+        total = math.sqrt(math.fsum(float(g.double().square().sum()) for g in gradients.values() if g is not None))
+        numel = sum(g.numel() for g in gradients.values() if g is not None)
+        for name, gradient in own[field].items():
+            wanted = gradients.get(name)
+            scale = 0.0
+            if wanted is not None:
+                usual = total * math.sqrt(wanted.numel() / numel)
+                scale = max(float(wanted.double().norm()), SMALL_GRADIENT * usual)
+            size, largest = _difference(gradient, wanted, scale)
+            found.append(Difference(kind=kind, name=name, size=size, largest=largest, step=1))
     rates = reference["rates"]
-    for field, step in (("updated", 1), ("trained", len(rates))):
-        for name, parameter in own[field].items():
-            wanted = reference[field].get(name)
+    for state, step in (("updated", 1), ("trained", len(rates))):
+        for name, parameter in own[state].items():
+            wanted = reference[state].get(name)
             scale = max(rates[:step]) * math.sqrt(parameter.numel())
             size, largest = _difference(parameter, wanted, scale)
             found.append(Difference(kind="update", name=name, size=size, largest=largest, step=step))
@@ -100,6 +102,85 @@ def _difference(own: torch.Tensor | None, wanted: torch.Tensor | None, scale: fl
     norm = float(apart.norm())
     largest = float(apart.abs().max()) if apart.numel() else 0.0
     return (norm / scale if scale > 0 else (math.inf if norm else 0.0)), largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlike:
+    """A parameter or buffer whose first values are not such as the model's own constructor gives.
+
+    Attributes:
+        name: of the tensor.
+        what: how they differ, in words.
+    """
+
+    name: str
+    what: str
+
+
+def unlike(drawn: torch.Tensor, built: Sequence[torch.Tensor]) -> str | None:
+    """Say how a tensor's first values differ from those that a constructor gave it; None where they do not.
+
+    Values that the constructor gives every time must be the same; of others, mean and standard deviation, within six
+    times what chance does.
+
+    Args:
+        drawn: what the training begins with.
+        built: what the constructor gave with one seed and with another.
+    """
+    one, other = (tensor.detach().double() for tensor in built)
+    own = drawn.detach().double()
+    if own.shape != one.shape:
+        return f"its shape is {list(own.shape)}, and the constructor's {list(one.shape)}"
+    if own.numel() == 0:
+        return None
+    if torch.equal(one, other):
+        if torch.allclose(own, one, rtol=1e-4, atol=1e-6, equal_nan=True):
+            return None
+        return f"it is {_values(own)}, where the model's constructor gives {_values(one)}"
+    number = own.numel()
+    if number < _FEWEST:
+        return None
+    deviation, wanted = float(own.std()), float(torch.cat([one.flatten(), other.flatten()]).std())
+    chance = 6.0 / math.sqrt(number)
+    mean, wanted_mean = float(own.mean()), float(torch.stack([one, other]).mean())
+    if deviation == 0.0 or wanted == 0.0 or abs(math.log(deviation / wanted)) > chance:
+        return f"its standard deviation is {deviation:.3g}, and {wanted:.3g} from the model's constructor"
+    if abs(mean - wanted_mean) > 1.5 * chance * max(deviation, wanted):
+        return f"its mean is {mean:.3g}, and {wanted_mean:.3g} from the model's constructor"
+    return None
+
+
+_FEWEST: Final = 16
+"""Numbers of a tensor of which chance says enough."""
+
+
+def _values(tensor: torch.Tensor) -> str:
+    low, high = float(tensor.min()), float(tensor.max())
+    return f"{low:.3g} throughout" if low == high else f"from {low:.3g} to {high:.3g}"
+
+
+def wrong_samples(ranks: Sequence[Sequence[Sequence[str]]], wanted: Sequence[Sequence[str]]) -> list[str]:
+    """Say which samples the ranks read that they should not, or not read, step by step.
+
+    Args:
+        ranks: of each rank, of each step, the digests of the samples that it read; none on ranks that read nothing.
+        wanted: of each step, those of the whole batch.
+    """
+    found = []
+    for step, batch in enumerate(wanted, 1):
+        read = {rank: steps[step - 1] for rank, steps in enumerate(ranks) if len(steps) >= step and steps[step - 1]}
+        missing = set(batch) - {sample for samples in read.values() for sample in samples}
+        if missing:
+            found.append(f"step {step}: {len(missing)} of the batch's {len(batch)} samples are read by no rank")
+        for rank, samples in read.items():
+            if others := set(samples) - set(batch):
+                found.append(f"step {step}: rank {rank} reads {len(others)} samples that are not of the batch")
+            if len(set(samples)) < len(samples):
+                found.append(f"step {step}: rank {rank} reads a sample twice")
+        parts = list({frozenset(samples) for samples in read.values()})
+        if sum(len(part) for part in parts) > len(frozenset().union(*parts)):
+            found.append(f"step {step}: ranks share a part of their samples, and not all of them")
+    return found
 
 
 def relative(own: float, wanted: float) -> float:

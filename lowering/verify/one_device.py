@@ -14,11 +14,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
+from legoai.lowering.verify.compare import Unlike, unlike
+from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.samples import open_data
 from legoai.specs.directives.schedule import Constant
-from legoai.specs.models.first_values import construct
 from legoai.specs.models.reads import ImagesWithTexts, Reads
 from legoai.specs.plan import Plan
 
@@ -52,14 +53,15 @@ def train(
         tell: is told of each step.
 
     Returns:
-        `losses` and `norms` (of the gradient, before clipping) of each step, the `gradients` of the first step and the
-        parameters after the first step (`updated`) and after the last (`trained`), whole, by name; a tied one under
-        each of its names. Also the learning `rates` of the steps, and the `names` of each parameter in the model's
-        order.
+        `losses` and `norms` (of the gradient, before clipping) of each step, digests of its `samples`, the
+        `gradients` of the first step, these `clipped`, and the parameters after the first step (`updated`) and after
+        the last (`trained`), whole, by name; a tied one under each of its names. Also the learning `rates` of the
+        steps, and the `names` of each parameter in the model's order.
     """
-    model, first_values = construct(lambda: without_dropout(build_model()), seed=seed)
+    with torch.device("meta"):
+        model = without_dropout(build_model())
     cast_parameters(model, DTYPES[plan.precision.master])
-    materialize(model, device=Device(type="cpu"), seed=seed, first_values=first_values)
+    materialize(model, device=Device(type="cpu"), seed=seed)
     optimizer = _optimizer(plan, model)
     base = float(optimizer.param_groups[0]["lr"])
     # Texts and images are matched within a micro batch, so that there is no other way to see a step's samples.
@@ -67,12 +69,14 @@ def train(
     stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
         validation=False, micro_batch=plan.batch.global_batch // pieces, rank=0, degree=1, seed=seed
     )
-    found: dict[str, Any] = {"losses": [], "norms": [], "rates": []}
+    found: dict[str, Any] = {"losses": [], "norms": [], "rates": [], "samples": []}
     for step in range(steps):
         tell(f"step {step + 1}/{steps}")
         total = 0.0
+        found["samples"].append([])
         for _ in range(pieces):
             batch = stream.next()
+            found["samples"][-1] += sample_digests(batch)
             given = model(*batch.inputs)
             exact = given if given.dtype == torch.float64 else given.float()
             loss = F.cross_entropy(exact.flatten(0, -2), batch.targets.flatten())
@@ -90,6 +94,8 @@ def train(
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
+        if step == 0:
+            found["clipped"] = {name: _copied(p.grad) for name, p in _named(model)}
         rate = base * _factor(plan, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -106,6 +112,37 @@ def train(
         names.setdefault(id(parameter), []).append(name)
     found["names"] = list(names.values())
     return found
+
+
+def compare_beginnings(plan: Plan, build_model: Callable[[], nn.Module], *, seed: int) -> tuple[int, list[Unlike]]:
+    """Compare the first values of a training with those that the model's own constructor gives.
+
+    Args:
+        plan: the plan.
+        build_model: makes its model, on the meta device or on the CPU.
+        seed: of the weights.
+
+    Returns:
+        How many parameters and buffers were compared, and those that are not alike.
+    """
+    with torch.device("meta"):
+        drawn = build_model()
+    cast_parameters(drawn, DTYPES[plan.precision.master])
+    materialize(drawn, device=Device(type="cpu"), seed=seed)
+    built = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        built.append(_tensors(build_model()))
+    found = []
+    for name, tensor in _tensors(drawn).items():
+        what = unlike(tensor, [own[name] for own in built if name in own])
+        if what is not None:
+            found.append(Unlike(name=name, what=what))
+    return len(built[0]), found
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ast
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -94,3 +95,55 @@ def prepare(
     if kept:
         raise ShrunkenPlanError(tuple(kept))
     return Prepared(shrunken=small, program=lower(smaller), reads=manifest.reads)
+
+
+LARGEST_WHOLE_MODEL = 50_000_000
+"""Parameters of a model that is trained here as it is."""
+
+
+class OtherProgramError(ValueError):
+    """A program that cannot be verified in the place of a plan's own; the message says why."""
+
+
+def with_program(prepared: Prepared, file: Path, linted: Linted, *, ranks: int = MAX_RANKS) -> Prepared:
+    """Put a program that a person has edited in the place of the lowered one.
+
+    Args:
+        prepared: the shrunken plan with its own program.
+        file: a program of the shrunken plan; or of the plan itself, if that is small, which is then compared as it is.
+        linted: the plan.
+        ranks: the most ranks to use.
+
+    Raises:
+        OtherProgramError: it cannot be read, is of another plan, or of one that is too large.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        digest = _digest_of(text)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise OtherProgramError(f"{file} cannot be read as a program: {error}") from error
+    shrunken, plan, analysis = prepared.shrunken, linted.plan, linted.analysis
+    assert plan is not None
+    assert analysis is not None
+    assert analysis.manifest is not None
+    if digest == shrunken.plan.digest:
+        return replace(prepared, program=replace(prepared.program, text=text))
+    if digest != plan.digest:
+        raise OtherProgramError(f"{file} is the program of another plan: its PLAN_HASH is {digest or 'missing'}")
+    if plan.mesh.world_size > ranks or analysis.manifest.parameter_count > LARGEST_WHOLE_MODEL:
+        raise OtherProgramError(
+            f"{file} is the program of the whole plan, which is too large to be run here: write that of the shrunken "
+            "plan with --save-program, and edit it"
+        )
+    whole = Shrunken(plan=plan, changes=("the plan as it is",), blocks=None)
+    return Prepared(shrunken=whole, program=replace(lower(analysis), text=text), reads=analysis.manifest.reads)
+
+
+def _digest_of(text: str) -> str:
+    """The value of `PLAN_HASH`, or an empty string."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(it, ast.Name) and it.id == "PLAN_HASH" for it in node.targets
+        ):
+            return str(ast.literal_eval(node.value))
+    return ""

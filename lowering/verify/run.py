@@ -7,18 +7,29 @@ import contextlib
 import functools
 import os
 import random
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 from legoai.lowering.program import Program
-from legoai.lowering.verify.compare import TOLERANCES, Difference, Tolerances, differences, relative, worst
+from legoai.lowering.verify.compare import (
+    TOLERANCES,
+    Difference,
+    Kind,
+    Tolerances,
+    Unlike,
+    differences,
+    relative,
+    worst,
+    wrong_samples,
+)
 from legoai.lowering.verify.processes import Job, JobError, Processes
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
 
@@ -55,22 +66,43 @@ class Verdict:
         losses: of each step, the program's and one device's.
         norms: of each step's gradient, likewise.
         differences: of every gradient and updated parameter, in the model's order; the largest of any rank.
+        compared_beginnings: parameters and buffers whose first values were compared with those of the model's own
+            constructor; none of a built-in model, which has no other.
+        unlike: those that were not alike, in words.
+        samples: samples of all steps.
+        wrong_samples: which of them the ranks did not read as they should, in words.
+        reductions: reductions of gradients of all ranks by dtype; empty where they were not looked at.
+        reduce_dtype: that the plan asks for.
+        clipped: whether clipping changed the gradient in every step; None where the plan does not clip.
     """
 
     tolerances: Tolerances
     losses: tuple[tuple[float, float], ...]
     norms: tuple[tuple[float, float], ...]
     differences: tuple[Difference, ...]
+    compared_beginnings: int = 0
+    unlike: tuple[Unlike, ...] = ()
+    samples: int = 0
+    wrong_samples: tuple[str, ...] = ()
+    reductions: Mapping[str, int] = field(default_factory=dict)
+    reduce_dtype: str = ""
+    clipped: bool | None = None
+
+    @property
+    def wrong_reductions(self) -> Mapping[str, int]:
+        """Reductions in another dtype than the plan's, by dtype."""
+        return {dtype: count for dtype, count in self.reductions.items() if dtype != self.reduce_dtype}
 
     @property
     def first(self) -> Difference | None:
         """The first gradient in the model's order that differs, or else the first update."""
         wrong = [item for item in self.differences if not item.size <= self.limit(item)]
-        return min(wrong, key=lambda item: (item.kind != "gradient", item.step), default=None)
+        order = ("gradient", "clipped", "update")
+        return min(wrong, key=lambda item: (order.index(item.kind), item.step), default=None)
 
     def limit(self, item: Difference) -> float:
         """How large a difference may be."""
-        return self.tolerances.gradient if item.kind == "gradient" else self.tolerances.update
+        return self.tolerances.update if item.kind == "update" else self.tolerances.gradient
 
     @property
     def wrong_losses(self) -> tuple[int, ...]:
@@ -89,7 +121,8 @@ class Verdict:
     @property
     def equal(self) -> bool:
         """Whether nothing differs by more than its tolerance."""
-        return self.first is None and not self.wrong_losses and not self.wrong_norms
+        wrong = self.wrong_losses or self.wrong_norms or self.unlike or self.wrong_samples or self.wrong_reductions
+        return self.first is None and not wrong
 
 
 def run(
@@ -124,8 +157,11 @@ def run(
         data = SYNTHETIC if isinstance(reads, Images | ImagesWithTexts) else str(folder / "text.txt")
         if data != SYNTHETIC:
             Path(data).write_text(_text(plan, reads, steps), encoding="ascii")
+        clips = plan.clip is not None
+        looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
         ranks = {
-            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory) for rank in range(world)
+            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory, looks, clips)
+            for rank in range(world)
         }
         jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory), **ranks}
         try:
@@ -139,12 +175,17 @@ def run(
 
 
 def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any]) -> Verdict:
+    from legoai.lowering.verify.one_device import DTYPES
+
     held = worst(rank["differences"] for rank in ranks)
     steps = len(reference["losses"])
     ordered = []
-    for kind, step in dict.fromkeys((("gradient", 1), ("update", 1), ("update", steps))):
+    looked_at: list[tuple[Kind, int]] = [("gradient", 1), ("update", 1), ("update", steps)]
+    if plan.clip is not None:
+        looked_at.insert(1, ("clipped", 1))
+    for kind, step in dict.fromkeys(looked_at):
         for names in reference["names"]:  # a tied parameter has several, of which a rank may hold one
-            found = [held[kind, step, name] for name in names if (kind, step, name) in held]  # type: ignore[index]
+            found = [held[kind, step, name] for name in names if (kind, step, name) in held]
             ordered += found or [_missing(kind, names[0], step)]
     dtype = plan.precision.param
     if dtype == "fp64" and plan.model.family in FOREIGN:
@@ -154,6 +195,13 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
         losses=tuple(zip(ranks[0]["losses"], reference["losses"], strict=True)),
         norms=tuple(zip(ranks[0]["norms"], reference["norms"], strict=True)),
         differences=tuple(ordered),
+        compared_beginnings=reference["compared_beginnings"],
+        unlike=tuple(reference["unlike"]),
+        samples=sum(len(batch) for batch in reference["samples"]),
+        wrong_samples=tuple(wrong_samples([rank["samples"] for rank in ranks], reference["samples"])),
+        reductions=sum((Counter(rank["reductions"]) for rank in ranks), Counter()),
+        reduce_dtype=str(DTYPES[plan.precision.reduce]).removeprefix("torch."),
+        clipped=None if plan.clip is None else min(reference["norms"]) > plan.clip.norm,
     )
 
 
@@ -175,16 +223,20 @@ class _OneDevice:
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
 
-        from legoai.lowering.verify.one_device import train
+        from legoai.lowering.verify.one_device import compare_beginnings, train
         from legoai.specs.models.build import build_model
 
         _settle(self.folder, self.directory)
         build = functools.partial(build_model, self.plan.model.source(), self.directory)
         found = train(self.plan, build, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
+        found["compared_beginnings"], found["unlike"] = 0, []
+        if self.plan.model.family in FOREIGN:
+            found["compared_beginnings"], found["unlike"] = compare_beginnings(self.plan, build, seed=SEED)
         file = self.folder / "reference.pt"
-        torch.save({name: found[name] for name in ("gradients", "updated", "trained", "rates")}, file)
+        torch.save({name: found[name] for name in ("gradients", "clipped", "updated", "trained", "rates")}, file)
         tell("done")
-        return {"file": str(file), "losses": found["losses"], "norms": found["norms"], "names": found["names"]}
+        plain = ("losses", "norms", "names", "samples", "compared_beginnings", "unlike")
+        return {"file": str(file), **{name: found[name] for name in plain}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +250,14 @@ class _Rank:
     folder: Path
     steps: int
     directory: Path
+    looks_at_reductions: bool
+    clips: bool
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
         import torch
 
         from legoai.lowering.verify.one_device import without_dropout
+        from legoai.lowering.verify.watching import Reductions, Watch
         from legoai.runtime.options import RunOptions
 
         _settle(self.folder, self.directory)
@@ -213,7 +268,8 @@ class _Rank:
             trainer = namespace["trainer"]()
             build = trainer.build_model
             trainer = replace(trainer, build_model=lambda: without_dropout(build()), seed=SEED)
-            seen = _Seen(tell, self.steps)
+            seen = Watch(tell, self.steps, clips=self.clips)
+            reductions = Reductions() if self.looks_at_reductions else None
             options = RunOptions(
                 device="cpu",
                 steps=self.steps,
@@ -222,55 +278,25 @@ class _Rank:
                 on_nan="skip",
                 timeout=STUCK_SECONDS / 2,
             )
-            history = trainer.fit(options, observe=seen)
+            with reductions or contextlib.nullcontext():
+                history = trainer.fit(options, observe=seen, prepared=seen.prepared)
             trained = seen.parameters(history.training)
             tell("comparing")
             reference = torch.load(hear(), weights_only=True)
-            own = {"gradients": seen.gradients, "updated": seen.updated or trained, "trained": trained}
+            own = {
+                "gradients": seen.gradients,
+                "clipped": seen.clipped,
+                "updated": seen.updated or trained,
+                "trained": trained,
+            }
             found = differences(own, reference)
         return {
             "losses": [record.loss for record in history.steps],
             "norms": [record.grad_norm for record in history.steps],
             "differences": found,
+            "samples": seen.samples,
+            "reductions": dict(reductions.dtypes) if reductions is not None else {},
         }
-
-
-class _Seen:
-    """What a rank holds, whole and by the names of the model, as the training goes on."""
-
-    def __init__(self, tell: Callable[[str], None], steps: int) -> None:
-        self._tell = tell
-        self._steps = steps
-        self._step = 0
-        self.gradients: dict[str, Any] = {}
-        self.updated: dict[str, Any] = {}
-
-    def __call__(self, training: Any) -> None:
-        """Look at the gradients of the first step, and then at what came of them."""
-        self._step += 1
-        self._tell(f"step {self._step}/{self._steps}")
-        if self._step == 1:
-            for name, parameter in self._named(training):
-                self.gradients[name] = None if parameter.grad is None else self._whole(parameter.grad)
-        elif self._step == 2:
-            self.updated = self.parameters(training)
-
-    def parameters(self, training: Any) -> dict[str, Any]:
-        """Every parameter that this rank holds."""
-        return {name: self._whole(parameter) for name, parameter in self._named(training)}
-
-    def _named(self, training: Any) -> Iterator[tuple[str, Any]]:
-        from legoai.runtime.initialize import plain_path
-
-        for name, parameter in training.model.named_parameters(remove_duplicate=False):
-            yield plain_path(name), parameter
-
-    def _whole(self, tensor: Any) -> Any:
-        from torch.distributed.tensor import DTensor
-
-        tensor = tensor.detach()
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        return whole.clone()  # what is replicated is its own whole, and changes in place
 
 
 @contextlib.contextmanager
@@ -293,8 +319,7 @@ def _settle(folder: Path, directory: Path) -> None:
     torch.set_num_threads(1)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if str(directory.resolve()) not in sys.path:
-        sys.path.insert(0, str(directory.resolve()))
+    add_author_folder(directory)
 
 
 def _import_before_the_fork(text: str) -> None:

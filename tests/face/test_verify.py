@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from legoai.cli import main
 from legoai.lowering.program import Program, lower
 from legoai.lowering.verify import prepare as prepare_room
-from legoai.lowering.verify.compare import TOLERANCES, differences, relative
+from legoai.lowering.verify.compare import TOLERANCES, differences, relative, unlike, wrong_samples
 
 SHARDED = """plan small
 
@@ -199,7 +200,7 @@ def children() -> set[int]:
 
 def test_a_sharded_plan_computes_what_one_device_computes(capsys: pytest.CaptureFixture[str]):
     before = children()
-    status, out, err = verified(capsys, SHARDED, "--program", "small.py")
+    status, out, err = verified(capsys, SHARDED, "--save-program", "small.py")
     assert status == 0, out
     assert "wrote small.py; start it with: torchrun --nproc-per-node 2 small.py --device cpu" in err
     assert "torchrun --nproc-per-node 2 " in Path("small.py").read_text(encoding="utf-8")
@@ -208,7 +209,86 @@ def test_a_sharded_plan_computes_what_one_device_computes(capsys: pytest.Capture
     for kind in ("loss", "gradient norm", "gradients", "updates"):
         [line] = [line for line in out.splitlines() if line.startswith(f"  {kind} ")]
         assert "equal" in line
+    assert "clip: norm 0.01, not 1, so that it acts" in out
+    assert re.search(r"samples +16 read by their ranks\n  reductions +24 as planned .*float64\n  clipping +acted", out)
     assert len(children() - before) <= 1, "at most ps itself"
+    own = Path("small.py").read_text(encoding="utf-8")
+    Path("small.py").write_text(own.replace("max_norm=0.01", "max_norm=0.02"), encoding="utf-8")
+    status, out, _ = verified(capsys, SHARDED, "--program", "small.py")
+    assert status == 1, "Adam's updates do not tell one bound from another, gradients do"
+    assert "  gradients      21 equal" in out and "  clipped        21 of 21 differ" in out
+    assert "the clipped gradient of tok_embeddings.weight" in out
+
+
+def test_a_program_of_another_plan_is_not_verified(capsys: pytest.CaptureFixture[str]):
+    Path("other.py").write_text("PLAN_HASH = 'sha256:other'\n")
+    status, _, err = verified(capsys, SHARDED, "--program", "other.py")
+    assert status == 2 and "other.py is the program of another plan: its PLAN_HASH is sha256:other" in err
+    for text in ("this is no program", "PLAN_HASH = f()\n"):
+        Path("other.py").write_text(text)
+        status, _, err = verified(capsys, SHARDED, "--program", "other.py")
+        assert status == 2 and "other.py cannot be read as a program" in err
+    large = SHARDED.replace('"tiny"', '"1b"')
+    Path("a.plan").write_text(large, encoding="utf-8")
+    assert main(["lower", "a.plan", "-o", "other.py"]) == 0
+    status, _, err = verified(capsys, large, "--program", "other.py")
+    assert status == 2 and "too large to be run here" in err
+
+
+def test_the_edited_program_of_a_small_plan_is_verified_as_it_is(capsys: pytest.CaptureFixture[str]):
+    small = SHARDED.replace("seq_len = 64", "seq_len = 16").replace("global = 16, micro = 4", "global = 4, micro = 2")
+    Path("a.plan").write_text(small, encoding="utf-8")
+    assert main(["lower", "a.plan", "-o", "whole.py"]) == 0
+    status, out, _ = verified(capsys, small, "--program", "whole.py", "--steps", "1")
+    assert status == 0, out
+    assert "the plan as it is" in out
+
+
+def test_gradients_that_are_reduced_in_another_dtype_are_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    with_program(monkeypatch, "reduce_dtype=torch.float32", "reduce_dtype=torch.bfloat16")
+    status, out, _ = verified(capsys, SHARDED, "--dtype", "plan", "--steps", "1")
+    assert status == 1
+    assert re.search(r"reductions +(\d+) in bfloat16 of \1  of gradients, in float32", out), out
+    assert "gradients      21 equal" in out, "they are within the tolerance of bf16"
+
+
+def test_samples_are_compared_with_those_of_the_batch():
+    batch = [["a", "b", "c", "d"]]
+    assert wrong_samples([[["a", "b"]], [["c", "d"]], [["a", "b"]], [[]]], batch) == []
+    assert wrong_samples([[["a", "b"]], [["a", "b"]]], batch) == [
+        "step 1: 2 of the batch's 4 samples are read by no rank"
+    ]
+    assert wrong_samples([[["a", "b", "a"]], [["c", "d", "x"]]], batch) == [
+        "step 1: rank 0 reads a sample twice",
+        "step 1: rank 1 reads 1 samples that are not of the batch",
+    ]
+    assert wrong_samples([[["a", "b", "c"]], [["b", "c", "d"]]], batch) == [
+        "step 1: ranks share a part of their samples, and not all of them"
+    ]
+
+
+def test_first_values_are_compared_with_those_of_the_constructor():
+    import torch
+
+    def normal(std: float, *shape: int) -> torch.Tensor:
+        return torch.randn(shape) * std
+
+    torch.manual_seed(0)
+    built = [normal(0.02, 64, 64), normal(0.02, 64, 64)]
+    assert unlike(normal(0.02, 64, 64), built) is None
+    assert "its standard deviation is 1" in (unlike(normal(1.0, 64, 64), built) or "")
+    assert "its mean is 0.0" in (unlike(normal(0.02, 64, 64) + 0.1, built) or "")
+    assert "its standard deviation is 0" in (unlike(torch.zeros(64, 64), built) or "")
+    assert "its shape" in (unlike(torch.zeros(64), built) or "")
+    zeros, ones = torch.zeros(8), torch.ones(8)
+    assert unlike(zeros, [zeros, zeros]) is None
+    assert unlike(ones, [zeros, zeros]) == "it is 1 throughout, where the model's constructor gives 0 throughout"
+    table = torch.arange(12.0)
+    assert unlike(table.double(), [table, table]) is None
+    assert "from -1 to 10" in (unlike(table - 1, [table, table]) or "")
+    assert unlike(normal(9.0, 8), [normal(1.0, 8), normal(1.0, 8)]) is None, "too few to tell"
 
 
 @pytest.mark.slow
@@ -289,6 +369,7 @@ def test_a_factorys_model_is_verified_as_it_is_or_not_at_all(capsys: pytest.Capt
     status, out, _ = verified(capsys, FACTORY_PLAN)
     assert status == 0, out
     assert "model: python(" in out
+    assert re.search(r"first values +15 alike", out)
     status, _, err = verified(capsys, FACTORY_PLAN, "--set", "dim=4096")
     assert status == 2
     assert "only its author can make it smaller" in err
@@ -366,12 +447,14 @@ def test_a_difference_is_measured_against_what_is_usual():
     large, small, zero = torch.ones(10), torch.full((10,), 1e-9), torch.zeros(10)
     reference = {
         "gradients": {"a": large, "b": small, "c": None},
+        "clipped": {},
         "updated": {"a": zero, "b": zero},
         "trained": {"a": zero, "b": zero},
         "rates": [0.1, 0.2],
     }
     own = {
         "gradients": {"a": 1.5 * large, "b": small + 1e-6, "c": None},
+        "clipped": {},
         "updated": {"a": zero + 0.01},
         "trained": {"a": zero.clone(), "b": zero * float("nan")},
     }

@@ -28,7 +28,9 @@ _SHOWN = 8
 _DESCRIPTION = """\
 Run a shrunken copy of a plan on a few processes of this machine, and the same training on one device
 without any plan, and compare: the loss and the norm of the gradient in every step, every gradient of the
-first step, every parameter after the first step and after the last. Model, mesh and batch shrink, with the
+first step before and after clipping, every parameter after the first step and after the last, the samples
+that the ranks read, the dtype in which gradients are reduced, and for a model of others what its weights
+begin with. Model, mesh and batch shrink, with the
 ratios that the plan relies on kept; what changed is printed. Everything runs on the CPU.
 
 The exit status is 0 if nothing differs by more than rounding, 1 if something does, if the program fails, or if
@@ -40,7 +42,8 @@ examples:
   legoai verify plan.tiny                  in fp64, where rounding hides nothing
   legoai verify plan.tiny --ranks 2        with fewer processes
   legoai verify plan.tiny --dtype plan     in the plan's own dtypes, with looser tolerances
-  legoai verify plan.tiny --program x.py   and keep the program that was run
+  legoai verify plan.tiny --save-program x.py   and keep the program that was run
+  legoai verify plan.tiny --program x.py        that program, as it was edited since
 """
 
 
@@ -60,7 +63,15 @@ def configure(parser: ArgumentParser) -> None:
         "--dtype", choices=("fp64", "plan"), default="fp64", help="compute in fp64, or in the plan's dtypes"
     )
     parser.add_argument(
-        "--program", metavar="OUT", help="write the shrunken plan's program to this file too, to be started by hand"
+        "--save-program",
+        metavar="OUT",
+        help="write the shrunken plan's program to this file too, to be edited or started by hand",
+    )
+    parser.add_argument(
+        "--program",
+        metavar="FILE",
+        help="run this program in its place: one that --save-program wrote, or that `legoai lower` wrote of a plan "
+        "small enough to be run here as it is, edited by hand",
     )
     add_resolution(parser)
 
@@ -81,7 +92,7 @@ def run(arguments: Namespace) -> int:
 
     from legoai.lowering.program import LoweringError
     from legoai.lowering.shrink import CannotShrinkError
-    from legoai.lowering.verify.prepare import prepare
+    from legoai.lowering.verify.prepare import OtherProgramError, prepare, with_program
 
     try:
         prepared = prepare(
@@ -98,12 +109,17 @@ def run(arguments: Namespace) -> int:
         raise WrongUsage(f"{source.name} cannot be verified: {error}") from error
     if arguments.program is not None:
         try:
-            replace_file(Path(arguments.program), prepared.program.text)
+            prepared = with_program(prepared, Path(arguments.program), linted, ranks=arguments.ranks)
+        except OtherProgramError as error:
+            raise WrongUsage(str(error)) from error
+    if arguments.save_program is not None:
+        try:
+            replace_file(Path(arguments.save_program), prepared.program.text)
         except OSError as error:
-            raise WrongUsage(f"{arguments.program} cannot be written: {error.strerror}") from error
+            raise WrongUsage(f"{arguments.save_program} cannot be written: {error.strerror}") from error
         ranks = prepared.shrunken.plan.mesh.world_size
-        command = f"torchrun --nproc-per-node {ranks} {arguments.program} --device cpu"
-        print(f"wrote {arguments.program}; start it with: {command}", file=sys.stderr)
+        command = f"torchrun --nproc-per-node {ranks} {arguments.save_program} --device cpu"
+        print(f"wrote {arguments.save_program}; start it with: {command}", file=sys.stderr)
     return _run(arguments, linted, prepared)
 
 
@@ -163,13 +179,44 @@ def _table(verdict: Verdict) -> Iterator[str]:
         ("loss", [relative(*pair) for pair in verdict.losses], limits.loss, "of its value"),
         ("gradient norm", [relative(*pair) for pair in verdict.norms], limits.loss, "of its value"),
     ]
-    for kind, words in (("gradient", "of its norm"), ("update", "of the learning rate")):
+    kinds = (
+        ("gradient", "gradients", "of its norm"),
+        ("clipped", "clipped", "of its norm"),
+        ("update", "updates", "of the learning rate"),
+    )
+    for kind, name, words in kinds:
         sizes = [item.size for item in verdict.differences if item.kind == kind]
-        rows.append((f"{kind}s", sizes, verdict.tolerances.gradient if kind == "gradient" else limits.update, words))
+        if sizes:
+            rows.append((name, sizes, limits.update if kind == "update" else limits.gradient, words))
     for what, sizes, limit, words in rows:
         wrong = sum(not size <= limit for size in sizes)
         found = f"{wrong} of {len(sizes)} differ" if wrong else f"{len(sizes)} equal"
         yield f"  {what:<13}  {found:<16}  by at most {_size(max(sizes))} {words} (allowed {limit:.0e})"
+    yield from _facts(verdict)
+
+
+def _facts(verdict: Verdict) -> Iterator[str]:
+    """What is right or wrong, and not near."""
+    wrong = len(verdict.wrong_samples)
+    yield f"  {'samples':<13}  {f'{verdict.samples} read by their ranks' if not wrong else 'not those of the batch'}"
+    for text in verdict.wrong_samples[:_SHOWN]:
+        yield f"    {text}"
+    if verdict.compared_beginnings:
+        found = (
+            f"{len(verdict.unlike)} of {verdict.compared_beginnings} unlike"
+            if verdict.unlike
+            else (f"{verdict.compared_beginnings} alike")
+        )
+        yield f"  {'first values':<13}  {found:<16}  those of the model's own constructor"
+        for item in verdict.unlike[:_SHOWN]:
+            yield f"    {item.name}: {item.what}"
+    if verdict.reductions:
+        count, wrong_dtypes = sum(verdict.reductions.values()), verdict.wrong_reductions
+        others = ", ".join(f"{number} in {dtype}" for dtype, number in wrong_dtypes.items())
+        found = f"{others} of {count}" if others else f"{count} as planned"
+        yield f"  {'reductions':<13}  {found:<16}  of gradients, in {verdict.reduce_dtype}"
+    if verdict.clipped is not None:
+        yield f"  {'clipping':<13}  {'acted' if verdict.clipped else 'did not act: the gradient is shorter'}"
 
 
 def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted) -> Iterator[str]:
@@ -178,7 +225,8 @@ def _first(verdict: Verdict, first: Difference, small: Shrunken, linted: Linted)
 
     path = small.original(first.name)
     module, _, parameter = path.rpartition(".")
-    what = "the gradient of" if first.kind == "gradient" else f"after step {first.step}"
+    whats = {"gradient": "the gradient of", "clipped": "the clipped gradient of"}
+    what = whats.get(first.kind, f"after step {first.step}")
     yield f"  the first that differs, in the model's order: {what} {path}" + (
         f" ({first.name} of the shrunken model)" if path != first.name else ""
     )
