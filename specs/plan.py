@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from legoai.specs.directives.shard import Shard
 
 
-DEFAULTS: Final = 1
+DEFAULTS: Final = 2
 """Version of the options' defaults. It changes when an option's default changes, and not when an option is added."""
 
 

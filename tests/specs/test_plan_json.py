@@ -61,7 +61,7 @@ def wrong(body, *path, value):
         (("checkpoint", "rules", 0, "treatment"), "partial", "checkpoint.rules.0"),
         (("optimizer", "algorithm", "betas"), [0.9], "at least 2 items"),
         (("format",), 1, "format: Input should be 2"),
-        (("defaults",), 0, "defaults: Input should be 1"),
+        (("defaults",), 0, "defaults: Input should be 2"),
     ],
 )
 def test_what_is_no_plan_is_refused_with_its_place(tiny, path, value, words):
