@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.experts import is_routed
 from legoai.specs.directives.model import Model
-from legoai.specs.models.configs import GPTConfig, MixtralConfig, ModelConfig, Scalar, ViTConfig
+from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig, Scalar, ViTConfig
 from legoai.specs.models.families import FAMILIES, config_values
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Images, Tokens
@@ -137,6 +137,9 @@ def _builtin(config: ModelConfig, sizes: Sizes) -> ModelConfig:
     }
     if not isinstance(config, GPTConfig):
         common["n_kv_heads"] = found.kv_heads
+    if isinstance(config, LlamaConfig) and config.head_dim:
+        # Twice as wide as by default, so that they stay unequal.
+        common["head_dim"] = 2 * (found.dim // found.heads)
     if isinstance(config, MixtralConfig):
         common |= {"n_experts": _experts(config.n_experts, sizes), "top_k": min(config.top_k, 2)}
     return replace(config, **common)

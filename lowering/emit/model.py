@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal
 from legoai.specs.models.families import FAMILIES, config_values
@@ -36,11 +38,15 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 
 def _builtin(lowering: Lowering, source: ModelSource, draft: Draft) -> tuple[Line, ...]:
-    """Every dimension spelled out, so that the program does not change with the presets."""
+    """Every dimension spelled out, so that the program does not change with the presets; options only where used."""
     family = FAMILIES[source.target]
     config = draft.imports.name("legoai.specs.models.configs", family.config_class.__name__)
     draft.imports.name(family.module, family.class_name)
-    values = {name: literal(value) for name, value in config_values(source.config()).items()}
+    given = source.config()
+    unused = {
+        item.name for item in fields(given) if "left_out" in item.metadata and getattr(given, item.name) == item.default
+    }
+    values = {name: literal(value) for name, value in config_values(given).items() if name not in unused}
     return (
         Line(call(config, **values), "config = "),
         Line(f"{family.class_name}(config)", "return "),

@@ -175,11 +175,12 @@ def _attended(flow: _Flow, q: int, k: int, v: int) -> None:
 
 
 def _rotary_attention(templates: _Templates, config: LlamaConfig | MixtralConfig) -> int:
-    q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    q_width, kv_width = config.n_heads * config.head_size, config.n_kv_heads * config.head_size
+    bias = isinstance(config, LlamaConfig) and config.qkv_bias
     children = [
-        ("wq", templates.linear(config.dim, q_width, bias=False)),
-        ("wk", templates.linear(config.dim, kv_width, bias=False)),
-        ("wv", templates.linear(config.dim, kv_width, bias=False)),
+        ("wq", templates.linear(config.dim, q_width, bias=bias)),
+        ("wk", templates.linear(config.dim, kv_width, bias=bias)),
+        ("wv", templates.linear(config.dim, kv_width, bias=bias)),
         ("wo", templates.linear(q_width, config.dim, bias=False)),
     ]
     flow = _Flow("x", "rope")
@@ -189,7 +190,7 @@ def _rotary_attention(templates: _Templates, config: LlamaConfig | MixtralConfig
     v = _heads(flow, "wv", x)
     q, k, v = (flow.step("reshape", "transpose", heads) for heads in (q, k, v))
     _attended(flow, q, k, v)
-    attributes = {"n_heads": config.n_heads, "n_kv_heads": config.n_kv_heads, "head_dim": config.head_dim}
+    attributes = {"n_heads": config.n_heads, "n_kv_heads": config.n_kv_heads, "head_dim": config.head_size}
     return templates.add("Attention", "attention", attributes=attributes, flow=flow, children=children)
 
 
@@ -302,7 +303,7 @@ def _rotary_decoder(
     flow = _Flow("tokens")
     h = flow.call("tok_embeddings", 0)
     flow.call("output", _through_blocks(flow, h, config.n_layers, flow.step("buffer", "rope")))
-    table = (config.max_seq_len, config.head_dim // 2)
+    table = (config.max_seq_len, config.head_size // 2)
     return templates.add(class_name, "model", buffers=[("rope", table)], flow=flow, children=children)
 
 
@@ -320,7 +321,7 @@ def _plain_block(templates: _Templates, config: GPTConfig | ViTConfig, norm: int
     flow = _Flow("x")
     q, k, v = (flow.step("reshape", "transpose", _heads(flow, name, 0)) for name in ("wq", "wk", "wv"))
     _attended(flow, q, k, v)
-    attributes = {"n_heads": config.n_heads, "n_kv_heads": config.n_heads, "head_dim": config.head_dim}
+    attributes = {"n_heads": config.n_heads, "n_kv_heads": config.n_heads, "head_dim": config.head_size}
     attention = templates.add(
         "Attention",
         "attention",

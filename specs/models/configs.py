@@ -46,6 +46,11 @@ def _doc(text: str) -> dict[str, str]:
     return {"doc": text}
 
 
+def _switch(text: str) -> dict[str, str]:
+    """Metadata of a field that programs leave out where it has its default."""
+    return {"doc": text, "left_out": "at its default"}
+
+
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
@@ -121,10 +126,14 @@ class LlamaConfig:
         metadata=_doc("wavelengths under `rope_original_seq_len` / this are left alone"),
     )
     rope_original_seq_len: int = field(default=8192, metadata=_doc("sequence length before the stretching, in tokens"))
+    head_dim: int = field(default=0, metadata=_switch("features of one attention head; 0 is `dim / n_heads`"))
+    qkv_bias: bool = field(default=False, metadata=_switch("give queries, keys and values a bias, as Qwen2 does"))
     tie_embeddings: bool = field(default=False, metadata=_doc("use one weight for `tok_embeddings` and `output`"))
 
     def __post_init__(self) -> None:
         _check_types(self)
+        if self.head_dim < 0:
+            raise ConfigError("head_dim", f"head_dim must be positive, or 0 for dim / n_heads, got {self.head_dim}")
         _check_decoder(self)
         if self.rope_scaling < 1:
             raise ConfigError("rope_scaling", f"rope_scaling must be at least 1, got {self.rope_scaling}")
@@ -137,9 +146,9 @@ class LlamaConfig:
         _require_positive(self, "rope_original_seq_len")
 
     @property
-    def head_dim(self) -> int:
+    def head_size(self) -> int:
         """Width of one attention head, in features."""
-        return self.dim // self.n_heads
+        return self.head_dim or self.dim // self.n_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +190,7 @@ class MixtralConfig:
             )
 
     @property
-    def head_dim(self) -> int:
+    def head_size(self) -> int:
         """Width of one attention head, in features."""
         return self.dim // self.n_heads
 
@@ -211,7 +220,7 @@ class GPTConfig:
         _require_addressable(self, ("dim", "dim"), ("vocab_size", "dim"), ("max_seq_len", "dim"), ("hidden_dim", "dim"))
 
     @property
-    def head_dim(self) -> int:
+    def head_size(self) -> int:
         """Width of one attention head, in features."""
         return self.dim // self.n_heads
 
@@ -255,7 +264,7 @@ class ViTConfig:
         _require_addressable(self, ("dim", "n_channels", "patch_size", "patch_size"))
 
     @property
-    def head_dim(self) -> int:
+    def head_size(self) -> int:
         """Width of one attention head, in features."""
         return self.dim // self.n_heads
 
@@ -268,15 +277,22 @@ class ViTConfig:
 def _check_decoder(config: LlamaConfig | MixtralConfig) -> None:
     _require_positive(config, "dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size", "max_seq_len")
     _require_positive(config, "norm_eps", "rope_theta")
-    _require_divides(config, "n_heads", "dim", because="every head is equally wide")
+    named = isinstance(config, LlamaConfig) and config.head_dim > 0
+    if not named:
+        _require_divides(config, "n_heads", "dim", because="every head is equally wide")
     _require_divides(config, "n_kv_heads", "n_heads", because="query heads share key/value heads evenly")
-    if config.head_dim % 2:
+    if config.head_size % 2:
+        width = f"{'' if named else 'dim / n_heads = '}{config.head_size}"
         raise ConfigError(
-            "n_heads",
-            f"a head of dim / n_heads = {config.head_dim} features is odd: rotary positions rotate pairs",
+            "head_dim" if named else "n_heads", f"a head of {width} features is odd: rotary positions rotate pairs"
         )
     _require_addressable(
-        config, ("dim", "dim"), ("vocab_size", "dim"), ("hidden_dim", "dim"), ("max_seq_len", "head_dim")
+        config,
+        ("dim", "dim"),
+        ("vocab_size", "dim"),
+        ("hidden_dim", "dim"),
+        ("max_seq_len", "head_size"),
+        ("n_heads", "head_size", "dim"),
     )
 
 

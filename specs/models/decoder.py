@@ -22,7 +22,7 @@ def rotary_frequencies(config: LlamaConfig | MixtralConfig) -> list[float]:
     long wavelengths down by `rope_scaling`, those with short ones not at all, and blends linearly in between (Llama
     models repository, `apply_scaling`).
     """
-    frequencies = [config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)]
+    frequencies = [config.rope_theta ** (-2 * i / config.head_size) for i in range(config.head_size // 2)]
     if isinstance(config, MixtralConfig) or config.rope_scaling == 1:
         return frequencies
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
@@ -58,12 +58,13 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_kv_heads
-        self.head_dim = config.head_dim
-        self.wq = Linear(config.dim, config.n_heads * config.head_dim, bias=False)
-        self.wk = Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
-        self.wv = Linear(config.dim, config.n_kv_heads * config.head_dim, bias=False)
+        self.head_dim = config.head_size
+        bias = isinstance(config, LlamaConfig) and config.qkv_bias
+        self.wq = Linear(config.dim, config.n_heads * config.head_size, bias=bias)
+        self.wk = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
+        self.wv = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
         self.wo = Linear(
-            config.n_heads * config.head_dim, config.dim, bias=False, init_std=residual_std(config.n_layers)
+            config.n_heads * config.head_size, config.dim, bias=False, init_std=residual_std(config.n_layers)
         )
 
     def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_heads
-        self.head_dim = config.head_dim
+        self.head_dim = config.head_size
         self.wq = Linear(config.dim, config.dim, bias=True)
         self.wk = Linear(config.dim, config.dim, bias=True)
         self.wv = Linear(config.dim, config.dim, bias=True)

@@ -108,6 +108,40 @@ def test_llama(scaling):
     assert_same_logits(ours, theirs, torch.randint(100, (2, 300)), error=FP32_NORM)
 
 
+def test_llama_with_wider_heads_and_biases_is_qwen2():
+    """Qwen2 has biases in queries, keys and values; the width of a head is of its own."""
+    config = LlamaConfig(
+        dim=64,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=24,
+        qkv_bias=True,
+        hidden_dim=96,
+        vocab_size=100,
+        max_seq_len=64,
+    )
+    theirs = transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=24,
+            intermediate_size=96,
+            vocab_size=100,
+            max_position_embeddings=64,
+            rms_norm_eps=config.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        )
+    )
+    randomise(theirs)
+    rotate_exactly(theirs, config)
+    ours = Llama(config)
+    ours.load_state_dict(renamed(theirs.state_dict(), DECODER_NAMES))
+    assert_same_logits(ours, theirs, torch.randint(100, (2, 30)), error=FP32_NORM)
+
+
 def test_mixtral():
     config = MixtralConfig(
         dim=64,

@@ -69,6 +69,8 @@ def test_every_field_is_documented():
         (("llama3", "8b", {"norm_eps": float("nan")}), "norm_eps", ()),
         (("llama3", "8b", {"rope_theta": float("inf")}), "rope_theta", ()),
         (("llama3", "8b", {"n_heads": 7}), "n_heads", None),
+        (("llama3", "8b", {"head_dim": 63}), "head_dim", ()),
+        (("llama3", "8b", {"head_dim": -2}), "head_dim", ()),
         (("mixtral", "8x7b", {"n_experts": 10**9}), "n_experts", ()),
         (("mixtral", "8x7b", {"hidden_dim": 100}), "hidden_dim", ()),
         (("gpt2", "small", {"max_seq_len": 10**11}), "max_seq_len", ()),

@@ -150,10 +150,10 @@ def exact_table(model: Llama) -> torch.Tensor:
     rows = [
         [
             complex(
-                math.cos(p * config.rope_theta ** (-2 * i / config.head_dim)),
-                math.sin(p * config.rope_theta ** (-2 * i / config.head_dim)),
+                math.cos(p * config.rope_theta ** (-2 * i / config.head_size)),
+                math.sin(p * config.rope_theta ** (-2 * i / config.head_size)),
             )
-            for i in range(config.head_dim // 2)
+            for i in range(config.head_size // 2)
         ]
         for p in range(config.max_seq_len)
     ]
