@@ -31,7 +31,7 @@ class CommWithoutFsdp(Check):
     ```
     mesh (dp_shard = 32)
     fsdp on dp_shard { layers.* = unit }
-    comm (reorder = true)
+    comm (prefetch = units(forward = 2, backward = 2))
     ```
     """
 

@@ -131,8 +131,8 @@ class CompileUnderGraph(Check):
     ## Use instead
     ```
     mesh (dp_shard = 32)
-    fsdp on dp_shard (backend = graph) { layers.* = unit }
-    compile { root = inductor }
+    fsdp on dp_shard { layers.* = unit }
+    compile { layers.* = inductor }
     ```
     """
 

@@ -70,6 +70,7 @@ class NothingToCut(Check):
     ## Example
     ```
     model vit("b16")
+    batch (global = 256, micro = 1)
     mesh  (dp_shard = 16, cp = 2)
     fsdp on dp_shard { layers.* = unit, root = unit }
     context on cp
@@ -78,6 +79,7 @@ class NothingToCut(Check):
     ## Use instead
     ```
     model vit("b16")
+    batch (global = 256, micro = 1)
     mesh  (dp_shard = 32)
     fsdp on dp_shard { layers.* = unit, root = unit }
     ```

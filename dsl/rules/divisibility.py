@@ -137,6 +137,7 @@ class FeaturesOverRanks(Check):
     ```
     model   llama3("8b")
     cluster h100_sxm(hosts = 3, fabric = infiniband_ndr)
+    batch   (global = 192, micro = 1, seq_len = 8192)
     mesh    (dp_shard = 8, tp = 3)
     shard on tp {
       layers.*.feed_forward.{w1, w3} = colwise
@@ -148,6 +149,7 @@ class FeaturesOverRanks(Check):
     ```
     model   llama3("8b")
     cluster h100_sxm(hosts = 3, fabric = infiniband_ndr)
+    batch   (global = 192, micro = 1, seq_len = 8192)
     mesh    (dp_shard = 12, tp = 2)
     shard on tp {
       layers.*.feed_forward.{w1, w3} = colwise
@@ -248,10 +250,7 @@ class SequenceOverRanks(Check):
     ```
     batch (global = 256, micro = 1, seq_len = 8192)
     mesh  (dp_shard = 8, tp = 4)
-    shard on tp {
-      tok_embeddings = rowwise(input = replicate, output = shard(1))
-      layers.*.{attention, ffn}_norm = sequence
-    }
+    shard standard on tp (sequence = true)
     ```
     """
 

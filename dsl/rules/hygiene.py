@@ -143,14 +143,12 @@ class MalformedSuppression(Rule):
 
     ## Example
     ```
-    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
-    mesh (dp_shard = 2, tp = 16)  # LegoAI: ignore LP801
+    let spare = 4  # LegoAI: ignore LP901
     ```
 
     ## Use instead
     ```
-    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
-    mesh (dp_shard = 2, tp = 16)  # legoai: ignore[LP801]
+    let spare = 4  # legoai: ignore[LP901]
     ```
     """
 

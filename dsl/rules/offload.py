@@ -100,8 +100,8 @@ class OffloadNeedsGraph(Check):
     ## Use instead
     ```
     mesh (dp_shard = 32)
-    fsdp on dp_shard (backend = graph) { layers.* = unit }
-    offload (optimizer = adaptive)
+    fsdp on dp_shard { layers.* = unit }
+    offload (optimizer = all)
     ```
     """
 

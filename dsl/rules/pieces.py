@@ -140,6 +140,7 @@ class AttentionOnDTensors(LayoutRule, Check):
     ## Example
     ```
     model gpt3("125m")
+    batch (global = 256, micro = 1, seq_len = 2048)
     mesh (dp_shard = 16, tp = 2)
     shard on tp {
       layers.*.attention                         = inputs(from = replicate, to = replicate)
@@ -152,6 +153,7 @@ class AttentionOnDTensors(LayoutRule, Check):
     ## Use instead
     ```
     model gpt3("125m")
+    batch (global = 256, micro = 1, seq_len = 2048)
     mesh (dp_shard = 16, tp = 2)
     shard on tp {
       layers.*.attention.{wq, wk, wv} = colwise

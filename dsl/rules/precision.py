@@ -94,8 +94,8 @@ class NoUnitsForPolicy(Check):
 
     ## Use instead
     ```
-    mesh (tp = 8, dp_shard = 4)
-    fsdp on dp_shard { layers.* = unit }
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { root = unit }
     precision (param = bf16, output = fp32)
     ```
     """

@@ -247,7 +247,7 @@ class RequireDirection(Check):
 
     ## Use instead
     ```
-    require step_time <= 1s
+    require step_time <= 10s
     ```
     """
 
@@ -414,7 +414,7 @@ class ExactBudget(Check):
 
     ## Use instead
     ```
-    require step_time <= 1s
+    require step_time <= 10s
     ```
     """
 

@@ -59,7 +59,10 @@ class StyleMisplaced(Check):
     ## Use instead
     ```
     mesh (dp_shard = 16, tp = 2)
-    shard on tp { layers.*.attention.wq = colwise }
+    shard on tp {
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise
+    }
     ```
     """
 
@@ -145,7 +148,10 @@ class PlacementMisplaced(Check):
     ## Use instead
     ```
     mesh (dp_shard = 16, tp = 2)
-    shard on tp { layers.*.feed_forward.w1 = colwise }
+    shard on tp {
+      layers.*.feed_forward.{w1, w3} = colwise
+      layers.*.feed_forward.w2       = rowwise
+    }
     ```
     """
 
@@ -236,7 +242,9 @@ class LayoutCount(Check):
     ```
     mesh (dp_shard = 16, tp = 2)
     shard on tp {
-      layers.*.attention = inputs(from = [shard(1), none], to = [replicate, none])
+      layers.*.attention              = inputs(from = [replicate, none], to = [replicate, none])
+      layers.*.attention.{wq, wk, wv} = colwise
+      layers.*.attention.wo           = rowwise
     }
     ```
     """
@@ -365,6 +373,7 @@ class TiedPlacements(Check):
     ## Example
     ```
     model gpt2("xl")
+    batch (global = 256, micro = 1, seq_len = 1024)
     mesh  (dp_shard = 16, tp = 2)
     shard on tp { output = colwise(loss_parallel = true) }
     ```
@@ -372,6 +381,7 @@ class TiedPlacements(Check):
     ## Use instead
     ```
     model gpt2("xl")
+    batch (global = 256, micro = 1, seq_len = 1024)
     mesh  (dp_shard = 16, tp = 2)
     shard on tp {
       tok_embeddings = rowwise(input = replicate)

@@ -127,6 +127,7 @@ class TiedAcrossUnits(Check):
     ## Example
     ```
     model gpt2("xl")
+    batch (global = 256, micro = 1, seq_len = 1024)
     mesh  (dp_shard = 32)
     fsdp on dp_shard {
       layers.*       = unit
@@ -138,6 +139,7 @@ class TiedAcrossUnits(Check):
     ## Use instead
     ```
     model gpt2("xl")
+    batch (global = 256, micro = 1, seq_len = 1024)
     mesh  (dp_shard = 32)
     fsdp on dp_shard {
       layers.* = unit

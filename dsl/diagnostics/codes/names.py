@@ -33,7 +33,7 @@ class MissingStatement(Rule):
     plan tiny
 
     model   llama3("tiny")
-    cluster cpu(devices = 4)
+    cluster cpu(devices = 1)
     batch   (global = 16, micro = 4, seq_len = 256)
     ```
     """
@@ -50,13 +50,13 @@ class DuplicateStatement(Rule):
 
     ## Example
     ```
-    mesh (dp_shard = 8)
+    mesh (dp_shard = 4)
     mesh (tp = 8)
     ```
 
     ## Use instead
     ```
-    mesh (dp_shard = 8, tp = 8)
+    mesh (dp_shard = 4, tp = 8)
     ```
     """
 
@@ -105,12 +105,12 @@ class DuplicateOption(Rule):
 
     ## Example
     ```
-    mesh (tp = 4, dp_shard = 8, tp = 8)
+    mesh (tp = 4, dp_shard = 4, tp = 8)
     ```
 
     ## Use instead
     ```
-    mesh (dp_shard = 8, tp = 8)
+    mesh (dp_shard = 4, tp = 8)
     ```
     """
 
@@ -164,7 +164,7 @@ class UnknownLet(Rule):
 
     ## Use instead
     ```
-    let hosts = 32
+    let hosts = 4
     mesh (dp_shard = hosts * 8)
     ```
     """
@@ -308,12 +308,12 @@ class MisplacedPart(Rule):
 
     ## Example
     ```
-    mesh on tp (tp = 8)
+    mesh on tp (dp_shard = 4, tp = 8)
     ```
 
     ## Use instead
     ```
-    mesh (tp = 8)
+    mesh (dp_shard = 4, tp = 8)
     ```
     """
 
@@ -344,12 +344,12 @@ class WrongDomain(Rule):
 
     ## Example
     ```
-    mesh (tp = auto in [1, 2, 4] -> 8)
+    mesh (dp_shard = 4, tp = auto in [1, 2, 4] -> 8)
     ```
 
     ## Use instead
     ```
-    mesh (tp = auto in [1, 2, 4, 8] -> 8)
+    mesh (dp_shard = 4, tp = auto in [1, 2, 4, 8] -> 8)
     ```
     """
 

@@ -49,13 +49,13 @@ class UnclosedBracket(Rule):
 
     ## Example
     ```
-    mesh (dp_shard = 8, tp = 2
+    mesh (dp_shard = 32
     fsdp on dp_shard { root = unit }
     ```
 
     ## Use instead
     ```
-    mesh (dp_shard = 8, tp = 2)
+    mesh (dp_shard = 32)
     fsdp on dp_shard { root = unit }
     ```
     """

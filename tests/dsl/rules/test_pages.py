@@ -16,6 +16,7 @@ from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.rules import all_rules
 from legoai.dsl.rules.base import Check
+from legoai.lowering.program import lower
 
 BASE = """
 plan base
@@ -47,15 +48,17 @@ def sections(rule: type[Rule], title: str) -> list[str]:
     return [match["text"] for body in bodies for match in _FENCE.finditer(body)]
 
 
-def lint_example(text: str) -> Linted:
-    """Lint a whole plan, or statements over :data:`BASE`."""
+def lint_example(text: str, beside: str = "") -> Linted:
+    """Lint a whole plan, or statements over those ``beside`` them, which are over :data:`BASE`."""
+    lower_plan = beside if _WHOLE.match(beside) else f'plan beside\nextends "base.plan"\n{beside}'
+    files = {"base.plan": BASE, "beside.plan": lower_plan}
 
     def read(path: Path) -> str:
-        if path.name != "base.plan":
+        if path.name not in files:
             raise FileNotFoundError(2, "No such file or directory", str(path))
-        return BASE
+        return files[path.name]
 
-    whole = text if _WHOLE.match(text) else f'plan example\nextends "base.plan"\n{text}'
+    whole = text if _WHOLE.match(text) else f'plan example\nextends "beside.plan"\n{text}'
     return lint(whole, "example.plan", directory=Path(), read=read)
 
 
@@ -74,11 +77,32 @@ def test_the_example_is_found(rule: type[Rule], text: str) -> None:
     assert rule.code in {item.code for item in found}, [f"{item.code} {item.message}" for item in found]
 
 
+UNITS = "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+BESIDE = (
+    "",
+    "mesh (dp_shard = rest)\nfsdp on dp_shard { root = unit }\n",
+    f"mesh (dp_shard = rest)\n{UNITS}",
+    UNITS,
+    "shard standard on tp\n",
+    f"{UNITS}shard standard on tp\n",
+    'model llama3("1b")\nreplicate on dp_replicate\n',
+)
+"""What stands beside a cure, which is a part of a plan: what uses its mesh, or the mesh that it does not speak of."""
+
+
 @pytest.mark.parametrize(("rule", "text"), examples("Use instead"))
-def test_the_cure_is_a_readable_plan_without_the_diagnostic(rule: type[Rule], text: str) -> None:
-    for item in lint_example(text).diagnostics:
-        assert item.code != rule.code, item.message
-        assert not item.code.startswith(("LP1", "LP2")), f"{item.code} {item.message}"
+def test_the_cure_lints_and_lowers_without_the_diagnostic(rule: type[Rule], text: str) -> None:
+    """Laid over the page's own example, whose like statements it replaces, or over the base and BESIDE."""
+    found = []
+    for beside in (*sections(rule, "Example")[:1], *BESIDE):
+        linted = lint_example(text, beside)
+        wrong = [item for item in linted.diagnostics if item.severity == "error" or item.code == rule.code]
+        if not wrong:
+            assert linted.analysis is not None
+            assert lower(linted.analysis).text
+            return
+        found.append([f"{item.code} {item.message}" for item in wrong])
+    raise AssertionError(found)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if issubclass(rule, Check)], ids=lambda rule: rule.code)
