@@ -141,11 +141,15 @@ def _effect(segment: Segment, sizes: dict[int, int], phase: Phase) -> Effect:
     )
 
 
-def survive(instance: Instance, alive: dict[int, tuple[Allocate, int]]) -> None:
-    """Let storages of an instance live and end, in a table of their allocation and bytes."""
+def survive(instance: Instance, alive: dict[int, tuple[Allocate, int, Instance | None]]) -> None:
+    """Let storages of an instance live and end, in a table of their allocation, bytes, and whose allocation it is."""
     effects = instance.segment.summary(MemoryEffects)
     for slot in effects.ended:
         del alive[instance.number(slot)]
     for slot, (allocated, size) in effects.survivors.items():
         number = instance.number(slot)
-        alive[number] = allocated if allocated is not None else alive[number][0], size
+        if allocated is not None:
+            alive[number] = allocated, size, instance
+        else:
+            before, _, made_by = alive[number]
+            alive[number] = before, size, made_by

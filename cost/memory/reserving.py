@@ -20,6 +20,9 @@ from legoai.cost.trace.trace import Trace
 _FREE: Final = -(2**31)
 """In the place of a slot: a piece of a segment that is free."""
 
+_WORTH: Final = 2
+"""Requests for each free block above which it takes less time to compare the free blocks than to serve the requests."""
+
 PoolKey: TypeAlias = tuple[int, bool]
 Pieces: TypeAlias = tuple[tuple[int, int], ...]
 """Size of each piece that lies behind the one before it, and the slot of its storage, or `_FREE`."""
@@ -110,6 +113,10 @@ class RepeatingAllocator(CachingAllocator):
         requests = instance.segment.summary(_Requests)
         if not requests.all:
             return
+        free = sum(len(self.pools[key].blocks) for key in requests.pools if key in self.pools)
+        if len(requests.all) <= _WORTH * free:
+            self._serve_each(instance, requests)
+            return
         key, runs = self._found(instance, requests)
         outcome = requests.outcomes.get(key)
         if outcome is None:
@@ -168,11 +175,7 @@ class RepeatingAllocator(CachingAllocator):
         reserved, allocated, retries, peak = self.reserved, self.allocated, self.retries, self.peak_allocated
         self.taken, self.peak_allocated = [], self.allocated
         try:
-            for slot, size, stream in requests.all:
-                if size < 0:
-                    self.free(instance.number(slot))
-                else:
-                    self.allocate(instance.number(slot), size, stream)
+            self._serve_each(instance, requests)
         finally:
             most = self.peak_allocated - allocated
             self.peak_allocated = max(peak, self.peak_allocated)
@@ -191,6 +194,14 @@ class RepeatingAllocator(CachingAllocator):
             pieces = tuple(_pieces(block, None, owners))
             segments.append((self._pool_of(block), pieces))
         return _Outcome(tuple(changed), tuple(segments), self.reserved - reserved, self.allocated - allocated, most)
+
+    def _serve_each(self, instance: Instance, requests: _Requests) -> None:
+        """Serve the requests one by one."""
+        for slot, size, stream in requests.all:
+            if size < 0:
+                self.free(instance.number(slot))
+            else:
+                self.allocate(instance.number(slot), size, stream)
 
     def _pool_of(self, segment: Block) -> PoolKey:
         """Return the pool of a segment, of which it may be free or in instance."""

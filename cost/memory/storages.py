@@ -11,7 +11,7 @@ from typing import Final
 
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.memory.effects import MemoryEffects, effect_of, survive
-from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Kernel, Mark, Phase, Record, Resize
+from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Kernel, Mark, Phase, Resize
 from legoai.cost.trace.segments import Instance
 from legoai.cost.trace.trace import Trace
 
@@ -139,31 +139,35 @@ def _size(sizes: Mapping[int, int], storage: int) -> int:
 
 def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
     """Return the storages behind a record, with what they turn out to hold."""
-    alive: dict[int, tuple[Allocate, int]] = {}
+    alive: dict[int, tuple[Allocate, int, Instance | None]] = {}
     for index, item in trace.placed({Allocate, Free, Resize}):
         if index > at:
             break
-        if not isinstance(item, Instance):
-            _survive(item, alive)
+        if isinstance(item, Allocate | Free | Resize):
+            _survive(item, item.storage, None, alive)
+        elif not isinstance(item, Instance):
+            continue
         elif index + len(item) <= at + 1:
             survive(item, alive)
         else:
-            for record in itertools.islice(item.records(), at + 1 - index):
-                _survive(record, alive)
+            pairs = zip(item.segment.records, item.segment.slots, strict=True)
+            for record, slot in itertools.islice(pairs, at + 1 - index):
+                if isinstance(record, Allocate | Free | Resize):
+                    _survive(record, item.number(slot), item, alive)
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
     for _, item in trace.placed({Categorise}):
         if isinstance(item, Instance):
-            categories = item.segment.summary(MemoryEffects).categories
-            told = tuple((record, item.number(slot)) for record, slot in categories)
-        else:
-            assert isinstance(item, Categorise)
-            told = ((item, item.storage),)
-        for record, number in told:
-            if number in alive:
-                held[number] = record.category
-                if record.module:
-                    modules[number] = record.module
+            for record, slot in item.segment.summary(MemoryEffects).categories:
+                number = item.number(slot)
+                if number in alive:
+                    held[number] = record.category
+                    if record.module:
+                        modules[number] = item.path(record.module)
+        elif isinstance(item, Categorise) and item.storage in alive:
+            held[item.storage] = item.category
+            if item.module:
+                modules[item.storage] = item.module
     translation = trace.translation
     found = [
         LiveStorage(
@@ -173,21 +177,27 @@ def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
             module=path if translation is None else translation.path(path),
             phase=made.phase,
         )
-        for number, (made, size) in alive.items()
-        for path in (modules.get(number, made.module),)
+        for number, (made, size, by) in alive.items()
         if size
+        for path in (modules.get(number) or (made.module if by is None else by.path(made.module)),)
     ]
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.storage)))
 
 
-def _survive(record: Record, alive: dict[int, tuple[Allocate, int]]) -> None:
-    """Follow which storages are alive through one record."""
+def _survive(
+    record: Allocate | Free | Resize,
+    number: int,
+    by: Instance | None,
+    alive: dict[int, tuple[Allocate, int, Instance | None]],
+) -> None:
+    """Follow which storages are alive through one record, which is by itself or of an instance."""
     if isinstance(record, Allocate):
-        alive[record.storage] = record, round_block(record.bytes)
+        alive[number] = record, round_block(record.bytes), by
     elif isinstance(record, Free):
-        del alive[record.storage]
-    elif isinstance(record, Resize):
-        alive[record.storage] = alive[record.storage][0], round_block(record.bytes)
+        del alive[number]
+    else:
+        made, _, maker = alive[number]
+        alive[number] = made, round_block(record.bytes), maker
 
 
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:

@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 from legoai.cost.replay.blocks import RepeatedBlocks
 from legoai.cost.replay.lists import Lists
 from legoai.cost.replay.walk import Unequal
-from legoai.cost.trace.editing import EditableTrace
+from legoai.cost.trace.editing import EditableTrace, Section
 from legoai.cost.trace.numbers import NONE, alike
 from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, Record, Resize
+from legoai.cost.trace.translation import Translation, in_module
 
 _FAR: Final = 2
 """Blocks that are farther apart than this have nothing to do with each other in particular."""
@@ -43,7 +44,7 @@ def lengthen(trace: EditableTrace, repeated: RepeatedBlocks, *, last: bool = Tru
     if not repeated.missing:
         return trace
     try:
-        return _Lengthening(trace, repeated, keep_operands=not last).result()
+        return _Lengthening(trace.spelled_out(), repeated, keep_operands=not last).result()
     except Unequal:
         return None
 
@@ -63,6 +64,7 @@ class _Lengthening(Lists):
         self._place_numbers()
         self.copies = self._number_copies()
         self.shared: dict[tuple[int, int], Record] = {}
+        self.translations: dict[int, Translation] = {}
 
     def _renamed_path(self, path: str, block: int) -> str:
         """Return the path of a module of a block as that of another block of the whole model."""
@@ -205,6 +207,7 @@ class _Lengthening(Lists):
     def _copy_range(self, result: EditableTrace, start: int, stop: int) -> None:
         """Append records as they are, with names and numbers of the whole model."""
         trace = self.trace
+        result.sections += trace.sections_between(start, stop, len(result) - start)
         for index in range(start, stop):
             own, used = self.own[index], trace.operands[index]
             name = functools.partial(self._renumbered, own)
@@ -252,16 +255,9 @@ class _Lengthening(Lists):
         """Append the part of the middle block as that of each block that was left out."""
         middle, last = self.middle, self.middle + self.missing
         bases, steps, near, far = self._relative_numbers(part)
-        named = [
-            (index, record, path, self.block_of(path) - middle)
-            for index, record in enumerate(part.records)
-            if (path := _path_of(record)) is not None and self.block_of(path) != NONE
-        ]
         for block in blocks:
-            records = list(part.records)
-            for index, record, path, distance in named:
-                records[index] = self._shared(record, block + distance, path)
-            result.records.extend(records)
+            result.sections.append(Section(len(result), len(result) + len(part), self._translation(block)))
+            result.records.extend(part.records)
             name = functools.partial(self._number_beside, block)
             if middle < block + near and block + far <= last:
                 result.numbers.extend([base + step * block for base, step in zip(bases, steps, strict=True)])
@@ -270,7 +266,20 @@ class _Lengthening(Lists):
             if self.keep_operands:
                 result.operands.extend(None if used is None else used.renumbered(name) for used in part.operands)
             else:
-                result.operands.extend([None] * len(records))
+                result.operands.extend([None] * len(part))
+
+    def _translation(self, block: int) -> Translation:
+        """Return the translation from the names of the middle block and those beside it to those of another one."""
+        found = self.translations.get(block)
+        if found is None:
+            prefix, names, away = self.repeated.prefix, self.repeated.names, block - self.middle
+            modules = {
+                f"{prefix}{kept}": f"{prefix}{names[place + away]}"
+                for place, kept in enumerate(self.repeated.kept)
+                if place + away < len(names)
+            }
+            found = self.translations[block] = Translation(modules, {}, range(0), 0)
+        return found
 
     def _relative_numbers(self, part: EditableTrace) -> tuple[list[int], list[int], int, int]:
         """Return the numbers of a part as multiples of the block that it is repeated for.
@@ -329,17 +338,4 @@ def _with_path(record: Record, path: str) -> Record:
     """Return a record of another module."""
     if isinstance(record, Mark):
         return Mark(f"{record.name.partition(' ')[0]} {path}")
-    if isinstance(record, Kernel):
-        return Kernel(
-            stream=record.stream,
-            op=record.op,
-            inputs=record.inputs,
-            outputs=record.outputs,
-            flops=record.flops,
-            bytes_read=record.bytes_read,
-            bytes_written=record.bytes_written,
-            attributes=record.attributes,
-            module=path,
-            phase=record.phase,
-        )
-    return dataclasses.replace(record, module=path)  # type: ignore[arg-type]
+    return in_module(record, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from legoai.cost.trace.editing import EditableTrace, is_micro_batch, micro_batches
+from legoai.cost.trace.editing import EditableTrace, Section, is_micro_batch, micro_batches
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import alike
 from legoai.cost.trace.records import Allocate, Free, Mark
@@ -85,7 +85,9 @@ def _lengthened(trace: EditableTrace, first: int, second: int, moving: Mapping[i
     own = list(trace.made(first, second))
     base = max(trace.numbers) // 3 + 1
     part = trace.part(first, second)
-    result = trace.part(0, second)
+    part.sections = [Section(1, second - first)]  # the mark before it has the micro batch's number
+    result = trace.part(0, first)
+    result.extend(part)
     number = _micro_batch(trace, first)
     current = {n: n for n in own}
     for index in range(count):

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from legoai.cost.trace.numbers import FIELD, KINDS, MAKES, NONE, renumbered
 from legoai.cost.trace.records import Record
+from legoai.cost.trace.translation import Translation
 
 KIND_OF: Final = {record: KINDS.index(kind) for record, kind in FIELD.items()}
 """The kind of a record's number, as its index in `KINDS`."""
@@ -67,11 +68,13 @@ class Instance:
         segment: the ops.
         own: the numbers of the storages, collectives and events that are made by it, in the order of their slots.
         outside: the numbers of those that are named and not made.
+        translation: from the names of modules in the segment to those that are meant; None where they are the same.
     """
 
     segment: Segment
     own: tuple[Sequence[int], Sequence[int], Sequence[int]]
     outside: tuple[int, ...]
+    translation: Translation | None = None
 
     def __len__(self) -> int:
         return len(self.segment.records)
@@ -83,9 +86,15 @@ class Instance:
         return self.outside[_FIRST_OUTSIDE - slot]
 
     def records(self) -> Iterator[Record]:
-        """Yield the records with their numbers."""
+        """Yield the records with their numbers and names."""
+        translation = self.translation
         for record, slot in zip(self.segment.records, self.segment.slots, strict=True):
-            yield record if slot == NONE else renumbered(record, self.number(slot))
+            named = record if translation is None else translation.record(record)
+            yield named if slot == NONE else renumbered(named, self.number(slot))
+
+    def path(self, path: str) -> str:
+        """Return the module that is meant by a path in the segment."""
+        return path if self.translation is None else self.translation.path(path)
 
 
 Item: TypeAlias = Record | Instance

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 from legoai.cost.memory.effects import MemoryEffects
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
+from legoai.cost.timing.engine import simulate
+from legoai.cost.timing.timeline import Cost, Host
+from legoai.cost.trace.editing import EditableTrace, Section
 from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Record, RecordEvent, Resize, WaitEvent
 from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import Trace
@@ -66,6 +70,53 @@ def test_segments_are_translated_to_the_names_of_another_rank():
     other = Trace(rank=1, world=2, stage=1, items=trace.items, translation=translation)
     modules = {item.module for item in other.records if isinstance(item, Kernel)}
     assert modules == {"layers.7"}
+
+
+def test_an_instance_has_names_of_its_own():
+    trace, records = composed()
+    start, first, second, end = trace.items[:2], trace.items[2], trace.items[3], trace.items[4:]
+    elsewhere = Translation({"layers.0": "layers.1"}, {}, range(0), 0)
+    named = Trace(
+        rank=0, world=1, stage=0,
+        items=[*start, first, Instance(second.segment, second.own, second.outside, elsewhere), *end],
+    )  # fmt: skip
+    other = [elsewhere.record(record) for record in block(1, 2, 1)]
+    flat = Trace(rank=0, world=1, stage=0, items=[*start, *block(0, 1, 0), *other, *end])
+    assert named == flat and [named.records[index] for index in range(len(records))] == list(flat.records)
+    assert memory(named) == memory(flat) and memory(named).by_module["layers.1"] == 2048
+    assert pickle.loads(pickle.dumps(named)) == flat
+
+
+def test_a_composed_trace_is_timed_as_its_records():
+    trace, records = composed()
+    flat = Trace(rank=0, world=1, stage=0, items=records)
+    ours, theirs = (simulate(one, price, Host(dispatch_seconds=0.3)) for one in (trace, flat))
+    assert list(ours.intervals) == list(theirs.intervals) and len(ours.intervals) == 2
+    assert (ours.end, ours.marks) == (theirs.end, theirs.marks)
+
+
+def test_sections_of_equal_records_are_instances_of_one_segment():
+    blocks = [block(number, number + 1, number) for number in range(4)]
+    edited = EditableTrace.of([allocate(0), *itertools.chain(*blocks), Free(4)])
+    size, pattern = len(blocks[0]), edited.records[1 : 1 + len(blocks[0])]
+    for number in range(4):
+        away = Translation({"layers.0": f"layers.{number}"}, {}, range(0), 0) if number else None
+        start = 1 + number * size
+        assert edited.records[start : start + size] == pattern
+        edited.sections.append(Section(start, start + size, away))
+    finished = Trace(rank=0, world=1, stage=0, items=edited.finished())
+    instances = [item for item in finished.items if isinstance(item, Instance)]
+    assert len(instances) == 4 and len({item.segment for item in instances}) == 1 and len(finished.items) == 6
+    spelled = Trace(rank=0, world=1, stage=0, items=edited.spelled_out().finished())
+    assert finished == spelled
+    assert [item.module for item in finished.records if isinstance(item, Kernel)] == [f"layers.{n}" for n in range(4)]
+    alone = EditableTrace.of([*block(0, 1, 0)])
+    alone.sections.append(Section(0, len(alone)))
+    assert not any(isinstance(item, Instance) for item in alone.finished())
+
+
+def price(_: object) -> Cost:
+    return Cost(seconds=1.0, resource="compute", model="test")
 
 
 def test_a_trace_that_went_to_another_process_is_the_same():
