@@ -209,11 +209,11 @@ def _groups(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Uns
 
 
 def _on_tp(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:
-    """What `tp` places or converts of experts that `ep` moves."""
+    """Styles on `tp` of experts that `ep` moves; parameters of experts cannot be placed on `tp` at all."""
     laid = tensor_parallel(analysis)
     seen: set[int] = set()
-    for path, rule in (laid.styles | laid.placements).items():
-        if (path in found or path.rpartition(".")[0] in found) and id(rule) not in seen:
+    for path, rule in laid.styles.items():
+        if path in found and id(rule) not in seen:
             seen.add(id(rule))
             yield Unsupported(
                 analysis.rule_span(rule),

@@ -226,7 +226,7 @@ fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
             f"mesh (dp_shard = 2, tp = 2, ep = 2)\nshard on tp {{ layers.*.feed_forward.experts.w1 = shard(1) }}\n"
             f"{EXPERTS}fsdp on dp_shard {UNITS}",
             "LP010",
-            "`layers.0.feed_forward.experts.w1` lies on `ep` already",
+            "`layers.0.feed_forward.experts` (Experts) computes with `w1` in a forward of its own",
         ),
     ],
 )
