@@ -25,7 +25,7 @@ def worked() -> list:
 def test_a_worked_plan_becomes_the_program_that_was_read_and_approved(path: Path, variant: str | None, golden):
     program = legoai.lower(path, variant=variant)
     golden(f"worked/{path.stem}{f'_{variant}' if variant else ''}", program)
-    assert len(program.text.splitlines()) <= 300, "too long to review in one sitting"
+    assert len(program.text.splitlines()) <= 320, "too long to review in one sitting"
     ruff = Path(sys.executable).with_name("ruff")
     done = subprocess.run(
         [ruff, "format", "--isolated", "--line-length", "120", "--diff", "-"],

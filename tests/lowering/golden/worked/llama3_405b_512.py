@@ -34,6 +34,7 @@ from legoai.runtime import (
     add_losses,
     clip_gradients,
     divided,
+    keep_outputs,
     reduce_loss_and_norm,
     reduce_partial_gradients,
     token_cross_entropy,
@@ -44,36 +45,59 @@ from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_405b_512"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-MICRO_BATCHES = 32  # llama3_405b_512.plan:6
+MICRO_BATCHES = 64  # llama3_405b_512.plan:6
 STAGES = (
-    ("tok_embeddings", "layers.0", "layers.1", "layers.2", "layers.3", "layers.4", "layers.5", "layers.6"),
-    ("layers.7", "layers.8", "layers.9", "layers.10", "layers.11", "layers.12", "layers.13", "layers.14"),
-    ("layers.15", "layers.16", "layers.17", "layers.18", "layers.19", "layers.20", "layers.21", "layers.22"),
-    ("layers.23", "layers.24", "layers.25", "layers.26", "layers.27", "layers.28", "layers.29", "layers.30"),
-    ("layers.31", "layers.32", "layers.33", "layers.34", "layers.35", "layers.36", "layers.37", "layers.38"),
-    ("layers.39", "layers.40", "layers.41", "layers.42", "layers.43", "layers.44", "layers.45", "layers.46"),
-    ("layers.47", "layers.48", "layers.49", "layers.50", "layers.51", "layers.52", "layers.53", "layers.54"),
-    ("layers.55", "layers.56", "layers.57", "layers.58", "layers.59", "layers.60", "layers.61", "layers.62"),
-    ("layers.63", "layers.64", "layers.65", "layers.66", "layers.67", "layers.68", "layers.69", "layers.70"),
-    ("layers.71", "layers.72", "layers.73", "layers.74", "layers.75", "layers.76", "layers.77", "layers.78"),
-    ("layers.79", "layers.80", "layers.81", "layers.82", "layers.83", "layers.84", "layers.85", "layers.86"),
-    ("layers.87", "layers.88", "layers.89", "layers.90", "layers.91", "layers.92", "layers.93", "layers.94"),
-    ("layers.95", "layers.96", "layers.97", "layers.98", "layers.99", "layers.100", "layers.101", "layers.102"),
-    ("layers.103", "layers.104", "layers.105", "layers.106", "layers.107", "layers.108", "layers.109", "layers.110"),
-    ("layers.111", "layers.112", "layers.113", "layers.114", "layers.115", "layers.116", "layers.117", "layers.118"),
-    (
-        "layers.119",
-        "layers.120",
-        "layers.121",
-        "layers.122",
-        "layers.123",
-        "layers.124",
-        "layers.125",
-        "norm",
-        "output",
-    ),
+    ("tok_embeddings", "layers.0", "layers.1", "layers.2"),
+    ("layers.3", "layers.4", "layers.5", "layers.6"),
+    ("layers.7", "layers.8", "layers.9", "layers.10"),
+    ("layers.11", "layers.12", "layers.13", "layers.14"),
+    ("layers.15", "layers.16", "layers.17", "layers.18"),
+    ("layers.19", "layers.20", "layers.21", "layers.22"),
+    ("layers.23", "layers.24", "layers.25", "layers.26"),
+    ("layers.27", "layers.28", "layers.29", "layers.30"),
+    ("layers.31", "layers.32", "layers.33", "layers.34"),
+    ("layers.35", "layers.36", "layers.37", "layers.38"),
+    ("layers.39", "layers.40", "layers.41", "layers.42"),
+    ("layers.43", "layers.44", "layers.45", "layers.46"),
+    ("layers.47", "layers.48", "layers.49", "layers.50"),
+    ("layers.51", "layers.52", "layers.53", "layers.54"),
+    ("layers.55", "layers.56", "layers.57", "layers.58"),
+    ("layers.59", "layers.60", "layers.61", "layers.62"),
+    ("layers.63", "layers.64", "layers.65", "layers.66"),
+    ("layers.67", "layers.68", "layers.69", "layers.70"),
+    ("layers.71", "layers.72", "layers.73", "layers.74"),
+    ("layers.75", "layers.76", "layers.77", "layers.78"),
+    ("layers.79", "layers.80", "layers.81", "layers.82"),
+    ("layers.83", "layers.84", "layers.85", "layers.86"),
+    ("layers.87", "layers.88", "layers.89", "layers.90"),
+    ("layers.91", "layers.92", "layers.93", "layers.94"),
+    ("layers.95", "layers.96", "layers.97", "layers.98"),
+    ("layers.99", "layers.100", "layers.101", "layers.102"),
+    ("layers.103", "layers.104", "layers.105", "layers.106"),
+    ("layers.107", "layers.108", "layers.109", "layers.110"),
+    ("layers.111", "layers.112", "layers.113", "layers.114"),
+    ("layers.115", "layers.116", "layers.117", "layers.118"),
+    ("layers.119", "layers.120", "layers.121", "layers.122"),
+    ("layers.123", "layers.124", "layers.125", "norm", "output"),
 )  # llama3_405b_512.plan:15
-STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:16
+STAGES_OF_RANK = (
+    (0, 16),
+    (1, 17),
+    (2, 18),
+    (3, 19),
+    (4, 20),
+    (5, 21),
+    (6, 22),
+    (7, 23),
+    (8, 24),
+    (9, 25),
+    (10, 26),
+    (11, 27),
+    (12, 28),
+    (13, 29),
+    (14, 30),
+    (15, 31),
+)  # llama3_405b_512.plan:16
 
 
 def build_model() -> nn.Module:
@@ -97,7 +121,7 @@ def build_model() -> nn.Module:
 
 
 def build_mesh(device_type: str) -> DeviceMesh:
-    return init_device_mesh(device_type, (8, 8, 8), mesh_dim_names=("pp", "dp_shard", "tp"))  # llama3_405b_512.plan:8
+    return init_device_mesh(device_type, (16, 4, 8), mesh_dim_names=("pp", "dp_shard", "tp"))  # llama3_405b_512.plan:8
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -151,7 +175,11 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:20
+        model.layers[name] = checkpoint_wrapper(
+            layer,
+            context_fn=keep_outputs("attention"),
+            preserve_rng_state=False,
+        )  # llama3_405b_512.plan:20
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -203,7 +231,7 @@ def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleI
     share = divided(loss, by=MICRO_BATCHES)
     return ScheduleInterleaved1F1B(
         stages,
-        n_microbatches=32,
+        n_microbatches=64,
         loss_fn=share,
         scale_grads=False,
     )  # llama3_405b_512.plan:16
@@ -230,7 +258,7 @@ def build_loss() -> LossFunction:
 
 def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
-    for batch in batches.take(MICRO_BATCHES, together=32):
+    for batch in batches.take(MICRO_BATCHES, together=64):
         losses: list[torch.Tensor] = []
         with loss_parallel():  # llama3_405b_512.plan:10
             training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
@@ -261,7 +289,7 @@ def trainer() -> Trainer:
         pipeline=Pipeline(
             stages=STAGES,
             stages_of_rank=STAGES_OF_RANK,
-            microbatches=32,
+            microbatches=64,
             build_stage=build_stage,
             build_schedule=build_schedule,
         ),  # llama3_405b_512.plan:15

@@ -73,8 +73,8 @@ STAGES = (
         "norm",
         "output",
     ),
-)  # llama3_405b_512.plan:15
-STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:16
+)  # llama3_405b_512.plan:38
+STAGES_OF_RANK = ((0, 8), (1, 9), (2, 10), (3, 11), (4, 12), (5, 13), (6, 14), (7, 15))  # llama3_405b_512.plan:38
 
 
 def build_model() -> nn.Module:
@@ -157,12 +157,12 @@ def apply_context_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
             mesh,
             rotate="allgather",
             balance="head_tail",
-        )  # llama3_405b_512.plan:38
+        )  # llama3_405b_512.plan:41
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:20
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_405b_512.plan:39
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -181,8 +181,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     4. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
     """
     apply_tensor_parallel(model, mesh["tp"])  # llama3_405b_512.plan:10
-    apply_context_parallel(model, mesh["cp"])  # llama3_405b_512.plan:38
-    apply_checkpoint(model)  # llama3_405b_512.plan:20
+    apply_context_parallel(model, mesh["cp"])  # llama3_405b_512.plan:41
+    apply_checkpoint(model)  # llama3_405b_512.plan:39
     apply_fsdp(model, mesh["cp"])  # llama3_405b_512.plan:36
     return model
 
@@ -209,7 +209,7 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
         input_args=tokens if index == 0 else hidden,
         output_args=logits if index == len(STAGES) - 1 else hidden,
         group=mesh.get_group("pp"),
-    )  # llama3_405b_512.plan:15
+    )  # llama3_405b_512.plan:38
 
 
 def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
@@ -219,7 +219,7 @@ def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleI
         n_microbatches=16,
         loss_fn=share,
         scale_grads=False,
-    )  # llama3_405b_512.plan:16
+    )  # llama3_405b_512.plan:38
 
 
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -277,14 +277,14 @@ def trainer() -> Trainer:
             microbatches=16,
             build_stage=build_stage,
             build_schedule=build_schedule,
-        ),  # llama3_405b_512.plan:15
+        ),  # llama3_405b_512.plan:38
         build_optimizer=build_optimizer,
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
         train_step=train_step,
         data_axes=(),  # llama3_405b_512.plan:34
-        context_axis="cp",  # llama3_405b_512.plan:38
-        context_balance="head_tail",  # llama3_405b_512.plan:38
+        context_axis="cp",  # llama3_405b_512.plan:41
+        context_balance="head_tail",  # llama3_405b_512.plan:41
         global_batch=16,  # llama3_405b_512.plan:33
         micro_batch=1,  # llama3_405b_512.plan:33
         seq_len=131072,  # llama3_405b_512.plan:33
