@@ -5,6 +5,10 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STEPS ?= 200
 
+# The oldest torch of pyproject.toml, in an environment that all checkouts share: on Linux its package is the CUDA build.
+OLDEST     := $(shell sed -nE 's/.*"torch>=([0-9.]+),.*/\1/p' pyproject.toml).0
+OLDEST_ENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/legoai/torch-$(OLDEST)
+
 # The tests start hundreds of processes, which would each compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -15,12 +19,13 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint clean
+.PHONY: help setup demo test test-all test-oldest-torch where-oldest-torch lint clean
 
 help:
 	@echo 'make demo      lint plans/tiny.plan, lower it, and train it on 4 local processes'
 	@echo 'make test      run the tests but those marked slow: about 12 minutes on two idle cores'
 	@echo 'make test-all  run all tests: about an hour'
+	@echo 'make test-oldest-torch  run the tests of torch'"'"'s private names on torch $(OLDEST), which is installed once (gigabytes)'
 	@echo 'make lint      check style, types and import contracts'
 	@echo 'make clean     remove .venv, runs and caches'
 
@@ -43,6 +48,21 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST)
+
+$(OLDEST_ENV)/.installed:
+	@test -n "$(PYTHON)" || { echo 'make: no Python 3.11 or newer on PATH; set PYTHON=/path/to/python' >&2; exit 1; }
+	@echo 'installing torch $(OLDEST) in $(OLDEST_ENV): some 5 GB, minutes, once'
+	$(PYTHON) -m venv $(OLDEST_ENV)
+	$(OLDEST_ENV)/bin/python -m pip --disable-pip-version-check -qq install 'torch==$(OLDEST)' \
+		'lark>=1.2,<2' 'numpy>=1.26' 'pydantic>=2.8,<3' 'transformers>=5' pytest pytest-timeout hypothesis setuptools \
+		|| { echo 'make: torch $(OLDEST) cannot be installed: is the package index within reach?' >&2; exit 1; }
+	@touch $@
+
+test-oldest-torch: $(OLDEST_ENV)/.installed
+	PYTHONPATH=$(CURDIR)/src $(OLDEST_ENV)/bin/python -m pytest -q -m 'not slow' tests/runtime/torch_internals
+
+where-oldest-torch:
+	@echo '$(OLDEST_ENV)'
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -12,6 +12,22 @@ from legoai.runtime.torch_internals.table import PATCHES, Patch
 
 _INHERITED: Final = object()
 _MISSING: Final = object()
+_left_out: Final[set[str]] = set()
+
+
+@contextlib.contextmanager
+def left_out(*paths: str) -> Iterator[None]:
+    """Leave patches of the table out while entered, to see what they are for, or whether a new torch still needs them.
+
+    Raises:
+        KeyError: the table does not list one of them.
+    """
+    assert all(PATCHES[path].kind not in ("module", "setting") for path in paths), "not placed by this module"
+    _left_out.update(paths)
+    try:
+        yield
+    finally:
+        _left_out.difference_update(paths)
 
 
 @contextlib.contextmanager
@@ -27,6 +43,9 @@ def patched(path: str, value: Any) -> Iterator[None]:
         AttributeError: this version of torch does not have it.
     """
     owner, name = locate(PATCHES[path])
+    if path in _left_out:
+        yield
+        return
     with patched_attribute(owner, name, value):
         yield
 
@@ -35,6 +54,9 @@ def patched(path: str, value: Any) -> Iterator[None]:
 def patched_item(path: str, key: Any, value: Any) -> Iterator[None]:
     """Replace, or add, one item of a mapping of torch that the table lists, while entered."""
     mapping: MutableMapping[Any, Any] = original(path)
+    if path in _left_out:
+        yield
+        return
     before = mapping.get(key, _MISSING)
     mapping[key] = value
     try:
@@ -54,9 +76,9 @@ def restored_items(path: str, *keys: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for key in keys:
+        for key in keys if path not in _left_out else ():
             mapping.pop(key, None)
-        mapping.update(before)
+        mapping.update(before if path not in _left_out else {})
 
 
 def override(instance: Any, path: str, function: Any) -> None:
@@ -75,7 +97,8 @@ def override(instance: Any, path: str, function: Any) -> None:
     if not isinstance(instance, owner):
         raise TypeError(f"{path} is no method of {type(instance).__name__}")
     getattr(owner, name)
-    setattr(instance, name, function)
+    if path not in _left_out:
+        setattr(instance, name, function)
 
 
 def original(path: str) -> Any:

@@ -97,14 +97,16 @@ def test_ranks_of_equal_meshes_are_compared_once():
     assert (equal, shared, different) == (True, True, False)
 
 
-def groups() -> list[list[int]]:
+def groups() -> tuple[list[list[int]], int]:
     three_axes()
     found = [dist.get_process_group_ranks(group) for group in dist.distributed_c10d._world.pg_map]
-    return sorted(ranks for ranks in found if len(ranks) < 8)
+    return sorted(ranks for ranks in found if len(ranks) < 8), dist.distributed_c10d._world.group_count
 
 
 def test_groups_of_other_ranks_are_not_made():
-    assert simulate(groups) == [[1, 5], [4, 5], [5, 7]]
+    made, counted = simulate(groups)
+    assert made == [[1, 5], [4, 5], [5, 7]]
+    assert counted <= 1 + len(made), "torch counts the groups that it makes for other ranks too"
 
 
 def cut() -> tuple[bool, tuple[int, ...]]:
