@@ -93,6 +93,17 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
     assert len(calls) == 2
 
 
+def test_a_program_does_not_take_the_name_of_a_module_that_it_needs(capsys: pytest.CaptureFixture[str]):
+    Path("my_model.py").write_text(FACTORY.replace("import helper\n", ""))
+    Path("mine.plan").write_text(ALONE.format(name="mine", factory="my_model"))
+    before = Path("my_model.py").read_text()
+    for plan, name in (("good.plan", "random"), ("mine.plan", "types"), ("mine.plan", "my_model")):
+        status, _, err = called(capsys, "lower", plan, "-o", f"{name}.py")
+        assert status == 2 and "choose another name" in err and f"`{name}`" in err
+    assert Path("my_model.py").read_text() == before and not Path("random.py").exists()
+    assert called(capsys, "lower", "mine.plan", "-o", "mine.py")[0] == 0
+
+
 def test_run_does_not_start_where_another_run_writes(capsys: pytest.CaptureFixture[str]):
     with locked(Path("runs/small")):
         status, _, err = called(capsys, "run", "good.plan")

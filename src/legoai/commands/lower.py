@@ -45,10 +45,19 @@ def run(arguments: Namespace) -> int:
     done = lowered(arguments)
     if done is None:
         return 1
-    _, program = done
+    linted, program = done
     if arguments.output == Path("-"):
         sys.stdout.write(program.text)
         return 0
+    assert linted.plan is not None
+    model = linted.plan.model
+    factory = (model.target or "").partition(":")[0].partition(".")[0] if model.family == "python" else ""
+    if arguments.output.suffix == ".py" and arguments.output.stem in {*sys.stdlib_module_names, factory}:
+        whose = "the model's factory" if arguments.output.stem == factory else "Python's own module"
+        raise WrongUsage(
+            f"{arguments.output} would be imported in the place of {whose} `{arguments.output.stem}`, since torchrun "
+            "looks for modules beside a program first; choose another name"
+        )
     try:
         replace_file(arguments.output, program.text)
     except OSError as error:
