@@ -213,7 +213,7 @@ def test_every_call_that_a_plan_decides_names_its_line(name: str):
     program = lowered(PLANS[name])
     lines = program.text.splitlines()
     decided = {
-        "parallelize_module", "fully_shard", "checkpoint_wrapper", "MixedPrecisionPolicy", "distribute_parameter",
+        "parallelize_module", "fully_shard", "checkpoint_wrapper", "MixedPrecisionPolicy", "PlacedParameters",
         "init_device_mesh", "warmup_schedule", "LlamaConfig", "GPTConfig", "ColwiseParallel", "RowwiseParallel",
         "SequenceParallel", "PrepareModuleInput", "PrepareModuleOutput", "AdamW", "SGD", "replicate",
         "ShardedOptimizer", "CPUOffloadPolicy", "offload_activations", "set_reshard_after_backward",
