@@ -60,6 +60,36 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
 }
 """Statements of the language itself: form and page of each. All others are directive families."""
 
+EXAMPLES: Final[dict[str, str]] = {
+    "plan": "plan llama3_8b",
+    "extends": 'extends "base.plan"',
+    "let": "let hosts = 4",
+    "variant": "variant small_batch {\n  batch (global = 64, micro = 1, seq_len = 8192)\n}",
+    "require": "require peak_memory <= 72GiB",
+    "minimize": "minimize step_time",
+    "maximize": "maximize mfu",
+    "model": 'model llama3("8b")',
+    "cluster": "cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)",
+    "batch": "batch (global = 256, micro = 1, seq_len = 8192)",
+    "mesh": "mesh (dp_shard = 4, tp = 8)",
+    "shard": "shard standard on tp (sequence, loss_parallel)",
+    "fsdp": "fsdp on dp_shard {\n  layers.* = unit(reshard = after_backward)\n}",
+    "replicate": "replicate on dp_replicate",
+    "pipeline": "pipeline on pp (schedule = Interleaved1F1B, stages = 8)",
+    "context": "context on cp (rotate = allgather, balance = head_tail)",
+    "checkpoint": "checkpoint {\n  layers.*      = selective([attention, matmul])\n  layers.{0..3} = full\n}",
+    "comm": "comm (prefetch = units(forward = 2, backward = 2))",
+    "offload": "offload (optimizer = all)",
+    "precision": "precision (param = bf16, reduce = fp32)",
+    "attention": "attention flash",
+    "loss": "loss fused",
+    "compile": "compile { layers.* = inductor }",
+    "optimizer": "optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)",
+    "clip": "clip (norm = 1.0)",
+    "schedule": "schedule cosine(steps = 10000, warmup = 1000)",
+}
+"""An example of each statement that a person writes, as its page shows it."""
+
 GROUPS: Final[dict[str, str]] = {
     "LP0": "What cannot be read or done",
     "LP1": "Text that is not of the language",
@@ -131,15 +161,19 @@ def keyword_page(keyword: str) -> str:
     if keyword in FAMILIES:
         return _directive_page(family(keyword))
     form, page = OWN_STATEMENTS[keyword]
-    parts = [f"`{form}`", page]
+    parts = [f"`{form}`", page, *_example(keyword)]
     if keyword == "require":
         rows = [f"- `{name}` ({' or '.join(metric.dimensions)}): {metric.doc}" for name, metric in METRICS.items()]
         parts.append("\n".join(["Figures:\n", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
+def _example(keyword: str) -> list[str]:
+    return [f"```\n{EXAMPLES[keyword]}\n```"] if keyword in EXAMPLES else []
+
+
 def _directive_page(declared: type[Directive]) -> str:
-    parts = [f"`{_form(declared)}`", cleandoc(declared.__doc__ or "")]
+    parts = [f"`{_form(declared)}`", cleandoc(declared.__doc__ or ""), *_example(declared.keyword)]
     options = "\n".join(option_lines(declared))
     if options:
         parts.append(options)

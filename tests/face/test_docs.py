@@ -101,3 +101,17 @@ def test_the_rooms_of_the_architecture_are_there():
         assert named == packages, folder
         for file in re.findall(r"`(\w+\.py)`", rooms):
             assert (ROOT / folder / file).exists(), file
+
+
+def test_the_suppression_of_the_introduction_suppresses():
+    text = (DOCS / "_introduction.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if "# legoai: ignore[" in line)
+    code = line.partition("ignore[")[2].partition("]")[0]
+    head = 'plan x\nmodel llama3("8b")\nbatch (global = 256, micro = 1, seq_len = 8192)\n'
+    head += "cluster h100_sxm(hosts = 8, fabric = infiniband_ndr)\n"
+
+    def codes(statement: str) -> set[str]:
+        return {item.code for item in lint(f"{head}{statement}\n", "x.plan", directory=Path()).diagnostics}
+
+    assert code in codes(line.partition("#")[0])
+    assert not codes(line) & {code, "LP903", "LP905"}

@@ -150,6 +150,9 @@ def _wrapped(page: str) -> str:
 
     blocks = []
     for block in page.rstrip().split("\n\n"):
+        if block.startswith("```"):
+            blocks += [*(f"    {line}" for line in block.splitlines()[1:-1]), ""]
+            continue
         items = block.splitlines() if block.lstrip().startswith("- ") else [" ".join(block.split())]
         for item in items:
             hang = " " * (len(item) - len(item.lstrip()) + 2) if item.lstrip().startswith("- ") else ""

@@ -14,9 +14,11 @@ import pytest
 
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.lint import Linted, lint
+from legoai.dsl.reporting.reference import EXAMPLES, OWN_STATEMENTS
 from legoai.dsl.rules import all_rules
 from legoai.dsl.rules.base import Check
 from legoai.lowering.program import lower
+from legoai.specs.directives import FAMILIES
 
 BASE = """
 plan base
@@ -103,6 +105,34 @@ def test_the_cure_lints_and_lowers_without_the_diagnostic(rule: type[Rule], text
             return
         found.append([f"{item.code} {item.message}" for item in wrong])
     raise AssertionError(found)
+
+
+IN_A_MESH = (
+    *BESIDE,
+    "mesh (pp = 4, dp_shard = 8)\n" + UNITS,
+    "mesh (dp_shard = 8, cp = 4)\n" + UNITS,
+    f"mesh (dp_shard = rest, tp = 8)\n{UNITS}",
+    'model llama3("1b")\nmesh (dp_replicate = 32)\n',
+    f"mesh (dp_shard = rest)\n{UNITS}clip (norm = 2.0)\n",
+)
+
+
+@pytest.mark.parametrize("keyword", [keyword for keyword in EXAMPLES if keyword not in ("plan", "extends")])
+def test_the_example_of_a_statement_lints_and_lowers(keyword: str) -> None:
+    found = []
+    for beside in IN_A_MESH:
+        linted = lint_example(EXAMPLES[keyword] + "\n", beside)
+        wrong = [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity == "error"]
+        if not wrong:
+            assert linted.analysis is not None
+            assert lower(linted.analysis).text
+            return
+        found.append(wrong)
+    raise AssertionError(found)
+
+
+def test_every_statement_that_a_person_writes_has_an_example() -> None:
+    assert {*OWN_STATEMENTS, *FAMILIES} - set(EXAMPLES) <= {"solved", "unset"}
 
 
 @pytest.mark.parametrize("rule", [rule for rule in all_rules() if issubclass(rule, Check)], ids=lambda rule: rule.code)
