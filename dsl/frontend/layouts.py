@@ -128,10 +128,13 @@ def _rules(
 
 
 def _layouts(model: Model, directory: Path) -> StandardLayouts | Diagnostic | None:
-    from legoai.specs.models.layouts import BUILT_IN, HUGGING_FACE
+    from legoai.specs.models.layouts import BUILT_IN, HUGGING_FACE, QK_NORMS
 
     if not isinstance(model.family, str) or model.family != "huggingface":
-        return BUILT_IN.get(model.family) if isinstance(model.family, str) else None
+        known = BUILT_IN.get(model.family) if isinstance(model.family, str) else None
+        if known is not None and model.arguments.get("qk_norm") is True:
+            return replace(known, tp=(*known.tp, QK_NORMS))
+        return known
     named = model.arguments.get("model_type")
     if named is None and isinstance(model.target, str):
         path = directory / model.target

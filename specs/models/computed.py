@@ -185,8 +185,14 @@ def _rotary_attention(templates: _Templates, config: LlamaConfig | MixtralConfig
     ]
     flow = _Flow("x", "rope")
     x, rope = 0, 1
-    q = _rotated(flow, _heads(flow, "wq", x), rope)
-    k = _rotated(flow, _heads(flow, "wk", x), rope)
+    norms = isinstance(config, LlamaConfig) and config.qk_norm
+    if norms:
+        norm = templates.rms_norm(config.head_size, config.norm_eps)
+        children += [("q_norm", norm), ("k_norm", norm)]
+    q = _heads(flow, "wq", x)
+    q = _rotated(flow, flow.call("q_norm", q) if norms else q, rope)
+    k = _heads(flow, "wk", x)
+    k = _rotated(flow, flow.call("k_norm", k) if norms else k, rope)
     v = _heads(flow, "wv", x)
     q, k, v = (flow.step("reshape", "transpose", heads) for heads in (q, k, v))
     _attended(flow, q, k, v)

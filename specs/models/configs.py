@@ -128,6 +128,9 @@ class LlamaConfig:
     rope_original_seq_len: int = field(default=8192, metadata=_doc("sequence length before the stretching, in tokens"))
     head_dim: int = field(default=0, metadata=_switch("features of one attention head; 0 is `dim / n_heads`"))
     qkv_bias: bool = field(default=False, metadata=_switch("give queries, keys and values a bias, as Qwen2 does"))
+    qk_norm: bool = field(
+        default=False, metadata=_switch("normalise each head's queries and keys before they are rotated, as Qwen3 does")
+    )
     tie_embeddings: bool = field(default=False, metadata=_doc("use one weight for `tok_embeddings` and `output`"))
 
     def __post_init__(self) -> None:

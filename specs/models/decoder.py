@@ -60,6 +60,7 @@ class Attention(nn.Module):
         self.n_kv_heads = config.n_kv_heads
         self.head_dim = config.head_size
         bias = isinstance(config, LlamaConfig) and config.qkv_bias
+        norms = isinstance(config, LlamaConfig) and config.qk_norm
         self.wq = Linear(config.dim, config.n_heads * config.head_size, bias=bias)
         self.wk = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
         self.wv = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
@@ -67,11 +68,16 @@ class Attention(nn.Module):
             config.n_heads * config.head_size, config.dim, bias=False, init_std=residual_std(config.n_layers)
         )
 
+        self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if norms else None
+        self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if norms else None
+
     def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         """Mix positions: `x` is [B, T, dim], `rope` is [at least T, head_dim / 2]; returns [B, T, dim]."""
         b, t, _ = x.shape
-        q_bthd = apply_rotary(self.wq(x).view(b, t, -1, self.head_dim), rope[:t])
-        k_bthd = apply_rotary(self.wk(x).view(b, t, -1, self.head_dim), rope[:t])
+        q_bthd = self.wq(x).view(b, t, -1, self.head_dim)
+        q_bthd = apply_rotary(q_bthd if self.q_norm is None else self.q_norm(q_bthd), rope[:t])
+        k_bthd = self.wk(x).view(b, t, -1, self.head_dim)
+        k_bthd = apply_rotary(k_bthd if self.k_norm is None else self.k_norm(k_bthd), rope[:t])
         v_bthd = self.wv(x).view(b, t, -1, self.head_dim)
         mixed_bhtd = F.scaled_dot_product_attention(
             q_bthd.transpose(1, 2),

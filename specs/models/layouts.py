@@ -96,6 +96,9 @@ _GPT: Final = StandardLayouts(
     ),
 )
 
+QK_NORMS: Final = LayoutRule("layers.*.attention.{q_norm, k_norm}", "heads")
+"""Of a built-in model with `qk_norm`."""
+
 BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "llama3": StandardLayouts(blocks="layers.*", tp=(*_DECODER, *_part("layers.*.feed_forward", "{w1, w3}", "w2"))),
     "gpt2": _GPT,

@@ -26,6 +26,8 @@ DECODER_NAMES = {
     "self_attn.k_proj.": "attention.wk.",
     "self_attn.v_proj.": "attention.wv.",
     "self_attn.o_proj.": "attention.wo.",
+    "self_attn.q_norm.": "attention.q_norm.",
+    "self_attn.k_norm.": "attention.k_norm.",
     "mlp.gate_proj.": "feed_forward.w1.",
     "mlp.up_proj.": "feed_forward.w3.",
     "mlp.down_proj.": "feed_forward.w2.",
@@ -108,21 +110,21 @@ def test_llama(scaling):
     assert_same_logits(ours, theirs, torch.randint(100, (2, 300)), error=FP32_NORM)
 
 
-def test_llama_with_wider_heads_and_biases_is_qwen2():
-    """Qwen2 has biases in queries, keys and values; the width of a head is of its own."""
+@pytest.mark.parametrize(("name", "options"), [("Qwen2", {"qkv_bias": True}), ("Qwen3", {"qk_norm": True})])
+def test_llama_with_heads_of_their_own_width_is_qwen(name, options):
     config = LlamaConfig(
         dim=64,
         n_layers=2,
         n_heads=4,
         n_kv_heads=2,
         head_dim=24,
-        qkv_bias=True,
         hidden_dim=96,
+        **options,
         vocab_size=100,
         max_seq_len=64,
     )
-    theirs = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
+    theirs = getattr(transformers, f"{name}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(
             hidden_size=64,
             num_hidden_layers=2,
             num_attention_heads=4,

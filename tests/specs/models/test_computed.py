@@ -40,7 +40,12 @@ DECODER = {"n_layers": st.integers(1, 3), "hidden_dim": SMALL, "vocab_size": SMA
 
 @st.composite
 def llamas(draw: st.DrawFn) -> dict:
-    options = {"tie_embeddings": st.booleans(), "qkv_bias": st.booleans(), "head_dim": st.sampled_from([0, 2, 4, 6])}
+    options = {
+        "tie_embeddings": st.booleans(),
+        "qkv_bias": st.booleans(),
+        "qk_norm": st.booleans(),
+        "head_dim": st.sampled_from([0, 2, 4, 6]),
+    }
     return {**draw(heads()), **draw(st.fixed_dictionaries(DECODER | options))}
 
 
