@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +15,16 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
-from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.frontend.syntax import Let, PlanFile
 from legoai.dsl.rules import checks
-from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedLet, UnusedSuppression
+from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
+from legoai.specs.span import Span
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifest import Manifest, ManifestError
 
 Announce = Callable[[str], None]
 
@@ -68,7 +70,7 @@ def lint(
     """
     base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
     analysis, found = _examine(base, directory, announce, factories=factories)
-    used = set(base.scope.used)
+    used = _used_lets(base)
     files = dict(base.files)
     if variant is None and variants:
         for other in base.variants:
@@ -77,15 +79,29 @@ def lint(
             for item in _examine(resolution, directory, announce, analysis, factories=factories)[1]:
                 if (item.code, item.label.span, item.message) not in known:
                     found.append(replace(item, help=(*item.help, f"this is so in the variant `{other}`")))
-            used |= resolution.scope.used
+            if not any(map(is_cause, resolution.diagnostics)):
+                found.extend(EmptyVariant.find(base, resolution))
+            used |= _used_lets(resolution)
             files |= resolution.files
     causes = [item for item in found if is_cause(item)]
-    found.extend(UnusedLet.find(base, used | _named_in(base, causes)))
+    if variant is None and (variants or not base.variants):
+        found.extend(UnusedLet.find(base, used, _named_in(base, causes)))
     found.extend(MalformedSuppression.find(item for file in files.values() for item in suppress.malformed(file)))
     kept, _, unused = suppress.split(found, files.values())
     accepted = tuple(item for item in found if item.severity == "error" and item not in kept)
     kept.extend(UnusedSuppression.find(unused, muted=bool(causes)))
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
+
+
+def _domains(analysis: Analysis, found: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+    """The diagnostics of domains, which need the checks of every member."""
+    from legoai.dsl.rules.domains import empty_domains
+
+    def errors(plan: Plan) -> list[Diagnostic]:
+        other = Analysis(plan, analysis.manifest, analysis.directory, resolution=analysis.resolution)
+        return [item for item in check(other) if item.severity == "error"]
+
+    yield from empty_domains(analysis.plan, found, errors)
 
 
 def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
@@ -101,6 +117,12 @@ def _own_fix(item: Diagnostic, resolution: Resolution) -> Diagnostic:
     if (resolution.variant is None or inside) and not resolution.scope.is_set:
         return item
     return replace(item, fix=None)
+
+
+def _used_lets(resolution: Resolution) -> set[Span]:
+    """The `let` statements whose names the plan uses; one that the command line replaces counts as used too."""
+    used = resolution.scope.used
+    return {item.span for item in resolution.statements if isinstance(item, Let) and item.name.text in used}
 
 
 def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
@@ -150,6 +172,8 @@ def _examine(
         manifest = None
     analysis = Analysis(plan, manifest, directory, resolution=resolution)
     found.extend(check(analysis))
+    if any("auto" in file.text for file in resolution.files.values()):
+        found.extend(_domains(analysis, found))
     found = [_own_fix(item, resolution) for item in found]
     remaining = suppress.split(found, resolution.files.values())[0]
     accepted = [item for item in found if item not in remaining]
@@ -185,7 +209,33 @@ def _manifest(
     except ManifestError as error:
         return ModelUnavailable.at(
             model.place("target") or resolution.start, error.message, label="cannot be looked at",
-            help=[error.detail] if error.detail else [],
+            help=_reasons(error, plan, directory),
         )  # fmt: skip
     except Undecided:
         return None
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def _reasons(error: ManifestError, plan: Plan, directory: Path) -> list[str]:
+    """What helps with a model that cannot be looked at: the author's own line, not a traceback through ours."""
+    from legoai.dsl.diagnostics.vocabulary import our_model
+
+    if error.kind == "config_missing" and plan.model.target is not None:
+        ours = our_model(plan.model.target)
+        built_in = [f"`{ours}` is built in"] if ours else []
+        return [*built_in, "nothing is downloaded: name the `config.json` of the model, relative to the plan"]
+    frames = [frame for frame in _FRAME.findall(error.detail) if _is_the_authors(frame[0])]
+    if frames:
+        file, line, function = frames[-1]
+        path = Path(file)
+        shown = path.relative_to(directory.resolve()) if path.is_relative_to(directory.resolve()) else path
+        return [f"raised in `{function}`, line {line} of {shown}"]
+    return [] if not error.detail or _FRAME.search(error.detail) else [error.detail]
+
+
+def _is_the_authors(file: str) -> bool:
+    """Whether a file of a traceback is neither this package's, nor a library's."""
+    libraries = ("site-packages", "dist-packages", f"{os.sep}lib{os.sep}python", "<frozen")
+    return not file.startswith(str(Path(__file__).resolve().parents[1])) and not any(x in file for x in libraries)

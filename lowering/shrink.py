@@ -70,6 +70,13 @@ class Shrunken:
         return path if self.blocks is None else self.blocks.original(path)
 
 
+_NOT_COMPARED: Final[dict[str, Any]] = {
+    "require": (), "objective": None, "solved": None, "data": None, "steps": None, "seed": None, "save": None,
+    "evaluate": None,
+}  # fmt: skip
+"""What a plan says about its run, which a comparison decides itself."""
+
+
 def shrink(
     analysis: Analysis,
     *,
@@ -94,7 +101,7 @@ def shrink(
     assert manifest is not None, "the model could be inspected"
     changes: list[str] = []
     mesh = _mesh(plan, ranks, changes)
-    smaller = _without_missing_axes(replace(plan, mesh=mesh, require=(), objective=None, solved=None), changes)
+    smaller = _without_missing_axes(replace(plan, mesh=mesh, **_NOT_COMPARED), changes)
     smaller = _for_a_cpu(smaller, changes)
     smaller = _in_double_precision(smaller, changes) if double else _without_float8(smaller, changes)
     pipeline, stages = _pipeline(analysis, smaller)

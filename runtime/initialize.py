@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.specs.models.first_values import FirstValues
 
 WRAPPER_SEGMENTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
 """Path segments that activation checkpointing and `torch.compile` add."""
@@ -42,25 +43,34 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def materialize(model: nn.Module, *, device: Device, seed: int, parameters_on_host: bool = False) -> None:
+def materialize(
+    model: nn.Module,
+    *,
+    device: Device,
+    seed: int,
+    first_values: FirstValues | None = None,
+    parameters_on_host: bool = False,
+) -> None:
     """Allocate a parallelized model that is on the meta device, and give it its first values.
 
-    Each module's own parameters are drawn as whole tensors on every rank, from a generator seeded with the
-    run's seed and the module's path, and the local shard is cut out. No collective is needed, and the
-    weights are equal to the bit on every mesh of one device type. The peak above the shards is the
-    parameters of one module.
+    Each parameter is drawn as a whole tensor on every rank, from a generator whose seed depends on the run's seed and
+    on the parameter alone, and the local shard is cut out. No collective is needed, and the weights are equal to the
+    bit on every mesh of one device type. The peak above the shards is the parameters of one module.
 
-    A module's parameters are drawn by its `reset_parameters()`, and its buffers computed by its `init_buffers()`. A
-    model whose class has a method `initialise_module(path, parameters, buffers)` does both for all its modules.
+    A parameter gets the value that the model's constructor gave it. One that the constructor left empty is drawn by
+    its module's `reset_parameters()`. Buffers are computed by their module's `init_buffers()`, or else get the value of
+    the constructor. A model whose class has a method `initialise_module(path, parameters, buffers)` does all of this
+    for all its modules.
 
     Args:
         model: on the meta device; its parameters are plain or DTensors.
         device: where the parameters will be.
         seed: the run's seed.
+        first_values: what its constructor gave; without, parameters are drawn by `reset_parameters()`.
         parameters_on_host: keep the parameters in host memory, and only the buffers on the device.
 
     Raises:
-        RunError: a module has parameters or buffers, and no method that initialises them.
+        RunError: a module has parameters or buffers that neither the constructor nor a method of it fills.
     """
     _allocate(model, device.torch_device, torch.device("cpu") if parameters_on_host else device.torch_device)
     if not device.holds_values:
@@ -68,13 +78,20 @@ def materialize(model: nn.Module, *, device: Device, seed: int, parameters_on_ho
     kept_state = device.random_state()
     initialised: set[nn.Parameter] = set()
     by_model = _initialiser_of(model)
+    constructed = _Constructed(first_values, seed, device.torch_device)
     try:
         with torch.no_grad():
             for path, module in model.named_modules():
                 _initialise_parameters(
-                    module, plain_path(path), seed, device, initialised=initialised, by_model=by_model
+                    module,
+                    plain_path(path),
+                    seed,
+                    device,
+                    initialised=initialised,
+                    by_model=by_model,
+                    constructed=constructed,
                 )
-                _initialise_buffers(module, plain_path(path), by_model)
+                _initialise_buffers(module, plain_path(path), by_model, constructed)
     finally:
         device.set_random_state(kept_state)
 
@@ -95,6 +112,30 @@ def _allocate(model: nn.Module, device: torch.device, home: torch.device) -> Non
     for (first, first_name), *others in owners.values():
         for module, name in others:
             module._parameters[name] = first._parameters[first_name]
+
+
+class _Constructed:
+    """Values that the model's constructor gave, for one run."""
+
+    def __init__(self, first_values: FirstValues | None, seed: int, device: torch.device) -> None:
+        self._first_values = first_values
+        self._seed = seed
+        self._device = device
+
+    def values(self, path: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Values of those of a module's parameters or buffers that the constructor filled, whole."""
+        found = {}
+        for name, tensor in tensors.items():
+            whole = f"{path}.{name}" if path else name
+            if self._first_values is None or not self._first_values.holds(whole, tensor.shape):
+                continue
+            value = self._first_values.value(whole, device=self._device, seed_of=self._seed_of)
+            if not (value.is_floating_point() and bool(value.isnan().any())):
+                found[name] = value
+        return found
+
+    def _seed_of(self, draw: int) -> int:
+        return seed_of(self._seed, f"operator {draw} of the model's construction")
 
 
 InitialiseModule = Callable[[str, dict[str, torch.Tensor], dict[str, torch.Tensor]], None]
@@ -118,8 +159,15 @@ def _initialise_parameters(
     *,
     initialised: set[nn.Parameter],
     by_model: InitialiseModule | None,
+    constructed: _Constructed,
 ) -> None:
     own = {name: p for name, p in module.named_parameters(recurse=False) if p not in initialised}
+    if not own:
+        return
+    given = {} if by_model is not None else constructed.values(path, own)
+    for name, value in given.items():
+        _copy_shard(value.to(own[name].dtype), own[name])
+        initialised.add(own.pop(name))
     if not own:
         return
     whole = {
@@ -161,7 +209,8 @@ def _reset(module: nn.Module, path: str, whole: dict[str, nn.Parameter]) -> None
         raise RunError(
             RunErrorCode.NO_INITIALISER,
             f"module {path or 'root'} ({type(module).__name__}) has parameters, but no method that initialises them",
-            help=f"give {type(module).__name__} a method reset_parameters(self) that fills its own parameters in place",
+            help=f"fill them in the constructor of {type(module).__name__}, or give it a method reset_parameters(self) "
+            "that fills its own parameters in place",
         )
     shards = dict(module._parameters)
     module._parameters.update(whole)
@@ -179,7 +228,9 @@ def _copy_shard(whole: torch.Tensor, parameter: nn.Parameter) -> None:
     parameter.to_local().copy_(cut.to_local())
 
 
-def _initialise_buffers(module: nn.Module, path: str, by_model: InitialiseModule | None) -> None:
+def _initialise_buffers(
+    module: nn.Module, path: str, by_model: InitialiseModule | None, constructed: _Constructed
+) -> None:
     own = dict(module.named_buffers(recurse=False))
     if not own:
         return
@@ -194,10 +245,17 @@ def _initialise_buffers(module: nn.Module, path: str, by_model: InitialiseModule
         by_model(path, {}, own)
         if not any(buffer.is_floating_point() and bool(buffer.isnan().any()) for buffer in own.values()):
             return
+    else:
+        values = constructed.values(path, own)
+        for name, value in values.items():
+            own[name].copy_(value)
+        if len(values) == len(own):
+            return
     raise RunError(
         RunErrorCode.NO_INITIALISER,
         f"module {path or 'root'} ({type(module).__name__}) has buffers, but no method that computes them",
-        help=f"give {type(module).__name__} a method init_buffers(self) that fills its own buffers in place",
+        help=f"fill them in the constructor of {type(module).__name__}, or give it a method init_buffers(self) that "
+        "fills its own buffers in place",
     )
 
 

@@ -60,13 +60,18 @@ class RunOptions:
     timeout: float = 600.0
 
 
-def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int) -> RunOptions:
+PLANNED = ("steps", "data", "data_field", "checkpoint_every", "keep", "validate_every", "validate_batches")
+"""Options whose defaults a plan decides."""
+
+
+def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int, **planned: str | int) -> RunOptions:
     """Read the command line of a lowered program.
 
     Args:
         argv: without the program's name; None takes the process's own.
         plan: the plan's name, in the help text and in the default of `--out`.
         steps: the default of `--steps`.
+        planned: the defaults of the others of :data:`PLANNED`.
 
     Raises:
         SystemExit: with status 2 on wrong usage, as argparse does.
@@ -78,6 +83,7 @@ def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int) -> RunOp
     _add_training(parser, steps)
     _add_checkpoints(parser, plan)
     _add_reporting(parser)
+    parser.set_defaults(**planned)
     return RunOptions(**vars(parser.parse_args(argv)))
 
 

@@ -59,7 +59,13 @@ class Recipe:
             `fully_shard` brings them; the optimizer then runs on the host.
         weight_decay_on: `matrices` spares parameters of fewer than two dims the optimizer's weight decay.
         seed: of weights, data order and dropout.
-        steps: of the whole training where the command line does not say.
+        steps: of the whole training where the command line does not say, as what follows.
+        data: what is trained on: see `RunOptions`.
+        data_field: the field of a JSONL object that holds its text.
+        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        keep: complete checkpoints kept; 0 keeps all.
+        validate_every: steps between validations; 0 for none.
+        validate_batches: micro batches per rank in one validation.
     """
 
     plan: str
@@ -89,3 +95,9 @@ class Recipe:
     weight_decay_on: Literal["all", "matrices"] = "all"
     seed: int = 0
     steps: int = 1000
+    data: str = "python"
+    data_field: str = "text"
+    checkpoint_every: int = 0
+    keep: int = 3
+    validate_every: int = 0
+    validate_batches: int = 8

@@ -28,12 +28,13 @@ from legoai.runtime.loop import History, TrainingLoop
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.optim import parameter_groups
-from legoai.runtime.options import RunOptions, parse_options
+from legoai.runtime.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.process_group import on_first_rank, process_group
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
 from legoai.runtime.signals import StopRequest, unhurried
 from legoai.runtime.training import Training
+from legoai.specs.models.first_values import FirstValues, construct
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import Pipeline, StagedModel
@@ -51,7 +52,7 @@ class Trainer(Recipe):
             SystemExit: 1 after an error, 2 after wrong usage, 128 + n after signal n.
         """
         attend()
-        options = parse_options(argv, plan=self.plan, steps=self.steps)
+        options = parse_options(argv, plan=self.plan, **{name: getattr(self, name) for name in PLANNED})
         try:
             history = self.fit(options)
         except Exception as error:
@@ -112,7 +113,7 @@ class Trainer(Recipe):
                 f"x data-parallel degree {degree}",
             )
         accumulation = self.global_batch // (self.micro_batch * degree)
-        model = self._meta_model()
+        model, first_values = self._constructed(device, seed)
         digest = model_digest(model)
         loss, positions = self.build_loss(), self._positions(mesh)
         token_axes = (*self.data_axes, *(() if self.context_axis is None else (self.context_axis,)))
@@ -120,10 +121,18 @@ class Trainer(Recipe):
         counts_loss, holders = is_first_elsewhere(mesh, (*token_axes, "pp")), mesh.size()
         staged = None
         if self.pipeline is None:
-            model = self._parallel(model, mesh, device, seed)
+            model = self._parallel(model, mesh, device, seed, first_values)
         else:
             staged = self._staged(
-                self.pipeline, model, mesh, device, seed=seed, accumulation=accumulation, loss=loss, positions=positions
+                self.pipeline,
+                model,
+                mesh,
+                device,
+                seed=seed,
+                first_values=first_values,
+                accumulation=accumulation,
+                loss=loss,
+                positions=positions,
             )
             model = staged.whole
             counts_loss, holders = counts_loss and staged.holds_last, holders // mesh["pp"].size()
@@ -160,17 +169,34 @@ class Trainer(Recipe):
             balance=self.context_balance,
         )
 
+    def _constructed(self, device: Device, seed: int) -> tuple[nn.Module, FirstValues | None]:
+        """Build the model on the meta device; also the values that its constructor gives, if the device holds any."""
+        if not device.holds_values:
+            return self._meta_model(), None
+        model, first_values = construct(self.build_model, seed=seed)
+        return self._prepared(model), first_values
+
     def _meta_model(self) -> nn.Module:
         with torch.device("meta"):
-            model = self.build_model()
+            return self._prepared(self.build_model())
+
+    def _prepared(self, model: nn.Module) -> nn.Module:
         if self.context_axis is not None:
             check_takes_positions(model)
         cast_parameters(model, self.master_dtype)
         return model
 
-    def _parallel(self, model: nn.Module, mesh: DeviceMesh, device: Device, seed: int) -> nn.Module:
+    def _parallel(
+        self, model: nn.Module, mesh: DeviceMesh, device: Device, seed: int, first_values: FirstValues | None
+    ) -> nn.Module:
         model = self.parallelize(model, mesh)
-        materialize(model, device=device, seed=seed, parameters_on_host=self.offload_parameters)
+        materialize(
+            model,
+            device=device,
+            seed=seed,
+            first_values=first_values,
+            parameters_on_host=self.offload_parameters,
+        )
         return model
 
     def _staged(
@@ -181,6 +207,7 @@ class Trainer(Recipe):
         device: Device,
         *,
         seed: int,
+        first_values: FirstValues | None,
         accumulation: int,
         loss: LossFunction,
         positions: torch.Tensor | None,
@@ -204,7 +231,7 @@ class Trainer(Recipe):
                 put_placeholders(stage, pipeline.stages, index, tokens)
             else:
                 keep_modules(stage, pipeline.stages[index])
-            stage = self._parallel(stage, mesh, device, seed)
+            stage = self._parallel(stage, mesh, device, seed, first_values)
             stages.append(pipeline.build_stage(stage, index, mesh, device.torch_device))
         staged = StagedModel(
             pipeline,

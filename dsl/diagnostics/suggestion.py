@@ -3,14 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
-
-_SYNONYMS: Final = {
-    "float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float": "fp32", "half": "fp16",
-    "data": "dp_shard", "data_parallel": "dp_shard", "dp": "dp_shard", "tensor": "tp", "tensor_parallel": "tp",
-    "pipeline": "pp", "context": "cp", "expert": "ep", "sdpa": "default", "ddp": "replicate", "seq_length": "seq_len",
-}  # fmt: skip
-"""What other tools call a thing, and its name here."""
 
 
 def closest(word: str, choices: Sequence[str]) -> str | None:
@@ -23,8 +15,12 @@ def closest(word: str, choices: Sequence[str]) -> str | None:
     same = [choice for choice in choices if choice.lower() == low]
     if same:
         return same[0]
-    if _SYNONYMS.get(low) in choices:
-        return _SYNONYMS[low]
+    from legoai.dsl.diagnostics.vocabulary import our_word
+
+    if (ours := our_word(word, choices)) is not None:
+        return ours
+    if (last := low.rpartition(".")[2]) in choices:
+        return last
     longer = [choice for choice in choices if len(low) >= 3 and choice.lower().startswith(low)]
     shorter = [choice for choice in choices if len(choice) >= 4 and low.startswith(choice.lower())]
     partial = [choice for choice in choices if len(low) >= 3 and low in choice.lower().split("_")]
@@ -38,6 +34,18 @@ def closest(word: str, choices: Sequence[str]) -> str | None:
 
 
 def suggestion(word: str, choices: Sequence[str]) -> list[str]:
-    """The help line for a slip of the finger; empty where nothing is alike."""
+    """The help line for a slip of the finger, or for another tool's name; empty where nothing is alike."""
     match = closest(word, choices)
     return [f"did you mean `{match}`?"] if match else []
+
+
+def translation(word: str, choices: Sequence[str]) -> list[str]:
+    """Help on a word that is none of ``choices``: what was meant, or how a plan says what other tools call so."""
+    from legoai.dsl.diagnostics.vocabulary import our_form, our_word
+
+    ours, form = our_word(word, choices), our_form(word)
+    if form is None or word.lower() in (choice.lower() for choice in choices):
+        return suggestion(word, choices)
+    if ours is None:
+        return [form]
+    return [f"did you mean `{ours}`?", *([form] if f"`{ours}" in form else [])]

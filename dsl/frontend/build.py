@@ -201,13 +201,16 @@ class Builder:
         assert match is not None, f"the grammar admits {parts[0]!r} as a number"
         text, unit = match[1], match[2] or ""
         if unit and unit not in UNITS:
+            from legoai.dsl.diagnostics.vocabulary import our_number
+
             place = self.lines.span(span.end - len(unit), span.end)
             self.diagnostics.append(
                 rules.UnknownUnit.at(
                     place,
                     f"there is no unit `{unit}`",
                     label="unknown unit",
-                    help=[*suggestion(unit, tuple(UNITS)), f"units are {' '.join(f'`{name}`' for name in UNITS)}"],
+                    help=our_number(text, unit)
+                    or [*suggestion(unit, tuple(UNITS)), f"units are {' '.join(f'`{name}`' for name in UNITS)}"],
                 )
             )
             unit = ""

@@ -6,12 +6,12 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
-from legoai.dsl.diagnostics.suggestion import closest, suggestion
+from legoai.dsl.diagnostics.suggestion import closest, suggestion, translation
 from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import (
     Argument,
@@ -156,7 +156,7 @@ class Reader:
             self._report(
                 rules.UnknownOption.at(
                     argument.name.span, f"{what} has no option `{word}`", label="unknown option",
-                    help=[*suggestion(word, legal), listed], fix=fix,
+                    help=[*translation(word, legal), listed], fix=fix,
                 )
             )  # fmt: skip
 
@@ -236,13 +236,14 @@ class Reader:
         self.diagnostics.append(diagnostic)
         return _MISTAKE
 
-    def _wrong(self, node: Value, kind: kinds.Kind, found: str | None = None) -> Any:
+    def _wrong(self, node: Value, kind: kinds.Kind, found: str | None = None, help: Sequence[str] = ()) -> Any:
         expected = kind.describe()
         return self._report(
             rules.WrongValue.at(
                 node.span,
                 f"expected {expected}, found {found or describe_value(node)}",
                 label=f"not {_short(expected)}",
+                help=help,
             )
         )
 
@@ -252,6 +253,15 @@ class Reader:
             if node.text in names:
                 return node.text
             return self._unknown_name(node, names, kind)
+        if isinstance(node, String) and node.text not in names and (help := self._meant(node.text, names, kind)):
+            return self._report(
+                rules.WrongValue.at(
+                    node.span,
+                    f"expected {kind.describe()}, found a string",
+                    label="names stand without quotes",
+                    help=help,
+                )
+            )
         if isinstance(node, String) and node.text in names:
             return self._report(
                 rules.WrongValue.at(
@@ -269,14 +279,26 @@ class Reader:
 
     def _unknown_name(self, node: Name | Call, names: tuple[str, ...], kind: kinds.Kind) -> Any:
         name = node if isinstance(node, Name) else node.name
-        meant = closest(name.text, names)
+        help = self._meant(name.text, names, kind)
+        meant = help[0].split("`")[1] if help and help[0].startswith("did you mean") else None
         return self._report(
             rules.UnknownName.at(
                 name.span, f"`{name.text}` is not a legal value here", label="unknown name",
-                help=[*suggestion(name.text, names), f"expected {kind.describe()}"],
+                help=[*help, f"expected {kind.describe()}"],
                 fix=self._fix(name.span, meant, safe=False) if meant is not None else None,
             )
         )  # fmt: skip
+
+    def _meant(self, word: str, names: tuple[str, ...], kind: kinds.Kind) -> list[str]:
+        """Help on a word that is none of ``names``."""
+        if isinstance(kind, kinds.Listed) and kind.noun == "a model":
+            from legoai.dsl.diagnostics.vocabulary import our_model
+
+            if ours := our_model(word):
+                return [f"did you mean `{ours}`?"]
+            if "/" in word:
+                return translation("hub", names)
+        return translation(word, names)
 
     def _integer(self, node: Value, kind: kinds.Integer) -> Any:
         if kind.rest and isinstance(node, Name) and node.text == kinds.REST:
@@ -287,7 +309,8 @@ class Reader:
         if dimension != "number" or value != int(value):
             return self._wrong(node, kind)
         if (kind.minimum is not None and value < kind.minimum) or (kind.maximum is not None and value > kind.maximum):
-            return self._wrong(node, kind, str(int(value)))
+            rest = [f"the devices that the other axes leave are `{kinds.REST}`"] if kind.rest and value == -1 else []
+            return self._wrong(node, kind, str(int(value)), rest)
         return int(value)
 
     def _number(self, node: Value, kind: kinds.Number) -> Any:
@@ -353,7 +376,10 @@ class Reader:
         return self._wrong(node, kind)
 
     def _text(self, node: Value, kind: kinds.Text) -> Any:
-        return node.text if isinstance(node, String) else self._wrong(node, kind)
+        if isinstance(node, String):
+            return node.text
+        word = node.text if isinstance(node, Name) else f"{node.text}{node.unit}" if isinstance(node, Number) else None
+        return self._wrong(node, kind, help=[f'in quotes: `"{word.lower()}"`'] if word else [])
 
     def _path(self, node: Value, kind: kinds.ModulePath) -> Any:
         return node.text if isinstance(node, Name | String) else self._wrong(node, kind)

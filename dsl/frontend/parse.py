@@ -30,6 +30,7 @@ _VARIANT = re.compile(r"variant[ \t]")
 _CLOSED = re.compile(r'"(?:[^"\\\n]|\\["\\nt])*\\[^"\\nt\n](?=(?:[^"\\\n]|\\.)*")')
 """A closed string, up to its first unknown escape."""
 _DASHED = re.compile(r"[A-Za-z_]\w*(?:-\w+)+$")
+_FIRST_WORDS = re.compile(r'model[ \t]+([\w./-]+(?:\("?[\w./-]+)?)')
 _LAST_WORD = re.compile(r"[\w.]+")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MOST_MISTAKES = 20
@@ -341,13 +342,32 @@ def _found(token: Token) -> str:
     return f"`{token}`"
 
 
+def _own_statement(word: str) -> list[str]:
+    """Help on ``word = …`` where a statement must stand."""
+    from legoai.dsl.diagnostics.vocabulary import our_form
+    from legoai.specs.directives import FAMILIES, family
+
+    holders = [keyword for keyword in FAMILIES for item in family(keyword).options if item.name == word]
+    own = [f"`{word}` is an option: `{keyword} ({word} = …)`" for keyword in holders]
+    form = our_form(word)
+    return own or ([form] if form else [])
+
+
 def _hints(token: Token, text: str, position: int) -> list[str]:
     before = text[text.rfind("\n", 0, position) + 1 : position].rstrip()
     sign = str(token)
     if token.type == "_NL" and before.endswith(("=", "<", ">")):
         return ["the value stands on the same line"]
+    first = before.partition(" ")[0]
+    if first == "model" and (name := _FIRST_WORDS.match(text, position - len(before))):
+        from legoai.dsl.diagnostics.vocabulary import our_model
+
+        if ours := our_model(name[1]):
+            return [f"write `model {ours}`"]
     if token.type == "MINUS":
         return ["names are written with `_`"]
+    if sign == "=" and first == before and before.isidentifier():
+        return _own_statement(before)
     if sign == "=" and (dashed := _DASHED.search(before)):
         return [f"names are written with `_`: `{dashed[0].replace('-', '_')}`"]
     if sign == "//":

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
-from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.diagnostics.suggestion import suggestion, translation
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
 from legoai.dsl.frontend.layouts import layout_named, with_rules
@@ -106,6 +106,7 @@ def resolve(
     if variant is not None:
         body = apply_variant(body, variants, variant, parsed, diagnostics)
     scope = scope_of(body, settings or {}, loader)
+    _free_reserved(scope)
     resolution = Resolution(parsed, loader.files, None, body, variants, scope, directory, diagnostics)
     resolution.variant = variant
     resolution.damaged.extend(loader.damaged)
@@ -116,6 +117,16 @@ def resolve(
     resolution.plan = None if plan is None else with_files(plan, directory)
     diagnostics[:] = without_consequences(diagnostics, loader.damaged)
     return resolution
+
+
+def _free_reserved(scope: Scope) -> None:
+    """Let names of the language keep their meaning; the `let` that takes one is reported where it stands."""
+    if scope.names:
+        from legoai.dsl.frontend.reserved import reserved_names
+
+        for name in reserved_names().keys() & scope.names.keys():
+            del scope.names[name]
+            scope.used.add(name)
 
 
 class _Resolver:
@@ -211,7 +222,20 @@ class _Resolver:
         )  # fmt: skip
 
     def _let(self, statement: Let) -> None:
-        """Report a `let` whose value is no value, even if nothing uses it."""
+        """Report a `let` with a name of the language, or whose value is no value, even if nothing uses it."""
+        from legoai.dsl.frontend.reserved import reserved_names
+
+        if statement.name.text in reserved_names():
+            keyword = reserved_names()[statement.name.text]
+            self.diagnostics.append(
+                rules.ReservedName.at(
+                    statement.name.span,
+                    f"`{statement.name.text}` has a meaning of its own" + (f" in `{keyword}`" if keyword else ""),
+                    label="a name of the language",
+                    help=[f"give it another name, such as `our_{statement.name.text}`"],
+                )
+            )
+            return
         scope = self.resolution.scope
         used = set(scope.used)
         value, _ = scope.look_up(statement.value)
@@ -244,7 +268,7 @@ class _Resolver:
                     statement.keyword.span,
                     f"there is no statement `{keyword}`",
                     label="unknown statement",
-                    help=close or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
+                    help=translation(keyword, legal) or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
                 )
             )
 
@@ -280,7 +304,7 @@ class _Resolver:
                 f"there is no figure `{node.text}`",
                 label="unknown figure",
                 help=[
-                    *suggestion(node.text, tuple(METRICS)),
+                    *translation(node.text, tuple(METRICS)),
                     f"figures are {', '.join(f'`{name}`' for name in METRICS)}",
                 ],
             )

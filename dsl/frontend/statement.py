@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
-from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.diagnostics.suggestion import translation
 from legoai.dsl.frontend.coerce import Reader
 from legoai.dsl.frontend.ranges import resolved_path
 from legoai.dsl.frontend.scope import Scope, is_function
@@ -169,7 +169,7 @@ class StatementReader:
                 self.diagnostics.append(
                     rules.WrongAxis.at(
                         axis.span, f"`{keyword}` cannot be on `{axis.text}`", label="not an axis for this statement",
-                        help=[*suggestion(axis.text, use.names), f"`{keyword}` can be on {legal}"],
+                        help=[*translation(axis.text, use.names), f"`{keyword}` can be on {legal}"],
                     )
                 )  # fmt: skip
         names = tuple(axis.text for axis in statement.axes)

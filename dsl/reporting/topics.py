@@ -124,6 +124,8 @@ def _axis_page(axis: str) -> str:
 def _models() -> Iterator[Topic]:
     for name, model in MODELS.items():
         yield Topic(name, "Models", f"{model.doc}.", partial(_model_page, name, model))
+    for name, what in (("python", "A model that a Python factory builds."), ("huggingface", "A Hugging Face config.")):
+        yield Topic(name, "Models", what, partial(keyword_page, "model"))
     for name, model in MODELS.items():
         for preset, config in model.presets.items():
             title = f'{name}("{preset}")'

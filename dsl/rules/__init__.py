@@ -35,6 +35,7 @@ MODULES: Final = (
     "rules.offload",
     "rules.optimizer",
     "rules.schedule",
+    "rules.run",
     "rules.require",
     "rules.bounds",
     "rules.magnitudes",

@@ -226,7 +226,7 @@ class AsyncTensorParallel(Check):
     ## Use instead
     ```
     mesh (dp_shard = 4, tp = 8)
-    shard on tp { layers.*.feed_forward.w2 = rowwise, layers.*.feed_forward.{w1, w3} = colwise }
+    shard standard on tp (sequence)
     compile (async_tp = true) { layers.* = inductor }
     ```
     """
@@ -260,6 +260,16 @@ class AsyncTensorParallel(Check):
                 label="only inside of a host",
                 others=[Label(analysis.place(plan.mesh, "tp"), f"`tp` = {plan.mesh.tp}")],
                 help=[f"`tp` of at most {per_host} stays inside of a host"], fix=fix,
+            )  # fmt: skip
+        layouts = analysis.layouts
+        if layouts is not None and not layouts.cuts_sequence:
+            shard = plan.shard_on("tp")
+            assert shard is not None
+            yield self.at(
+                place, "`async_tp` has no effect: nothing is cut along the sequence, so no gather or scatter is split",
+                label="no sequence layouts", others=[Label(analysis.place(shard), "replicates what enters and leaves")],
+                help=["cut the sequence between the layers: `sequence` norms, and `output = shard(1)` of `rowwise`"],
+                fix=fix,
             )  # fmt: skip
         decided(plan.compile)
         if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not _is_graph(analysis):

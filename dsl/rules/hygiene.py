@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.merge import likeness
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Malformed, Suppression
-from legoai.dsl.frontend.syntax import Let
+from legoai.dsl.frontend.syntax import Let, Name, Statement, Variant
 from legoai.dsl.rules.base import Check
+from legoai.specs.plan import Plan
+from legoai.specs.record import replace
+from legoai.specs.span import Span
 
 
 class UnusedLet(Rule):
@@ -37,16 +42,140 @@ class UnusedLet(Rule):
     severity = "warning"
 
     @classmethod
-    def find(cls, resolution: Resolution, used: set[str]) -> Iterator[Diagnostic]:
-        """Every name of the plan's own file that neither it nor a variant uses."""
-        for statement in resolution.file.statements:
-            if isinstance(statement, Let) and statement.name.text not in used:
+    def find(cls, resolution: Resolution, used: set[Span], named: set[str]) -> Iterator[Diagnostic]:
+        """Every `let` of the plan's own file, those of its variants among them, whose value nothing takes.
+
+        Args:
+            resolution: of the plan without a variant.
+            used: the spans of the `let` that the plan or a variant uses.
+            named: words in text that could not be read, which may be uses.
+        """
+        own = resolution.file.statements
+        inside = (item for variant in own if isinstance(variant, Variant) for item in variant.statements)
+        for statement in (*own, *inside):
+            if not isinstance(statement, Let) or statement.name.text in named:
+                continue
+            if statement.span not in used:
                 yield cls.at(
                     statement.name.span,
                     f"nothing uses `{statement.name.text}`",
                     label="unused",
                     help=["use the name, or delete the line"],
                 )
+
+
+class EmptyStatement(Check):
+    """A statement that says nothing, or only what is so without it.
+
+    A bare `checkpoint` recomputes nothing, a bare `compile` compiles nothing, and a block whose rules are all `none`
+    takes nothing away. In an extending plan or a variant such a statement may take the place of another; `unset` says
+    so in plain words.
+
+    ## Example
+    ```
+    checkpoint
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = full }
+    ```
+    """
+
+    code = "LP906"
+    slug = "empty-statement"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.resolution is None:
+            return
+        statements = [item for item in analysis.resolution.statements if isinstance(item, Statement)]
+        for statement in statements:
+            why = _says_nothing(statement)
+            if why is None or _replaces(statement, analysis.resolution):
+                continue
+            keyword = statement.keyword.text
+            yield self.at(
+                statement.keyword.span,
+                f"`{keyword}` has no effect: {why}",
+                label="says nothing",
+                help=["leave the statement out, or write what is meant"],
+            )
+
+
+_BY_CONTENT: Final = {
+    "mesh": "it names no axis",
+    "shard": "it has no rules",
+    "checkpoint": "nothing is recomputed",
+    "comm": "it has neither options nor rules",
+    "compile": "nothing is compiled",
+    "precision": "it has neither options nor rules",
+    "attention": "it names no kernel",
+    "loss": "it names no form",
+    "optimizer": "it names no algorithm",
+    "schedule": "it names no form",
+}
+"""Statements whose presence alone decides nothing, and what is so without any content."""
+
+
+def _says_nothing(statement: Statement) -> str | None:
+    """Why a statement has no effect; None for one that may have some."""
+    rules = statement.block.rules if statement.block is not None else ()
+    given = statement.subject is not None or (statement.options is not None and statement.options.items)
+    if given or any(not isinstance(rule.value, Name) or rule.value.text != "none" for rule in rules):
+        return None
+    return _BY_CONTENT.get(statement.keyword.text)
+
+
+def _replaces(statement: Statement, resolution: Resolution) -> bool:
+    """Whether a statement takes the place of another, of a base plan or of the plan whose variant it is in."""
+    key = likeness(statement)
+    others = (item for file in resolution.files.values() for item in file.statements if isinstance(item, Statement))
+    return any(likeness(other) == key and other.span != statement.span for other in others)
+
+
+class EmptyVariant(Rule):
+    """A variant that changes nothing.
+
+    It is empty, or says only what the plan says without it.
+
+    ## Example
+    ```
+    clip (norm = 1.0)
+
+    variant gentle { clip (norm = 1.0) }
+    ```
+
+    ## Use instead
+    ```
+    clip (norm = 1.0)
+
+    variant gentle { clip (norm = 0.5) }
+    ```
+    """
+
+    code = "LP907"
+    slug = "empty-variant"
+    severity = "warning"
+
+    @classmethod
+    def find(cls, base: Resolution, other: Resolution) -> Iterator[Diagnostic]:
+        """A diagnostic where ``other``, the plan under one of its variants, comes to the plan without it."""
+        variant = base.variants[other.variant] if other.variant is not None else None
+        if variant is None or variant.name.span.file != base.file.name or base.plan is None or other.plan is None:
+            return
+        if variant.statements and (base.unreadable or other.unreadable or not _same_plan(base.plan, other.plan)):
+            return
+        yield cls.at(
+            variant.name.span,
+            f"the variant `{variant.name.text}` changes nothing",
+            label="the same plan" if variant.statements else "an empty variant",
+            help=["write what it changes, or delete it"],
+        )
+
+
+def _same_plan(left: Plan, right: Plan) -> bool:
+    return bool(replace(left, variant=None).canonical() == replace(right, variant=None).canonical())
 
 
 class ShadowedRule(Check):

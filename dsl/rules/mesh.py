@@ -50,6 +50,9 @@ class MeshSize(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         cluster, mesh = analysis.plan.cluster, analysis.plan.mesh
         per_host = devices_per_host(analysis)
+        if per_host is not None and any(isinstance(mesh.size(axis), Hole) for axis in AXES if axis != "ep"):
+            yield from self._decided(analysis, cluster.hosts * per_host)
+            return
         if per_host is None or mesh.world_size == cluster.hosts * per_host:
             return
         total = cluster.hosts * per_host
@@ -79,6 +82,22 @@ class MeshSize(Check):
             else [],
             help=help,
             fix=fix,
+        )
+
+    def _decided(self, analysis: Analysis, total: int) -> Iterator[Diagnostic]:
+        """The axes that are decided, where others are open: their product must divide the number of devices."""
+        mesh = analysis.plan.mesh
+        sizes = {axis: mesh.size(axis) for axis in AXES if axis != "ep" and not isinstance(mesh.size(axis), Hole)}
+        product = math.prod(sizes.values())
+        if total % product == 0:
+            return
+        named = [axis for axis, size in sizes.items() if size > 1]
+        yield self.at(
+            analysis.place(mesh, named[-1]),
+            f"{' · '.join(f'`{axis}` = {sizes[axis]}' for axis in named)} does not divide the {total} devices",
+            label="no other axis can make up for it",
+            others=[Label(analysis.place(analysis.plan.cluster, "hosts"), f"{total} devices")],
+            help=[f"sizes that divide them are {legal_divisors(total)}"],
         )
 
 

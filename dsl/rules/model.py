@@ -34,7 +34,44 @@ class ModelIsKnown(WrongModel, Check):
         except ConfigError as error:
             field = {"preset": "target"}.get(error.argument, error.argument)
             legal = error.legal if len(error.legal) <= 24 else ()
-            help = suggestion(str(model.target if field == "target" else error.argument), error.legal)
+            from legoai.dsl.diagnostics.vocabulary import our_model
+
+            word = str(model.target if field == "target" else error.argument)
+            ours = our_model(word) if field == "target" else None
+            help = [f"did you mean `{ours}`?"] if ours is not None else suggestion(word, error.legal)
             if legal:
                 help.append(f"legal are {', '.join(f'`{item}`' for item in legal)}")
             yield self.at(analysis.place(model, field), error.message, label="not of this model", help=help)
+
+
+class NoFirstValue(Check):
+    """A parameter or buffer of a factory's model without a first value.
+
+    A model is built on the meta device and starts from the values that its constructor gives: by `torch.nn.init`, by
+    functions such as `torch.ones`, by copying. What the constructor leaves as `torch.empty` made it must be filled by a
+    method of its module, `reset_parameters()` for parameters and `init_buffers()` for buffers. `docs/factories.md` says
+    what else a factory offers.
+    """
+
+    code = "LP229"
+    slug = "no-first-value"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        if manifest is None or not manifest.unfilled:
+            return
+        path = manifest.unfilled[0]
+        holder, _, name = path.rpartition(".")
+        module = manifest.modules[holder]
+        method = "init_buffers" if name in {item.name for item in module.buffers} else "reset_parameters"
+        more = len(manifest.unfilled) - 1
+        rest = f", and {more} more" if more else ""
+        yield self.at(
+            analysis.place(analysis.plan.model, "target"),
+            f"no first value for `{path}` of `{module.class_name}`{rest}",
+            label="its constructor leaves it empty",
+            help=[
+                f"fill it in the constructor, as with `torch.nn.init`, or give `{module.class_name}` a method "
+                f"`{method}(self)`",
+            ],
+        )

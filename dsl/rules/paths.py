@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.codes.names import AmbiguousRules, NoSuchPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
-from legoai.dsl.diagnostics.suggestion import closest
-from legoai.dsl.frontend.paths import Braces, Paths, pattern, segments_of
+from legoai.dsl.frontend.paths import Braces, Paths, pattern
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.nearest import nearest
 from legoai.specs.directives.base import PathRule
 from legoai.specs.span import Span
 
@@ -30,14 +30,14 @@ class PathsMatch(NoSuchPath, Check):
             if not directive.rules:
                 continue
             for rule in analysis.assigned(directive).unmatched:
-                nearest = _nearest(rule.path, analysis)
+                close = nearest(rule.path, analysis)
                 span = _span(rule)
                 fix = None
                 help = []
-                if nearest is not None:
-                    help.append(f"did you mean `{nearest}`?")
+                if close is not None:
+                    help.append(f"did you mean `{close}`?")
                     if rule.path_origin.decider == "human":
-                        fix = Fix(f"write `{nearest}`", (Edit(span, nearest),), safe=False)
+                        fix = Fix(f"write `{close}`", (Edit(span, close),), safe=False)
                 what = "module or parameter" if directive.keyword == "shard" else "module"
                 place = analysis.place(analysis.plan.model, "family")
                 yield self.at(
@@ -135,48 +135,11 @@ def _contents(text: str) -> list[str]:
 def _meant(path: str, braces: Braces, word: str, analysis: Analysis) -> str | None:
     """The name that an alternative was probably meant to be."""
     before, behind = path[: braces.start - 1], path[braces.end + 1 :]
-    nearest = _nearest(f"{before}{word}{behind}", analysis)
-    if nearest is None or not (nearest.startswith(before) and nearest.endswith(behind)):
+    close = nearest(f"{before}{word}{behind}", analysis)
+    if close is None or not (close.startswith(before) and close.endswith(behind)):
         return None
-    meant = nearest[len(before) : len(nearest) - len(behind)]
+    meant = close[len(before) : len(close) - len(behind)]
     return meant if meant not in braces.members and "." not in meant else None
-
-
-def _nearest(path: str, analysis: Analysis) -> str | None:
-    """The pattern with the wrong segment replaced by a name of the model that is like it."""
-    known = analysis.module_and_parameter_paths
-    segments = [segment for _, segment in segments_of(path)]
-    for end in range(1, len(segments) + 1):
-        if known.matching(pattern(".".join(segments[:end]))):
-            continue
-        above = ".".join(segments[: end - 1])
-        prefixes = known.matching(pattern(above)) if above else [""]
-        legal = sorted({
-            name[len(prefix) + bool(prefix) :].split(".")[0]
-            for prefix in prefixes[:1]
-            for name in known.names
-            if name.startswith(f"{prefix}." if prefix else "") and name != prefix
-        })  # fmt: skip
-        word = _meant_segment(segments[end - 1], legal)
-        if word is None:
-            return None
-        candidate = ".".join([*segments[: end - 1], word, *segments[end:]])
-        return candidate if known.matching(pattern(candidate)) else None
-    return None
-
-
-_SLICE = re.compile(r"[\[{(]?([0-9]+)\s*-\s*([0-9]+)[\])}]?")
-_INDEX = re.compile(r"-?[0-9]+")
-
-
-def _meant_segment(segment: str, legal: Sequence[str]) -> str | None:
-    """The segment that was probably meant: a range in braces, the last of a list's modules, or a name that is alike."""
-    if match := _SLICE.fullmatch(segment):
-        return f"{{{match[1]}..{match[2]}}}"
-    numbers = [int(name) for name in legal if name.isdigit()]
-    if _INDEX.fullmatch(segment) and numbers:
-        return str(max(numbers))
-    return closest(segment, legal)
 
 
 class RulesAgree(AmbiguousRules, Check):

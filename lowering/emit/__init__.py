@@ -21,6 +21,7 @@ from legoai.lowering.emit import (
     pipeline,
     precision,
     replicate,
+    run,
     schedule,
     shard,
 )
@@ -47,6 +48,11 @@ EMITTERS: Final[dict[str, Emit]] = {
     "precision": precision.emit,
     "loss": loss.emit,
     "clip": clip.emit,
+    "data": run.emit_data,
+    "steps": run.emit_steps,
+    "seed": run.emit_seed,
+    "save": run.emit_save,
+    "evaluate": run.emit_evaluate,
 }
 """Keyword to emission. Calls stand in `parallelize` in the order of emission, which is TorchTitan's: tensor parallel,
 experts, context parallel, activation checkpointing, compile, data sharding. One call stands elsewhere: float8 layers

@@ -83,6 +83,13 @@ TRAINER_ARGUMENTS: Final = (
     "loss_parallel",
     "offload_parameters",
     "steps",
+    "seed",
+    "data",
+    "data_field",
+    "checkpoint_every",
+    "keep",
+    "validate_every",
+    "validate_batches",
 )
 """The keyword arguments of `legoai.runtime.Trainer` that a plan decides, in the order in which they are printed."""
 

@@ -20,6 +20,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.samples import open_data
 from legoai.specs.directives.schedule import Constant
+from legoai.specs.models.first_values import construct
 from legoai.specs.models.reads import ImagesWithTexts, Reads
 from legoai.specs.plan import Plan
 
@@ -58,10 +59,9 @@ def train(
         the last (`trained`), whole, by name; a tied one under each of its names. Also the learning `rates` of the
         steps, and the `names` of each parameter in the model's order.
     """
-    with torch.device("meta"):
-        model = without_dropout(build_model())
+    model, first_values = construct(lambda: without_dropout(build_model()), seed=seed)
     cast_parameters(model, DTYPES[plan.precision.master])
-    materialize(model, device=Device(type="cpu"), seed=seed)
+    materialize(model, device=Device(type="cpu"), seed=seed, first_values=first_values)
     optimizer = _optimizer(plan, model)
     base = float(optimizer.param_groups[0]["lr"])
     # Texts and images are matched within a micro batch, so that there is no other way to see a step's samples.

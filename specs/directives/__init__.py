@@ -30,6 +30,11 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "optimizer": ("optimizer", "Optimizer"),
     "clip": ("clip", "Clip"),
     "schedule": ("schedule", "Schedule"),
+    "data": ("run", "Data"),
+    "steps": ("run", "Steps"),
+    "seed": ("run", "Seed"),
+    "save": ("run", "Save"),
+    "evaluate": ("run", "Evaluate"),
 }
 """Keyword to the module and class of its model, in the order in which the reference lists them."""
 

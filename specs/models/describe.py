@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.configs import Scalar
+from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
@@ -33,18 +34,20 @@ _VOCAB_SIZE = ("vocab_size", "n_vocab")
 _MAX_SEQ_LEN = ("max_seq_len", "max_position_embeddings", "n_positions", "block_size", "max_seq_length")
 
 
-def describe(model: nn.Module, source: str) -> Manifest:
+def describe(model: nn.Module, source: str, first_values: FirstValues | None = None) -> Manifest:
     """Return the manifest of a model on the meta device; its forward is run there.
 
     Args:
         model: on the meta device. Forward gets `model.example_inputs()` where that exists, else what it reads.
         source: the model as a plan writes it.
+        first_values: what its constructor gave it; without, all is taken to be filled.
 
     Raises:
         ManifestError: what the model says that it reads is no such thing.
     """
+    unfilled = [] if first_values is None else _unfilled(model, first_values)
     calls, flow_error = follow(model)
-    return _Describer(model, calls).manifest(source, flow_error)
+    return _Describer(model, calls).manifest(source, flow_error, unfilled)
 
 
 def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
@@ -68,6 +71,22 @@ def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
     assert error is not None
     advice = "" if hasattr(model, "example_inputs") else "; a method example_inputs() may say what it takes"
     return {}, f"forward failed on the meta device: {type(error).__name__}: {str(error)[:300]}{advice}"
+
+
+def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
+    """Parameters and buffers that `legoai.runtime.initialize.materialize` would find no value for."""
+    if hasattr(type(model), "initialise_module"):
+        return []
+    found = []
+    for path, module in model.named_modules():
+        for tensors, method in ((module._parameters, "reset_parameters"), (module._buffers, "init_buffers")):
+            for name, tensor in tensors.items():
+                whole = f"{path}.{name}" if path else name
+                if tensor is not None and not (
+                    hasattr(type(module), method) or first_values.holds(whole, tensor.shape)
+                ):
+                    found.append(whole)
+    return found
 
 
 def _cast(value: Any, *, dtype: torch.dtype) -> Any:
@@ -115,7 +134,7 @@ class _Describer:
         self.templates: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
 
-    def manifest(self, source: str, flow_error: str | None) -> Manifest:
+    def manifest(self, source: str, flow_error: str | None, unfilled: list[str]) -> Manifest:
         root = self._template(self.model)
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
@@ -132,6 +151,7 @@ class _Describer:
             "max_seq_len": None if _relative(config) else _integer(_MAX_SEQ_LEN, self.model, config),
             "forward": list(inspect.signature(self.model.forward).parameters),
             "flow_error": flow_error,
+            "unfilled": unfilled,
             "tied": self._tied(),
             "blocks": [self.paths[container] for container in self.block_lists],
             "templates": self.templates,

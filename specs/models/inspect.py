@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from legoai.specs.models.build import build_model, raised_at
 from legoai.specs.models.describe import describe
+from legoai.specs.models.first_values import construct
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.manifest import Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
@@ -30,13 +29,12 @@ def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
     Raises:
         ManifestError: it cannot be built.
     """
-    with torch.device("meta"):
-        model = build_model(source, base_directory)
-        if source.kind == "huggingface":
-            # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
-            config: Any = model.config
-            config.use_cache = True
-    return describe(model, str(source))
+    model, first_values = construct(lambda: build_model(source, base_directory))
+    if source.kind == "huggingface":
+        # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
+        config: Any = model.config
+        config.use_cache = True
+    return describe(model, str(source), first_values)
 
 
 def _dependencies(source: ModelSource, base_directory: Path) -> list[list[str]]:

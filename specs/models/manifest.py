@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 from legoai.specs.models.configs import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 3
+FORMAT = 4
 """Version of the serialised form; a cached manifest of another version is made anew."""
 
 ModuleKind = Literal[
@@ -303,6 +303,9 @@ class Manifest:
             """Number of elements of all parameters; a tied parameter counts once."""
             self.tied_parameters: tuple[tuple[str, ...], ...] = tuple(tuple(group) for group in raw["tied"])
             """Groups of parameter paths that are one parameter, each in order of `named_parameters()`."""
+            self.unfilled: tuple[str, ...] = tuple(raw["unfilled"])
+            """Parameters and buffers that get no first value: the constructor leaves them empty, and no method of
+            their module's or of the model's fills them."""
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""

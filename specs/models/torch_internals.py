@@ -1,5 +1,7 @@
 """Private names of torch that describing a model needs; all others stand in :mod:`legoai.runtime.torch_internals`."""
 
+import torch
+
 # Class of `torch.ops.aten.add.Tensor`, for annotations.
 from torch._ops import OpOverload
 
@@ -15,4 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Nested arguments and results; only torch's own trees know the outputs of Hugging Face's models.
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["BatchNorm", "Dropout", "OpOverload", "TorchDispatchMode", "tree_leaves", "tree_map"]
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """A number that a storage has alone while it lives, also on the meta device, where its address is 0."""
+    key: int = storage._cdata
+    return key
+
+
+# What a torch-function mode gets for `tensor.is_meta`.
+IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+
+__all__ = [
+    "IS_META",
+    "BatchNorm",
+    "Dropout",
+    "OpOverload",
+    "TorchDispatchMode",
+    "storage_key",
+    "tree_leaves",
+    "tree_map",
+]

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "LP828": "found when a plan is simulated",
     "LP108": "found when a file is read",
     "LP226": "found where factories are not run",
+    "LP229": "every built-in model has first values",
     "LP311": "every built-in model takes positions",
     "LP418": "no built-in model has a fused layer",
     "LP425": "no built-in model counts positions itself",

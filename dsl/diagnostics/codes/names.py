@@ -465,3 +465,26 @@ class NoStandardLayout(Rule):
 
     code = "LP227"
     slug = "no-standard-layout"
+
+
+class ReservedName(Rule):
+    """A `let` that takes a name of the language.
+
+    A `let` name stands for its value wherever a value stands, so that `attention flash` would mean what the `let` says.
+    Names of options and statements, such as `hosts` or `batch`, never stand as values and are free.
+
+    ## Example
+    ```
+    let flash = math
+    attention flash
+    ```
+
+    ## Use instead
+    ```
+    let kernel = math
+    attention kernel
+    ```
+    """
+
+    code = "LP228"
+    slug = "reserved-name"

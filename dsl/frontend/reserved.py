@@ -1,0 +1,48 @@
+"""Names with a meaning in the language, which no `let` may take: a value of that name would mean something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Final
+
+from legoai.dsl.frontend.scope import FUNCTIONS
+from legoai.specs.directives import FAMILIES, family, kinds
+from legoai.specs.directives.base import Calls, Declared
+
+_OWN: Final = ("auto", "true", "false", "in", "on", "root", "rest", "unset")
+
+
+@cache
+def reserved_names() -> dict[str, str]:
+    """Each name that may stand as a value, and the statement in which it has its meaning."""
+    found = dict.fromkeys((*_OWN, *FUNCTIONS), "")
+    for keyword in FAMILIES:
+        declared = family(keyword)
+        for name in _names(declared):
+            found.setdefault(name, keyword)
+        if declared.treatments is not None:
+            for name in _legal(declared.treatments):
+                found.setdefault(name, keyword)
+    return found
+
+
+def _names(declared: type[Declared]) -> Iterator[str]:
+    for item in declared.options:
+        yield from _legal(item.kind)
+
+
+def _legal(kind: kinds.Kind) -> Iterator[str]:
+    if isinstance(kind, kinds.Choice):
+        yield from kind.names
+    elif isinstance(kind, kinds.Listed):
+        yield from kind.names()
+    elif isinstance(kind, Calls):
+        for treatment in kind.treatments:
+            yield treatment.name
+            yield from _names(treatment)
+    elif isinstance(kind, kinds.ListOf):
+        yield from _legal(kind.item)
+    elif isinstance(kind, kinds.Either):
+        for item in kind.kinds:
+            yield from _legal(item)

@@ -1,0 +1,61 @@
+"""`data`, `save`, `evaluate`, `seed` and `steps`: what a run does where its command line does not say."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from legoai.specs.directives.base import Directive, option
+from legoai.specs.directives.kinds import Integer, Text
+
+
+class Data(Directive):
+    """What is trained on, byte by byte. `--data` and `--data-field` of the program replace it."""
+
+    keyword: ClassVar[str] = "data"
+
+    source: str = option(
+        Text("a quoted name"),
+        doc='`"python"` (the standard library\'s sources), a text file, a JSONL file or a folder of them, relative to '
+        'where the program is started; `"synthetic"` for made patterns, where the model reads images.',
+    )
+    field: str = option(Text(), doc="The field of a JSONL object that holds its text.", default="text")
+
+
+class Save(Directive):
+    """Checkpoints in the course of the run, and after the last step. `--checkpoint-every` and `--keep` replace it."""
+
+    keyword: ClassVar[str] = "save"
+
+    every: int = option(Integer(minimum=1), doc="Steps between checkpoints.")
+    keep: int = option(Integer(minimum=0), doc="Complete checkpoints kept; 0 keeps all.", default=3)
+
+
+class Evaluate(Directive):
+    """Validations in the course of the run. `--validate-every` and `--validate-batches` replace it."""
+
+    keyword: ClassVar[str] = "evaluate"
+
+    every: int = option(Integer(minimum=1), doc="Steps between validations.")
+    batches: int = option(
+        Integer(minimum=1),
+        doc="Micro batches of one rank in a validation; a pipeline rounds up to whole passes.",
+        default=8,
+    )
+
+
+class Seed(Directive):
+    """The seed of weights, data order and dropout. `--seed` replaces it."""
+
+    keyword: ClassVar[str] = "seed"
+    subject: ClassVar[str | None] = "value"
+
+    value: int = option(Integer(minimum=0), doc="The seed; 0 where no statement says it.")
+
+
+class Steps(Directive):
+    """Optimizer steps of the whole training; by default those of `schedule`. `--steps` replaces it."""
+
+    keyword: ClassVar[str] = "steps"
+    subject: ClassVar[str | None] = "count"
+
+    count: int = option(Integer(minimum=1), doc="Their number.")

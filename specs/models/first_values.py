@@ -1,0 +1,363 @@
+"""First values of a model that was constructed on the meta device, as its constructor gives them.
+
+A constructor fills parameters and buffers by operators: `normal_`, `copy_`, `arange`. On the meta device these compute
+nothing; they are recorded, and done later for one parameter at a time, on the device where it will be. Each operator
+that draws random numbers has a seed of its own, so that a parameter's values do not depend on which others are made,
+nor on the mesh.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from legoai.specs.models.random_operators import is_random
+from legoai.specs.models.torch_internals import IS_META, TorchDispatchMode, storage_key, tree_leaves, tree_map
+
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_OVERWRITES = frozenset(
+    [
+        "normal_",
+        "uniform_",
+        "zero_",
+        "fill_",
+        "copy_",
+        "exponential_",
+        "bernoulli_",
+        "random_",
+        "log_normal_",
+        "cauchy_",
+        "geometric_",
+    ]
+)
+"""Operators that do not read what they write to."""
+
+META = torch.device("meta")
+
+
+class _View(NamedTuple):
+    """A tensor, as a part of a storage."""
+
+    storage: int
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.size) * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Operation:
+    function: Any
+    args: Any
+    kwargs: Any
+    outputs: list[_View | None]
+    """Views of storages that it makes; None for other results."""
+    reads: frozenset[int]
+    writes: tuple[_View, ...]
+    makes: frozenset[int]
+    overwrites: bool
+    """Whether it does not read what it writes to."""
+    draw: int | None
+    """Number among the operators that draw random numbers."""
+
+
+def construct(build: Callable[[], nn.Module], *, seed: int = 0) -> tuple[nn.Module, FirstValues]:
+    """Build a model on the meta device, and record its first values.
+
+    Args:
+        build: makes the model.
+        seed: of random numbers that it draws on the CPU, whose values are kept.
+    """
+    recorder = _Recorder()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        with META, _Functions(recorder), recorder, warnings.catch_warnings():
+            # Loading into parameters on the meta device loads nothing, says torch; what is recorded loads them later.
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter in the checkpoint to a meta")
+            model = build()
+    return model, FirstValues(recorder, model)
+
+
+class FirstValues:
+    """Values of the parameters and buffers of a model after its construction, made when they are asked for."""
+
+    def __init__(self, recorder: _Recorder, model: nn.Module) -> None:
+        self._operations = recorder.operations
+        self._nbytes = {key: storage.nbytes() for key, storage in recorder.storages.items()}
+        self._tensors: dict[str, _View | torch.Tensor] = {}
+        for path, module in model.named_modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    # What the constructor put on another device has its values already.
+                    view = _view(tensor) if tensor.is_meta else tensor.detach()
+                    self._tensors[f"{path}.{name}" if path else name] = view
+        self._filled = self._filled_storages()
+
+    def holds(self, name: str, shape: torch.Size) -> bool:
+        """Whether the constructor filled the parameter or buffer of that name, and it has that shape."""
+        found = self._tensors.get(name)
+        if found is None or tuple(found.shape if isinstance(found, torch.Tensor) else found.size) != tuple(shape):
+            return False
+        return isinstance(found, torch.Tensor) or found.storage in self._filled or not found.nbytes
+
+    def value(self, name: str, *, device: torch.device, seed_of: Callable[[int], int]) -> torch.Tensor:
+        """Make the value of a parameter or buffer.
+
+        Args:
+            name: its path; `holds` says whether there is a value.
+            device: where to make it.
+            seed_of: of the number of an operator that draws random numbers.
+
+        Returns:
+            A tensor of the dtype that the constructor gave it. NaN stands where the constructor left a floating-point
+            parameter unfilled.
+        """
+        found = self._tensors[name]
+        if isinstance(found, torch.Tensor):
+            return found.to(device, copy=True)
+        return _Replay(self._nbytes, device, seed_of).run(*self._needed(found), found)
+
+    def _filled_storages(self) -> set[int]:
+        """Storages that hold a value: made by an operator that computes one, or written to over their whole length."""
+        filled, parts = set[int](), dict[int, set[_View]]()
+        for operation in self._operations:
+            filled |= operation.makes
+            for view in operation.writes:
+                parts.setdefault(view.storage, set()).add(view)
+        for storage, views in parts.items():
+            if sum(view.nbytes for view in views) >= self._nbytes[storage]:
+                filled.add(storage)
+        return filled
+
+    def _needed(self, wanted: _View) -> tuple[list[_Operation], set[int]]:
+        """Operations on which a value depends, in order, and the storages whose first contents nobody reads."""
+        alive, overwritten, kept = {wanted.storage}, set[int](), list[_Operation]()
+        for operation in reversed(self._operations):
+            touched = {view.storage for view in operation.writes} | operation.makes
+            if not touched & alive:
+                continue
+            kept.append(operation)
+            alive -= operation.makes
+            for view in operation.writes:
+                if operation.overwrites and view.nbytes == self._nbytes[view.storage]:
+                    alive.discard(view.storage)
+                    overwritten.add(view.storage)
+            alive |= operation.reads
+            overwritten -= operation.reads
+        return kept[::-1], overwritten
+
+
+class _Recorder(TorchDispatchMode):
+    """Records the operators that make or write tensors on the meta device."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[_Operation] = []
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        """Kept alive, so that their keys stay unique."""
+        self._draws = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first operator imports the compiler.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute an operator and record it."""
+        kwargs = kwargs or {}
+        written = [tensor for tensor in _written(func, args, kwargs) if tensor.is_meta]
+        for tensor in (*written, *(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))):
+            if tensor.is_meta:
+                self._know(tensor)
+        reads = _views(args, kwargs)
+        result = func(*args, **kwargs)
+        outputs: list[_View | None] = []
+        makes = set[int]()
+        for leaf in tree_leaves(result):
+            made = isinstance(leaf, torch.Tensor) and leaf.is_meta and self._know(leaf)
+            outputs.append(_view(leaf) if made else None)
+            if made:
+                makes.add(_view(leaf).storage)
+        if (not written and not makes) or func.overloadpacket.__name__ in _ALLOCATIONS:
+            return result
+        draw = None
+        if is_random(func, args, kwargs):
+            draw, self._draws = self._draws, self._draws + 1
+        overwrites = func.overloadpacket.__name__ in _OVERWRITES
+        if overwrites:
+            reads = _views(args[1:], kwargs)
+        self.operations.append(
+            _Operation(
+                function=func,
+                args=tree_map(_kept, args),
+                kwargs=tree_map(_kept, kwargs),
+                outputs=outputs,
+                reads=frozenset(view.storage for view in reads),
+                writes=tuple(_view(tensor) for tensor in written),
+                makes=frozenset(makes),
+                overwrites=overwrites,
+                draw=draw,
+            )
+        )
+        return result
+
+    def record_filling(self, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+        """Record a function that fills its argument `tensor` with values that are not known before."""
+        view = _view(arguments["tensor"])
+        self.operations.append(
+            _Operation(
+                function=function,
+                args=(),
+                kwargs=tree_map(_kept, arguments),
+                outputs=[],
+                reads=frozenset(),
+                writes=(view,),
+                makes=frozenset(),
+                overwrites=True,
+                draw=self._draws,
+            )
+        )
+        self._draws += 1
+
+    def _know(self, tensor: torch.Tensor) -> bool:
+        """Keep a tensor's storage; returns whether it was not known."""
+        storage = tensor.untyped_storage()
+        if storage_key(storage) in self.storages:
+            return False
+        self.storages[storage_key(storage)] = storage
+        return True
+
+
+class _Functions(TorchFunctionMode):
+    """Two kinds of functions of which the operators do not tell enough.
+
+    Tensors of given numbers are made on the CPU first: of one that is made on the meta device nobody sees the numbers.
+    Functions of `torch.nn.init` that look at values do nothing on the meta device, and are recorded as they are.
+    """
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Execute a torch function."""
+        kwargs = kwargs or {}
+        if func == IS_META:
+            result = func(*args, **kwargs)
+            # They ask whether the tensor is on the meta device before they fill it.
+            asking = sys._getframe(1)
+            if result and asking.f_globals.get("__name__") == "torch.nn.init":
+                name, given = asking.f_code.co_name, asking.f_locals
+                arguments = asking.f_code.co_varnames[: asking.f_code.co_argcount]
+                self._recorder.record_filling(getattr(nn.init, name), {item: given[item] for item in arguments})
+            return result
+        device = kwargs.get("device")
+        numbers = func in (torch.tensor, torch.as_tensor, torch.asarray) and not _is_tensor(args)
+        if not numbers or (device is not None and torch.device(device) != META):
+            return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "device": "cpu"}).to(META)
+
+
+class _Replay:
+    """The storages of one value, while the operations on which it depends are done."""
+
+    def __init__(self, nbytes: Mapping[int, int], device: torch.device, seed_of: Callable[[int], int]) -> None:
+        self._nbytes = nbytes
+        self._device = device
+        self._seed_of = seed_of
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._overwritten: set[int] = set()
+
+    @torch.no_grad()
+    def run(self, operations: list[_Operation], overwritten: set[int], wanted: _View) -> torch.Tensor:
+        """Do operations, and return the tensor that comes of them."""
+        self._overwritten = overwritten
+        for operation in operations:
+            if operation.draw is not None:
+                torch.manual_seed(self._seed_of(operation.draw))
+            args, kwargs = tree_map(self._given, operation.args), tree_map(self._given, operation.kwargs)
+            result = operation.function(*args, **kwargs)
+            if operation.makes:
+                for view, leaf in zip(operation.outputs, tree_leaves(result), strict=True):
+                    if view is not None:
+                        self._bind(view, leaf)
+        return self._tensor(wanted)
+
+    def _given(self, value: Any) -> Any:
+        if isinstance(value, _Reference):
+            return self._tensor(value.view)
+        if isinstance(value, torch.Tensor):
+            return value
+        return self._device if value == META else value
+
+    def _tensor(self, view: _View) -> torch.Tensor:
+        storage = self._storages.get(view.storage)
+        if storage is None:
+            storage = self._allocate(view)
+        return torch.empty(0, dtype=view.dtype, device=self._device).set_(storage, view.offset, view.size, view.stride)
+
+    def _allocate(self, view: _View) -> torch.UntypedStorage:
+        whole = torch.empty(self._nbytes[view.storage] // view.dtype.itemsize, dtype=view.dtype, device=self._device)
+        if view.storage not in self._overwritten and view.dtype.is_floating_point:
+            whole.fill_(math.nan)
+        self._storages[view.storage] = whole.untyped_storage()
+        return self._storages[view.storage]
+
+    def _bind(self, view: _View, made: torch.Tensor) -> None:
+        """Take a new tensor as a storage; a device may lay it out otherwise than the meta device."""
+        if made.stride() == view.stride and made.storage_offset() == view.offset:
+            self._storages[view.storage] = made.untyped_storage()
+        else:
+            self._tensor(view).copy_(made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """A recorded tensor among an operator's arguments; no tuple, which trees would look into."""
+
+    view: _View
+
+
+def _is_tensor(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], torch.Tensor)
+
+
+def _kept(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _Reference(_view(value)) if value.is_meta else value.detach().clone()
+
+
+def _view(tensor: torch.Tensor) -> _View:
+    key = storage_key(tensor.untyped_storage())
+    return _View(key, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
+
+
+def _views(*values: Any) -> list[_View]:
+    return [_view(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+
+
+def _written(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Tensors that an operator writes to."""
+    for index, parameter in enumerate(function._schema.arguments):
+        if parameter.alias_info is not None and parameter.alias_info.is_write:
+            given = args[index] if index < len(args) else kwargs.get(parameter.name)
+            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,89 @@
+"""What a plan says for nothing is reported: bare statements, empty variants, and lets that nothing takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.rule_plans import codes, diagnostics, place
+
+FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
+
+BARE = [
+    "checkpoint", "compile", "comm", "checkpoint { }", "compile ( ) { }", "shard on tp", "shard on tp { }", "precision",
+    "attention", "loss", "optimizer", "schedule", "checkpoint { layers.* = none }", "compile { layers.* = none }",
+    "precision { layers.* = none }",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", BARE)
+def test_a_statement_that_says_nothing_is_reported(statement: str):
+    assert place(FSDP + statement, "LP906") == statement.split()[0]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "checkpoint { layers.* = full }",
+        "checkpoint { layers.* = full, layers.0 = none }",
+        "compile { layers.* = inductor }",
+        "comm (reduce = last_micro_batch)",
+        "precision (param = bf16)",
+        "attention default",
+        "optimizer adamw",
+        "schedule constant",
+    ],
+)
+def test_a_statement_that_says_something_is_none(statement: str):
+    assert "LP906" not in codes(FSDP + statement)
+
+
+def test_an_empty_mesh_is_reported():
+    assert "LP906" in codes("cluster h100_sxm(devices = 1)\nmesh ( )")
+
+
+def test_a_bare_statement_may_take_the_place_of_another():
+    text = FSDP + "checkpoint { layers.* = full }\nvariant v { checkpoint }"
+    assert "LP906" not in codes(text)
+
+
+@pytest.mark.parametrize("body", ["", "clip (norm = 1.0)", "let n = 2", "clip (norm = n / 2)", "mesh (dp_shard = 8)"])
+def test_a_variant_that_changes_nothing_is_reported(body: str):
+    text = f"{FSDP}let n = 2\nclip (norm = n - 1)\nvariant v {{ {body} }}"
+    assert "LP907" in codes(text)
+
+
+@pytest.mark.parametrize("body", ["clip (norm = 2.0)", "let n = 3", "unset clip", "checkpoint { layers.* = full }"])
+def test_a_variant_that_changes_something_is_none(body: str):
+    text = f"{FSDP}let n = 2\nclip (norm = n - 1)\nvariant v {{ {body} }}"
+    assert "LP907" not in codes(text)
+
+
+UNUSED = [
+    "variant v { let n = 2\nclip (norm = 1.0) }",
+    "let n = 2\nvariant v { let n = 3\nclip (norm = n) }",
+    "let n = 2\nlet m = n\nclip (norm = 1.0)",
+]
+
+
+@pytest.mark.parametrize("text", UNUSED)
+def test_a_let_whose_value_nothing_takes_is_reported(text: str):
+    found = [item for item in diagnostics(FSDP + text) if item.code == "LP901"]
+    assert found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "variant v { let n = 2\nclip (norm = n) }",
+        "let n = 2\nclip (norm = n)\nvariant v { let n = 3 }",
+        "let n = 2\nvariant v { clip (norm = n) }",
+    ],
+)
+def test_a_let_that_the_plan_or_a_variant_takes_is_none(text: str):
+    assert "LP901" not in codes(FSDP + text)
+
+
+def test_async_tp_needs_a_sequence_in_pieces():
+    text = "mesh (tp = 8)\ncompile (async_tp = true) { layers.* = inductor }\n"
+    plain = "shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }"
+    assert "LP626" in codes(text + plain)
