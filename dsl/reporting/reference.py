@@ -87,6 +87,11 @@ EXAMPLES: Final[dict[str, str]] = {
     "optimizer": "optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)",
     "clip": "clip (norm = 1.0)",
     "schedule": "schedule cosine(steps = 10000, warmup = 1000)",
+    "data": 'data (source = "texts.jsonl", field = "text")',
+    "steps": "steps 1000",
+    "seed": "seed 7",
+    "save": "save (every = 100, keep = 3)",
+    "evaluate": "evaluate (every = 100, batches = 8)",
 }
 """An example of each statement that a person writes, as its page shows it."""
 
