@@ -123,6 +123,10 @@ class _Writer:
         if not isinstance(node, Name | Call) or self._is_let(node):
             return node
         word = node.text if isinstance(node, Name) else node.name.text
+        if isinstance(node, Name) and any(
+            isinstance(item, kind_of.Choice) and word in item.names for item in _each(kind)
+        ):
+            return node
         for item in _each(kind):
             if isinstance(item, Calls):
                 for treatment in item.treatments:

@@ -17,7 +17,7 @@ from legoai.specs.models.first_values import FirstValues
 from legoai.specs.models.flow import Call, FlowRecorder
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError, ModuleKind
 from legoai.specs.models.reads import Images, Reads, Tokens, described, reads_from
-from legoai.specs.models.torch_internals import BatchNorm, Dropout, tree_map
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, import_compiler, tree_map
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -55,6 +55,7 @@ def follow(model: nn.Module) -> tuple[dict[str, Call], str | None]:
 
     Some kernels exist on the meta device for bf16 only, so a model that fails is cast to it and tried again.
     """
+    import_compiler()
     error: Exception | None = None
     for dtype in (None, torch.bfloat16):
         with torch.device("meta"):

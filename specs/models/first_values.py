@@ -8,8 +8,8 @@ nor on the mesh.
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from legoai.specs.models.random_operators import is_random
-from legoai.specs.models.torch_internals import IS_META, TorchDispatchMode, storage_key, tree_leaves, tree_map
+from legoai.specs.models.torch_internals import (
+    IS_META,
+    TorchDispatchMode,
+    import_compiler,
+    storage_key,
+    tree_leaves,
+    tree_map,
+)
 
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _OVERWRITES = frozenset(
@@ -80,6 +87,7 @@ def construct(build: Callable[[], nn.Module], *, seed: int = 0) -> tuple[nn.Modu
         build: makes the model.
         seed: of random numbers that it draws on the CPU, whose values are kept.
     """
+    import_compiler()
     recorder = _Recorder()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -263,8 +271,9 @@ class _Functions(TorchFunctionMode):
         if func == IS_META:
             result = func(*args, **kwargs)
             # They ask whether the tensor is on the meta device before they fill it.
-            asking = sys._getframe(1)
-            if result and asking.f_globals.get("__name__") == "torch.nn.init":
+            here = inspect.currentframe()
+            asking = here.f_back if here is not None else None
+            if result and asking is not None and asking.f_globals.get("__name__") == "torch.nn.init":
                 name, given = asking.f_code.co_name, asking.f_locals
                 arguments = asking.f_code.co_varnames[: asking.f_code.co_argcount]
                 self._recorder.record_filling(getattr(nn.init, name), {item: given[item] for item in arguments})

@@ -18,6 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 
+def import_compiler() -> None:
+    """Import torch's compiler, as the first operator on the meta device that is written in Python would.
+
+    Inside of a dispatch mode that import fails half-way: the mode sees operators that the compiler defines.
+    """
+    import torch._dynamo  # noqa: F401
+
+
 def storage_key(storage: torch.UntypedStorage) -> int:
     """A number that a storage has alone while it lives, also on the meta device, where its address is 0."""
     key: int = storage._cdata
@@ -33,6 +41,7 @@ __all__ = [
     "Dropout",
     "OpOverload",
     "TorchDispatchMode",
+    "import_compiler",
     "storage_key",
     "tree_leaves",
     "tree_map",

@@ -56,8 +56,10 @@ def convert(source: str, fields: dict[str, str], device: str | None = None) -> S
 
 
 def diagnostics(stated: Stated) -> list[str]:
+    """What lint reports of a row, but for the uneven split that its framework chose (LP829)."""
     linted = lint(stated.text, "row.plan", directory=Path(), variants=False)
-    return [f"{item.code} {item.message}" for item in linted.diagnostics if item.severity != "advice"]
+    found = (item for item in linted.diagnostics if item.severity != "advice" and item.code != "LP829")
+    return [f"{item.code} {item.message}" for item in found]
 
 
 @pytest.mark.parametrize(

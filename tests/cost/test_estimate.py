@@ -43,7 +43,7 @@ clip       (norm = 1.0)
 
 REQUIRES = """require peak_memory <= 3MiB
 require reserved_memory <= 70GiB
-require step_time <= 1us
+require step_time <= 10us
 require exposed_comm <= 99%
 require recompute <= 0.1%
 require mfu >= 99%

@@ -13,7 +13,7 @@ from legoai.dsl.analysis.layout import Propagation
 from legoai.dsl.analysis.tensors import Tensor, agrees
 from legoai.dsl.lint import lint
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
-from legoai.specs.directives.shard import Colwise, Rowwise, SequenceStyle
+from legoai.specs.directives.shard import Colwise, Heads, Rowwise, SequenceStyle
 from support import ROOT
 from support.layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
 from support.rule_plans import codes, diagnostics, message
@@ -190,7 +190,9 @@ def test_a_fused_layer_cannot_be_cut_in_contiguous_pieces() -> None:
 def test_a_norm_of_heads_needs_a_style() -> None:
     styles = {"attention.wq": Colwise(), "attention.wo": Rowwise()}
     assert follow(fused_attention(norm=True), styles) == [("piece", "attention.q_norm")]
-    assert follow(fused_attention(norm=True), {**styles, "attention.q_norm": SequenceStyle(dim=2)}) == []
+    assert follow(fused_attention(norm=True), {**styles, "attention.q_norm": Heads()}) == []
+    by_sequence = {**styles, "attention.q_norm": SequenceStyle(dim=2)}
+    assert follow(fused_attention(norm=True), by_sequence) == [("norm_heads", "attention.q_norm")]
 
 
 def test_a_mixture_of_experts_follows_its_router() -> None:
@@ -198,7 +200,7 @@ def test_a_mixture_of_experts_follows_its_router() -> None:
     styles = {path: style for path, style in WHOLE_SEQUENCE.items() if "feed_forward" not in path}
     assert layout_codes(plan(styles, experts)) == set()
     sequence = {path: style for path, style in SEQUENCE_PARALLEL.items() if "feed_forward" not in path}
-    assert layout_codes(plan(sequence, experts)) == {"LP414"}
+    assert layout_codes(plan(sequence, experts)) == {"LP414", "LP420"}
     gathered = {**sequence, "layers.*.feed_forward": "inputs(from = shard(1), to = replicate)"}
     assert layout_codes(plan(gathered, experts)) == {"LP420"}
     whole = {**sequence, "layers.*.feed_forward": "inputs(from = shard(1), to = replicate, local = true)"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError
 from legoai.runtime.options import RunOptions
 from legoai.runtime.step import take_step
-from legoai.runtime.training import StepResult, Training
+from legoai.runtime.training import StepControl, StepResult, Training
 from support.meshed import UNITS
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 
@@ -227,11 +228,9 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_learning_rate():
 
 
 def test_the_last_micro_batch_of_a_step_is_known():
-    source, training = (
-        _Ones(),
-        dataclasses.make_dataclass("T", [("staged", object), ("positions", object), ("device", object)]),
-    )
-    batches = Batches(training(None, None, torch.device("cpu")), source)  # type: ignore[arg-type]
+    source = _Ones()
+    training = SimpleNamespace(staged=None, positions=None, device=torch.device("cpu"), control=StepControl())
+    batches = Batches(training, source)  # type: ignore[arg-type]
     found = list(batches.take(3))
     assert [batch.is_last for batch in found] == [False, False, True]
     assert all(isinstance(batch, Batch) for batch in found)
