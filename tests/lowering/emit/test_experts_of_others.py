@@ -90,7 +90,7 @@ from torch import nn
 class Experts(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(4, 16, 16))
+        self.weight = nn.Parameter(torch.randn(4, 16, 16))
 
     def forward(self, tokens):
         return torch.einsum("btd,edf->btf", tokens, self.weight)
