@@ -19,7 +19,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-oldest-torch where-oldest-torch lint clean
+.PHONY: help setup demo test test-all test-oldest-torch install-oldest-torch where-oldest-torch lint clean
 
 help:
 	@echo 'make demo      lint plans/tiny.plan, lower it, and train it on 4 local processes'
@@ -40,6 +40,7 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/legoai lint plans/tiny.plan
+	@mkdir -p runs/tiny
 	$(BIN)/legoai lower plans/tiny.plan -o runs/tiny/tiny.py
 	$(BIN)/legoai run plans/tiny.plan -- --steps $(STEPS)
 
@@ -53,10 +54,12 @@ $(OLDEST_ENV)/.installed:
 	@test -n "$(PYTHON)" || { echo 'make: no Python 3.11 or newer on PATH; set PYTHON=/path/to/python' >&2; exit 1; }
 	@echo 'installing torch $(OLDEST) in $(OLDEST_ENV): some 5 GB, minutes, once'
 	$(PYTHON) -m venv $(OLDEST_ENV)
-	$(OLDEST_ENV)/bin/python -m pip --disable-pip-version-check -qq install 'torch==$(OLDEST)' \
+	$(OLDEST_ENV)/bin/python -m pip --disable-pip-version-check -qq install --no-compile 'torch==$(OLDEST)' \
 		'lark>=1.2,<2' 'numpy>=1.26' 'pydantic>=2.8,<3' 'transformers>=5' pytest pytest-timeout hypothesis setuptools \
 		|| { echo 'make: torch $(OLDEST) cannot be installed: is the package index within reach?' >&2; exit 1; }
 	@touch $@
+
+install-oldest-torch: $(OLDEST_ENV)/.installed
 
 test-oldest-torch: $(OLDEST_ENV)/.installed
 	PYTHONPATH=$(CURDIR)/src $(OLDEST_ENV)/bin/python -m pytest -q -m 'not slow' tests/runtime/torch_internals

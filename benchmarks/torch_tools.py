@@ -219,9 +219,8 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     trainer = dataclasses.replace(trainer, build_mesh=outside(trainer.build_mesh), build_model=outside(build_model))
     with (
         patched("torch.distributed.tensor._sharding_prop:detect_fake_mode", lambda *_: None),
-        # Fake tensors have no values: the loss that ranks agree on, and the count of steps that Adam reads.
+        # Fake tensors have no values, and ranks agree on that of the loss.
         patched_attribute(runtime_step, "sum_over_world", lambda values: [1.0] * len(values)),
-        patched("torch.optim.adam:_get_value", lambda value: 1.0),
         patched_meshes() if world > 1 else contextlib.nullcontext(),
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
@@ -266,6 +265,7 @@ def _rates_of_h100() -> Iterator[None]:
 
     with (
         patched("torch.cuda:is_available", lambda: True),
+        patched("torch.cuda:is_current_stream_capturing", lambda: False),
         patched("torch.utils._runtime_estimation:get_device_tflops", tflops),
         patched(
             "torch.utils._runtime_estimation:get_gpu_dram_gbps", lambda: h100.memory.bandwidth_bytes_per_second / 1e9

@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.pipelines.actions import UnequalError
-from legoai.cost.replay.blocks import RepeatedBlocks, shorten
-from legoai.cost.replay.depth import lengthen
-from legoai.cost.replay.micro_batches import repeat_micro_batches
+from legoai.cost.replay.blocks import shorten
+from legoai.cost.replay.building import piece_of
+from legoai.cost.replay.piece import Piece
+from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import (
     SIM,
@@ -99,17 +100,44 @@ def capture(
     if not 0 <= rank < world:
         raise ValueError(f"a world of {world} ranks has no rank {rank}")
     if replay:
-        repeated = program.repeated_blocks if isinstance(program, Program) else ()
-        short = functools.partial(_shortened, program, world=world, rank=rank, kind=kind, gpu=gpu)
-        for containers in (repeated, ()) if repeated else ((),):
-            try:
-                found = short(containers=containers)
-            except UnequalError:  # of a pipeline, of which no blocks are left out
-                break
-            if found is not None:
-                return found
+        found = capture_piece(program, world=world, rank=rank, kind=kind, gpu=gpu)
+        if isinstance(found, Piece):
+            return found.trace()
+        if found is not None:
+            return found
     taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu)
     return dataclasses.replace(trace, items=taken.finished())
+
+
+def capture_piece(
+    program: Program | str | types.ModuleType | Trainer,
+    *,
+    world: int,
+    rank: int = 0,
+    kind: Kind = "cuda",
+    gpu: CatalogueDevice | None = None,
+) -> Piece | Trace | None:
+    """Take the first two steps of a program of few micro batches and few blocks.
+
+    The arguments are those of :func:`capture`.
+
+    Returns:
+        The piece of which the program's trace is composed, and those of programs that differ in depth and micro batches
+        alone; the trace itself where the program repeats nothing or is a pipeline; None where what it repeats is not
+        equal.
+
+    Raises:
+        SimulationError: the program fails, or does what cannot be recorded.
+    """
+    repeated = program.repeated_blocks if isinstance(program, Program) else ()
+    for containers in (repeated, ()) if repeated else ((),):
+        try:
+            found = _shortened(program, world=world, rank=rank, kind=kind, gpu=gpu, containers=containers)
+        except UnequalError:  # of a pipeline, of which no blocks are left out
+            return None
+        if found is not None:
+            return found
+    return None
 
 
 def capture_alike(
@@ -160,8 +188,8 @@ def _shortened(
     kind: Kind,
     gpu: CatalogueDevice | None = None,
     containers: Collection[str],
-) -> Trace | None:
-    """Take few micro batches, and few blocks of some containers, and repeat them; None where they are not equal."""
+) -> Piece | Trace | None:
+    """Take few micro batches, and few blocks of some containers; None where they are not equal."""
     try:
         taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, containers=containers)
     except SimulationError:
@@ -171,12 +199,10 @@ def _shortened(
     if taken.staged:
         return dataclasses.replace(trace, items=taken.finished())
     with uncollected():
-        edited: EditableTrace | None = taken.editable()
-        if taken.wanted and edited is not None:
-            edited = repeat_micro_batches(edited, wanted=taken.wanted)
-        for number, run in enumerate(taken.runs, start=1):
-            edited = None if edited is None else lengthen(edited, run, last=number == len(taken.runs))
-        return None if edited is None else dataclasses.replace(trace, items=edited.finished())
+        piece = piece_of(taken.editable(), taken.runs, rank=rank, world=world, wanted=taken.wanted)
+        if piece is not None and not piece.repeats:
+            return dataclasses.replace(trace, items=taken.finished())
+    return piece
 
 
 @dataclasses.dataclass(slots=True)
@@ -322,13 +348,14 @@ def _take_steps(
     training.control.on_gradients.append(lambda _: recorder.categorise_gradients(training))
     source = _Source(trainer, recorder.next_batch)
     batches = Batches(training, source)
+    full = trainer.ramp[-1][0] if trainer.ramp else 0  # the first step of the full batch
     try:
         with recorder.hooks(), Dispatch(recorder):
             for index in range(STEPS):
                 recorder.begin_step(index + 1)
                 if not recorder.staged:
                     batches = _FewBatches(training, source, most=1 if index == 0 else _DISTINCT if few else None)
-                take_step(trainer, training, batches, step=index)
+                take_step(trainer, training, batches, step=full + index)
                 recorder.categorise_optimizer(training)
                 device.synchronize()
                 recorder.record(Mark(f"end step {index + 1}"))

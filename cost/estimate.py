@@ -8,18 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from legoai.cost.capture import capture
 from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use
+from legoai.cost.pieces import trace_of
 from legoai.cost.profiles import ProfileError
-from legoai.cost.simulated.device import Kind, SimulationError
-from legoai.cost.step import simulate_pipeline
 from legoai.cost.timing.breakdown import Breakdown, breakdown
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import since
@@ -27,13 +25,16 @@ from legoai.cost.timing.rank_timeline import ActionTime
 from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
+from legoai.dsl.analysis.batch import ramp_stages
 from legoai.lowering.program import Program
-from legoai.runtime.random_state import kept_random_state
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
 from legoai.specs.models.import_path import add_author_folder
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
+
+if TYPE_CHECKING:
+    from legoai.cost.simulated.device import Kind
 
 Progress = Callable[[str], None]
 _TRILLION: Final = 1e12
@@ -251,9 +252,9 @@ def estimate(
     try:
         machine = machine_of(plan.cluster, world, directory=directory, override=profile)
         peak, source = machine.peak(plan.precision.param)
-        with _importable(directory), kept_random_state():
-            simulated = _simulate(program, plan, machine, rank=rank, say=say)
-    except (ProfileError, CatalogueError, NoModelError, SimulationError) as error:
+        with _importable(directory):
+            simulated = _simulate(program, plan, manifest, machine, rank=rank, say=say)
+    except (ProfileError, CatalogueError, NoModelError) as error:
         raise CannotEstimateError(str(error)) from error
     say("adding up")
     flops, convention = model_flops(plan, manifest, [item.trace.between(item.span) for item in simulated.ranks])
@@ -270,7 +271,7 @@ def estimate(
         peak_source=source,
         ranks=simulated.ranks,
         bubble_fraction=simulated.bubble_fraction,
-        assumptions=_assumptions(machine),
+        assumptions=(*_assumptions(machine), *_of_full_batch(plan)),
     )
     return _with_requirements(found, plan.require)
 
@@ -284,11 +285,19 @@ class Simulated:
     bubble_fraction: float = 0.0
 
 
-def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say: Progress) -> Simulated:
+def _simulate(
+    program: Program, plan: Plan, manifest: Manifest, machine: Machine, *, rank: int, say: Progress
+) -> Simulated:
     if plan.pipeline is not None:
         return _simulate_pipeline(program, plan, machine, say=say)
-    say("running two steps on a simulated device")
-    trace = capture(program, world=plan.mesh.world_size, rank=rank, kind=_kind(machine), gpu=machine.device)
+
+    @contextlib.contextmanager
+    def capturing() -> Iterator[None]:
+        say("running two steps on a simulated device")
+        with _running():
+            yield
+
+    trace = trace_of(program, plan, manifest, rank=rank, kind=_kind(machine), gpu=machine.device, capturing=capturing)
     with uncollected():
         say("timing its operations")
         timeline = simulate(trace, OpCosts(machine=machine), machine.host())
@@ -300,16 +309,19 @@ def _simulate(program: Program, plan: Plan, machine: Machine, *, rank: int, say:
 def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
     """One rank of each coordinate on the `pp` axis; each one's memory is followed where it was captured."""
     say("running two steps of every pipeline rank on simulated devices")
-    step = simulate_pipeline(
-        program,
-        world=plan.mesh.world_size,
-        pp=plan.mesh.pp,
-        kind=_kind(machine),
-        gpu=machine.device,
-        cost=OpCosts(machine=machine),
-        host=machine.host(),
-        measure=lambda trace: (memory(trace), memory_use(trace, machine)),
-    )
+    with _running():
+        from legoai.cost.step import simulate_pipeline
+
+        step = simulate_pipeline(
+            program,
+            world=plan.mesh.world_size,
+            pp=plan.mesh.pp,
+            kind=_kind(machine),
+            gpu=machine.device,
+            cost=OpCosts(machine=machine),
+            host=machine.host(),
+            measure=lambda trace: (memory(trace), memory_use(trace, machine)),
+        )
     ranks = tuple(
         dataclasses.replace(
             rank_estimate(item.trace, item.times.timeline, machine, measured=item.measured),
@@ -356,6 +368,23 @@ def _bounds(timeline: Timeline) -> tuple[float, float]:
     return marks[last], marks[f"end {last}"]
 
 
+@contextlib.contextmanager
+def _running() -> Iterator[None]:
+    """Let a program run on simulated devices; torch is imported no earlier.
+
+    Raises:
+        CannotEstimateError: it fails, or does what cannot be recorded.
+    """
+    from legoai.cost.simulated.device import SimulationError
+    from legoai.runtime.random_state import kept_random_state
+
+    try:
+        with kept_random_state():
+            yield
+    except SimulationError as error:
+        raise CannotEstimateError(str(error)) from error
+
+
 def _kind(machine: Machine) -> Kind:
     return "cpu" if machine.device.kind == "cpu" else "cuda"
 
@@ -375,11 +404,12 @@ def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Esti
     results = []
     for item in required:
         value = found.metric(item.metric, item.dimension)
-        results.append(RequirementResult(requirement=item, value=value, ok=_within(value, item)))
+        results.append(RequirementResult(requirement=item, value=value, ok=within(value, item)))
     return dataclasses.replace(found, requirements=tuple(results))
 
 
-def _within(value: float, item: Requirement) -> bool:
+def within(value: float, item: Requirement) -> bool:
+    """Whether a figure, in the dimension of a requirement, meets it."""
     return {
         "<=": value <= item.bound,
         "<": value < item.bound,
@@ -387,6 +417,13 @@ def _within(value: float, item: Requirement) -> bool:
         ">": value > item.bound,
         "==": value == item.bound,
     }[item.comparison]
+
+
+def _of_full_batch(plan: Plan) -> Iterator[str]:
+    """What the estimate leaves out of a batch that grows."""
+    stages = ramp_stages(plan)
+    if stages:
+        yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
 
 
 def _assumptions(machine: Machine) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ transfer itself counts where nothing is computed beside it. The bubble fraction 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,11 +20,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from legoai.cost.capture import capture_alike
 from legoai.cost.pipelines.equal_stages import equal_coordinates
-from legoai.cost.simulated.device import Kind, SimulationError, backend
+from legoai.cost.simulated.device import Kind, SimulationError
+from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
@@ -33,7 +31,7 @@ from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective
 from legoai.cost.trace.trace import Trace, records_of
 from legoai.lowering.program import Program
-from legoai.runtime.signals import held_signals, release_signals
+from legoai.runtime.signals import held_signals
 from legoai.specs.cluster import Device
 
 
@@ -182,8 +180,8 @@ class _Job:
 def _in_processes(
     job: _Job, groups: Sequence[Sequence[int]], measure: Callable[[Trace], Any]
 ) -> Iterator[tuple[int, tuple[Trace, Any]]]:
-    workers = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(groups))
-    if workers < 2 or not _may_fork():
+    workers = min(processors(), len(groups))
+    if workers < 2 or not may_fork():
         for group in groups:
             yield from job.captured(group, measure)
         return
@@ -201,21 +199,13 @@ def _in_processes(
             raise
 
 
-def _may_fork() -> bool:
-    """Whether processes can be forked: autograd's threads, which a simulation starts, would be missing in them."""
-    return backend.streams == 0 and hasattr(os, "fork") and not multiprocessing.current_process().daemon
-
-
 _jobs: list[tuple[_Job, Callable[[Trace], Any]]] = []
 """What a forked process captures and measures; it is forked with it, so that it need not be sent."""
 
 
 def _begin(job: _Job, measure: Callable[[Trace], Any]) -> None:
     """Begin a forked process; an interrupt ends it without a word, as its parent tells of it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    release_signals()
-    # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.
-    torch.set_num_threads(1)
+    begin_forked(signal.SIG_DFL)
     _jobs.append((job, measure))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
 from legoai.dsl.rules import checks
+from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.plan import Plan
@@ -166,7 +167,7 @@ def _examine(
             help=["without `--no-factories` it runs, in a process of its own"],
         )
     else:
-        manifest = _manifest(plan, resolution, directory, announce)
+        manifest = manifest_of(plan, resolution, directory, announce)
     if isinstance(manifest, Diagnostic):
         found.append(manifest)
         manifest = None
@@ -182,7 +183,11 @@ def _examine(
 
 def check(analysis: Analysis) -> Iterator[Diagnostic]:
     """What every rule that looks at a resolved plan reports; suppressions in the plan's text are not applied."""
-    for rule in checks():
+    return _checked(analysis, checks())
+
+
+def _checked(analysis: Analysis, rules: Iterable[Check]) -> Iterator[Diagnostic]:
+    for rule in rules:
         try:
             # A generator that meets a hole has already given what it found before.
             yield from rule.check(analysis)
@@ -190,9 +195,18 @@ def check(analysis: Analysis) -> Iterator[Diagnostic]:
             continue
 
 
-def _manifest(
+def errors(analysis: Analysis) -> list[Diagnostic]:
+    """The errors of a plan that its own comments do not accept; with holes, those that hold whatever is answered."""
+    found = list(_checked(analysis, [rule for rule in checks() if rule.severity == "error"]))
+    if found and analysis.resolution is not None:
+        found = suppress.split(found, analysis.resolution.files.values())[0]
+    return [item for item in found if item.severity == "error"]
+
+
+def manifest_of(
     plan: Plan, resolution: Resolution, directory: Path, announce: Announce | None
 ) -> Manifest | Diagnostic | None:
+    """The manifest of a plan's model, or why it cannot be looked at; None where that is known from elsewhere."""
     from legoai.specs.directives.model import FOREIGN
     from legoai.specs.models.configs import ConfigError
     from legoai.specs.models.load import load_manifest

@@ -10,26 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
 from legoai.dsl.analysis.pipeline import first_modules, stage_count
-from legoai.dsl.analysis.schedule import warmup_steps
 from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
-from legoai.specs.directives.base import Declared, Directive, PathRule
+from legoai.lowering.shrink_rules import Rewrite, changed, with_every_rule, with_rules
+from legoai.lowering.shrink_substitutes import (
+    for_a_cpu,
+    in_double_precision,
+    in_its_dtypes,
+    with_acting_clip,
+    with_short_warmup,
+)
+from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every
-from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.comm import ByBytes, Comm, Proactive
-from legoai.specs.directives.compile import AotEager, Compile, Inductor
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.mesh import AXES, Mesh
 from legoai.specs.directives.pipeline import Even, OrderFile, Pipeline
-from legoai.specs.directives.precision import HighPrecision, Precision
-from legoai.specs.directives.shard import Experts, Shard
+from legoai.specs.directives.precision import Precision
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
@@ -41,10 +45,6 @@ LEFT_OUT_FIRST: Final = ("dp_replicate", "cp", "dp_shard", "tp", "pp")
 
 _SMALLEST_BUCKET: Final = 1024
 _STAGES_OF_RANK: Final = 4
-_CLIPPED_NORM: Final = 0.01
-_KERNELS_OF_A_CPU: Final = ("default", "math")
-
-D = TypeVar("D", bound=Declared)
 
 
 class CannotShrinkError(ValueError):
@@ -102,8 +102,8 @@ def shrink(
     changes: list[str] = []
     mesh = _mesh(plan, ranks, changes)
     smaller = _without_missing_axes(replace(plan, mesh=mesh, **_NOT_COMPARED), changes)
-    smaller = _for_a_cpu(smaller, changes)
-    smaller = _in_double_precision(smaller, changes) if double else _without_float8(smaller, changes)
+    smaller = for_a_cpu(smaller, changes)
+    smaller = in_double_precision(smaller, changes) if double else in_its_dtypes(smaller, changes)
     pipeline, stages = _pipeline(analysis, smaller)
     seq_len = _sequence_length(smaller)
     split = _split(analysis, pipeline, stages)
@@ -122,19 +122,11 @@ def shrink(
     if pipeline is not None and split:
         pipeline = changed(pipeline, split=split if blocks is None else points_of(blocks, split))
     smaller = replace(smaller, model=model, batch=batch, pipeline=pipeline)
-    smaller = _schedule(smaller, changes)
-    smaller = _clip(smaller, changes)
-    smaller = _rules(smaller, _renamed(blocks))
-    smaller = _rules(smaller, _every(changes))
+    smaller = with_short_warmup(smaller, changes)
+    smaller = with_acting_clip(smaller, changes)
+    smaller = with_every_rule(smaller, _renamed(blocks))
+    smaller = with_every_rule(smaller, _every(changes))
     return Shrunken(plan=_bytes(smaller, ratio, changes), changes=tuple(changes), blocks=blocks)
-
-
-def changed(declared: D, **values: Any) -> D:
-    """A copy of a directive or treatment with other values; it keeps where its values stand."""
-    fields: dict[str, Any] = {item.field: getattr(declared, item.field) for item in declared.options}
-    if isinstance(declared, Directive):
-        fields |= {"axes": declared.axes, "rules": declared.rules, "arguments": declared.arguments}
-    return type(declared)(**{**fields, "origins": declared.origins, **values})
 
 
 def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
@@ -195,7 +187,7 @@ def _without_missing_axes(plan: Plan, changes: list[str]) -> Plan:
     if plan.fsdp is not None:
         axes = tuple(axis for axis in plan.fsdp.axes if not _is_left_out(axis, changes))
         fsdp = changed(plan.fsdp, axes=axes or plan.fsdp.axes[-1:])
-        found = replace(found, fsdp=_with_rules(fsdp, lambda rule: _in_smaller_group(rule, mesh.dp_shard)))
+        found = replace(found, fsdp=with_rules(fsdp, lambda rule: _in_smaller_group(rule, mesh.dp_shard)))
     if plan.replicate is not None and found.replicate is None and found.fsdp is None:
         found = replace(found, precision=_without_reduction(plan.precision))
     return found
@@ -217,73 +209,6 @@ def _in_smaller_group(rule: PathRule[Any], size: int) -> PathRule[Any]:
     if isinstance(unit, Unit) and isinstance(unit.reshard, int):
         return replace(rule, treatment=changed(unit, reshard="after_forward" if size < 2 else 2))
     return rule
-
-
-def _for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
-    """The plan with what a CPU can do in the place of what only a GPU can."""
-    cluster = ClusterUse(device="cpu", devices=plan.mesh.world_size, origins=_of_statement(plan.cluster))
-    found = replace(plan, cluster=cluster)
-    if plan.attention.kernel not in _KERNELS_OF_A_CPU:
-        changes.append(f"attention `{plan.attention.kernel}`: PyTorch's own choice on a CPU")
-        found = replace(found, attention=changed(plan.attention, kernel="default"))
-    if plan.offload is not None:
-        changes.append("offload: left out, since a CPU has no other memory")
-        found = replace(found, offload=None)
-    if plan.compile is not None:
-        found = replace(found, compile=_compile(plan.compile, changes))
-    return replace(found, shard=tuple(_without_drops(item, changes) for item in found.shard))
-
-
-def _compile(directive: Compile, changes: list[str]) -> Compile:
-    """Graphs are captured, but run without generated kernels."""
-
-    def traced(rule: PathRule[Any]) -> PathRule[Any]:
-        if not isinstance(rule.treatment, Inductor):
-            return rule
-        return replace(rule, treatment=AotEager(fullgraph=rule.treatment.fullgraph))
-
-    if directive.async_tp:
-        changes.append("compile: `async_tp` needs symmetric memory, and is left out")
-    if any(isinstance(rule.treatment, Inductor) for rule in directive.rules):
-        changes.append("compile: `aot_eager` for `inductor`: the same graphs, without generated kernels")
-    return changed(_with_rules(directive, traced), async_tp=False)
-
-
-def _without_drops(directive: Shard, changes: list[str]) -> Shard:
-    """Which tokens are dropped depends on what else is on their rank, so that no other mesh computes the same."""
-
-    def roomy(rule: PathRule[Any]) -> PathRule[Any]:
-        if not isinstance(rule.treatment, Experts) or rule.treatment.capacity_factor is None:
-            return rule
-        changes.append("shard on ep: no `capacity_factor`; what is dropped depends on the mesh")
-        return replace(rule, treatment=changed(rule.treatment, capacity_factor=None))
-
-    return _with_rules(directive, roomy)
-
-
-def _in_double_precision(plan: Plan, changes: list[str]) -> Plan:
-    precision = plan.precision
-    reduced = plan.fsdp is not None or plan.replicate is not None
-    origins = _of_statement(precision)
-    if any(not isinstance(rule.treatment, HighPrecision) for rule in precision.rules):
-        changes.append("precision: fp64 throughout, without float8")
-    else:
-        changes.append("precision: fp64 throughout")
-    double = Precision(master="fp64", param="fp64", reduce="fp64" if reduced else precision.reduce, origins=origins)
-    return replace(plan, precision=double)
-
-
-def _without_float8(plan: Plan, changes: list[str]) -> Plan:
-    """The plan's dtypes, but for products that a CPU does not have."""
-    if all(isinstance(rule.treatment, HighPrecision) for rule in plan.precision.rules):
-        return plan
-    changes.append("precision: without float8, of which a CPU has no products")
-    return replace(plan, precision=changed(plan.precision, rules=()))
-
-
-def _of_statement(directive: Directive) -> Mapping[str, Any]:
-    """Where the statement itself stands, without its values."""
-    return {name: origin for name, origin in directive.origins.items() if name in ("", "keyword")}
 
 
 def _pipeline(analysis: Analysis, smaller: Plan) -> tuple[Pipeline | None, int | None]:
@@ -342,7 +267,11 @@ def _batch(
     ]
     if words:
         changes.append(f"batch: {', '.join(words)}")
-    return changed(batch, **values), pipeline
+    ramp = batch.ramp
+    if ramp is not None:
+        changes.append("batch: a ramp of one step with half of the batch")
+        ramp = changed(ramp, batches=(micro * mesh.data_parallel,), until=(1,))
+    return changed(batch, **values, ramp=ramp), pipeline
 
 
 def _one_pass(analysis: Analysis, smaller: Plan, whole: int) -> int:
@@ -355,50 +284,6 @@ def _one_pass(analysis: Analysis, smaller: Plan, whole: int) -> int:
     if uneven and plan.pipeline.schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
         return ranks + 1  # one round, whatever the number
     return max(4, count // plan.mesh.pp * ranks) + uneven
-
-
-def _schedule(plan: Plan, changes: list[str]) -> Plan:
-    """A warm-up that ends while steps are compared, since its first steps change nearly nothing."""
-    form = plan.schedule.form
-    if warmup_steps(plan.schedule) <= 2:
-        return plan
-    changes.append(f"schedule: warm-up of 2 steps, not {warmup_steps(plan.schedule)}")
-    return replace(plan, schedule=changed(plan.schedule, form=changed(form, warmup=2)))
-
-
-def _clip(plan: Plan, changes: list[str]) -> Plan:
-    """A bound that the gradients of a small model exceed, so that clipping is compared too."""
-    clip = plan.clip
-    if clip is None or clip.norm <= _CLIPPED_NORM:
-        return plan
-    changes.append(f"clip: norm {_CLIPPED_NORM:g}, not {clip.norm:g}, so that it acts")
-    return replace(plan, clip=changed(clip, norm=_CLIPPED_NORM))
-
-
-Rewrite = Callable[[Directive, PathRule[Any]], PathRule[Any] | None]
-
-
-def _rules(plan: Plan, rewrite: Rewrite) -> Plan:
-    """The plan with every rule rewritten, or without it where nothing is left of it."""
-
-    def over(directive: D) -> D:
-        assert isinstance(directive, Directive)
-        return _with_rules(directive, lambda rule: rewrite(directive, rule))
-
-    found = replace(plan, shard=tuple(over(item) for item in plan.shard))
-    for field in ("fsdp", "checkpoint", "comm", "precision", "compile"):
-        directive = getattr(plan, field)
-        if directive is not None and directive.rules:
-            found = replace(found, **{field: over(directive)})
-    return found
-
-
-def _with_rules(directive: D, rewrite: Callable[[PathRule[Any]], PathRule[Any] | None]) -> D:
-    assert isinstance(directive, Directive)
-    if not directive.rules:
-        return directive
-    found = [rewrite(rule) for rule in directive.rules]
-    return changed(directive, rules=tuple(rule for rule in found if rule is not None))
 
 
 def _renamed(blocks: Blocks | None) -> Rewrite:
@@ -447,7 +332,7 @@ def _bytes(plan: Plan, ratio: float, changes: list[str]) -> Plan:
             amount = scaled(treatment.amount, "checkpoint: budget")
             return replace(rule, treatment=changed(treatment, amount=amount))
 
-        found = replace(found, checkpoint=_with_rules(plan.checkpoint, kept))
+        found = replace(found, checkpoint=with_rules(plan.checkpoint, kept))
     return found
 
 
@@ -458,7 +343,7 @@ def _comm(comm: Comm, scaled: Callable[[int, str], int]) -> Comm:
             return rule
         return replace(rule, treatment=changed(rule.treatment, by=changed(by, n=scaled(by.n, "comm: bucket"))))
 
-    found = _with_rules(comm, bucket)
+    found = with_rules(comm, bucket)
     if isinstance(comm.prefetch, Proactive):
         limit = scaled(comm.prefetch.limit, "comm: prefetch limit")
         found = changed(found, prefetch=changed(comm.prefetch, limit=limit))

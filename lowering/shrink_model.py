@@ -137,7 +137,7 @@ def _builtin(config: ModelConfig, sizes: Sizes) -> ModelConfig:
     }
     if not isinstance(config, GPTConfig):
         common["n_kv_heads"] = found.kv_heads
-    if isinstance(config, LlamaConfig) and config.head_dim:
+    if isinstance(config, LlamaConfig | MixtralConfig) and config.head_dim:
         # Twice as wide as by default, so that they stay unequal.
         common["head_dim"] = 2 * (found.dim // found.heads)
     if isinstance(config, MixtralConfig):
@@ -155,8 +155,16 @@ def _vision(config: ViTConfig, sizes: Sizes) -> ViTConfig:
         n_layers=config.n_layers if sizes.blocks is None else sizes.blocks,
         n_heads=found.heads,
         hidden_dim=found.hidden,
-        image_size=_PATCHES * config.patch_size,
+        image_size=_patches(config.n_tokens, sizes) * config.patch_size,
     )
+
+
+def _patches(tokens: int, sizes: Sizes) -> int:
+    """So many along a side that `tp` divides them and the class token where it divided those of the whole image."""
+    several = range(_PATCHES, _PATCHES + sizes.tp_now)
+    if tokens % sizes.tp:
+        return _PATCHES
+    return next((side for side in several if (side * side + 1) % sizes.tp_now == 0), _PATCHES)
 
 
 def _shape(whole: _Shape, sizes: Sizes) -> _Shape:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from legoai.runtime.activation import keep_outputs
     from legoai.runtime.batches import Batches
+    from legoai.runtime.combined_optimizer import CombinedOptimizer
     from legoai.runtime.compiled import overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.float8 import convert_to_float8
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
         matching_cross_entropy,
         token_cross_entropy,
     )
+    from legoai.runtime.muon import Muon
     from legoai.runtime.optim import clip_gradients, reduce_partial_gradients, warmup_schedule
     from legoai.runtime.options import RunOptions
+    from legoai.runtime.parameter_groups import ParameterGroups
     from legoai.runtime.pipeline import Pipeline, PipelineSchedule, ordered_schedule
     from legoai.runtime.placeholders import is_held
     from legoai.runtime.recompute_budget import RecomputeWithin
@@ -34,8 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batches",
+    "CombinedOptimizer",
     "History",
     "LossFunction",
+    "Muon",
+    "ParameterGroups",
     "Pipeline",
     "PipelineSchedule",
     "RecomputeWithin",
@@ -69,8 +75,11 @@ __all__ = [
 
 _HOMES = {
     "Batches": "batches",
+    "CombinedOptimizer": "combined_optimizer",
     "History": "loop",
     "LossFunction": "loss",
+    "Muon": "muon",
+    "ParameterGroups": "parameter_groups",
     "Pipeline": "pipeline",
     "PipelineSchedule": "pipeline",
     "RecomputeWithin": "recompute_budget",

@@ -6,6 +6,7 @@ waits in a collective too, answers from this thread; one that is stopped or whos
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import time
 from datetime import timedelta
 from typing import Final
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from legoai.runtime.signals import end_with_parent
 
@@ -28,18 +29,29 @@ _HERE: Final = "legoai/here"
 
 
 def attend() -> None:
-    """Start the thread, where torchrun has started this process."""
+    """Start the thread, where torchrun has started this process; it ends before the interpreter does.
+
+    A thread that Python ends at its exit, while it is inside of the store, ends the process with `std::terminate`: a
+    run that was complete would have failed.
+    """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     parent = os.getppid()
     end_with_parent(parent, signal.SIGTERM)
-    threading.Thread(target=_attend, args=(parent,), name="legoai attendant", daemon=True).start()
+    leaving = threading.Event()
+    thread = threading.Thread(target=_attend, args=(parent, leaving), name="legoai attendant", daemon=True)
+
+    def leave() -> None:
+        leaving.set()
+        thread.join()
+
+    atexit.register(leave)
+    thread.start()
 
 
-def _attend(parent: int) -> None:
+def _attend(parent: int, leaving: threading.Event) -> None:
     store, answered, orphaned = launcher_store(), False, None
-    while True:
-        time.sleep(interval())
+    while not leaving.wait(interval()):
         if os.getppid() != parent and orphaned is None:
             orphaned = time.monotonic()
             os.kill(os.getpid(), signal.SIGTERM)  # where the system did not do it: finish the step, save and leave

@@ -69,6 +69,7 @@ class Batches:
     Attributes:
         seconds: spent on waiting for the source.
         taken: micro batches that were asked for.
+        step: that is taken, counted from 0.
     """
 
     def __init__(self, training: Training, source: Source) -> None:
@@ -76,6 +77,7 @@ class Batches:
         self.source = source
         self.seconds = 0.0
         self.taken = 0
+        self.step = 0
 
     def take(self, count: int, *, together: int = 1) -> Iterator[Batch]:
         """Yield the next micro batches of this rank.

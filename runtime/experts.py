@@ -177,7 +177,7 @@ def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
         counts: int64 [2, ranks].
         rows: of this rank, the sum of the first half.
     """
-    return counts.tolist()  # type: ignore[no-any-return]
+    return counts.tolist()
 
 
 def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:

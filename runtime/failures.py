@@ -13,6 +13,7 @@ import torch
 
 from legoai.runtime.attendant import silent_ranks
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.process_group import patience
 
 _TIMED_OUT: Final = re.compile(r"timed? ?out|wait timeout", re.IGNORECASE)
 _LOST: Final = re.compile(
@@ -23,13 +24,8 @@ _LOST: Final = re.compile(
 _NO_MEMORY: Final = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
 
 
-def explained(error: Exception, *, timeout: float) -> RunError:
-    """Return what is to be said of an error that ended this rank.
-
-    Args:
-        error: that was raised; a `RunError` is returned as it is.
-        timeout: seconds that a collective waits.
-    """
+def explained(error: Exception) -> RunError:
+    """Return what is to be said of an error that ended this rank; a `RunError` as it is."""
     if isinstance(error, RunError):
         return error
     who, text = f"rank {os.environ.get('RANK', '0')}", " ".join(str(error).split())
@@ -51,7 +47,7 @@ def explained(error: Exception, *, timeout: float) -> RunError:
                 help="look for what that rank said last",
             )
         if _TIMED_OUT.search(text):
-            return _no_answer(who, timeout)
+            return _no_answer(who)
     last = _own_frame(error)
     return RunError(
         RunErrorCode.FAILED,
@@ -59,10 +55,11 @@ def explained(error: Exception, *, timeout: float) -> RunError:
     )
 
 
-def _no_answer(who: str, timeout: float) -> RunError:
+def _no_answer(who: str) -> RunError:
     """Say which ranks are silent while this one has waited for them."""
     silent = silent_ranks()
-    waited = f"{who} waited {timeout:g} s in a collective"
+    seconds, starting = patience()
+    waited = f"{who} waited {seconds:g} s in a collective{' before the first step was done' if starting else ''}"
     if silent:
         ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:16]))}"
         more = f" and {len(silent) - 16} more" if len(silent) > 16 else ""
@@ -75,7 +72,7 @@ def _no_answer(who: str, timeout: float) -> RunError:
     return RunError(
         RunErrorCode.NO_ANSWER,
         f"{waited} that not all ranks entered{alive}",
-        help="raise --timeout if a rank may take that long in one step",
+        help=f"raise --timeout if a rank may take that long {'to start' if starting else 'in one step'}",
     )
 
 

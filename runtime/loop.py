@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from legoai.runtime.batches import Batch, Batches
-from legoai.runtime.checkpoint import CheckpointMeta, Checkpoints, training_state
+from legoai.runtime.checkpoint import CheckpointMeta, training_state
+from legoai.runtime.checkpoint_folder import Checkpoints
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.loss import add_losses, local_value, loss_context
 from legoai.runtime.mesh import coordinate_along
 from legoai.runtime.metrics import MetricsLog, StepRecord
-from legoai.runtime.optim import schedule_end, set_schedule_step
+from legoai.runtime.optim import learning_rate, schedule_end, set_schedule_step
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import on_first_rank, sum_over_world
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.resume import (
     differences,
     find_checkpoint,
+    followed_already,
     load_weights,
     named_checkpoint,
     optimizer_name,
@@ -60,13 +62,21 @@ class TrainingLoop:
     """Trains from the newest checkpoint to the last step; every rank has one."""
 
     def __init__(
-        self, recipe: Recipe, options: RunOptions, training: Training, device: Device, stop: StopRequest
+        self,
+        recipe: Recipe,
+        options: RunOptions,
+        training: Training,
+        device: Device,
+        stop: StopRequest,
+        *,
+        started: Callable[[], None],
     ) -> None:
         self.recipe = recipe
         self.options = options
         self.training = training
         self.device = device
         self.stop = stop
+        self.started = started
         self.step = 0
         training.control.asked_to_stop = lambda: stop.signal is not None
         if options.on_nan == "stop":
@@ -94,6 +104,8 @@ class TrainingLoop:
             saved = resumed_from
             while self.step < self.options.steps and not self._stopping:
                 self._train_step(log)
+                if len(self.records) == 1:
+                    self.started()
                 if self._due(self.options.validate_every):
                     self._validate(log)
                 if self._due(self.options.checkpoint_every):
@@ -113,11 +125,12 @@ class TrainingLoop:
 
     def _train_step(self, log: MetricsLog) -> None:
         started = time.perf_counter()
-        rate = float(self.training.optimizer.param_groups[0]["lr"])
+        rate = learning_rate(self.training.optimizer, self.training.scheduler)
         batches = Batches(self.training, self.stream)
         result = take_step(self.recipe, self.training, batches, step=self.step)
-        if batches.taken != self.training.accumulation:
-            raise self._wrong_count(batches.taken)
+        samples = self.recipe.global_batch_at(self.step)
+        if batches.taken * self.recipe.micro_batch * self.training.degree != samples:
+            raise self._wrong_count(batches.taken, samples)
         self._stopping = result.stops
         self.step += 1
         self.device.synchronize()
@@ -127,7 +140,7 @@ class TrainingLoop:
             loss=result.loss,
             grad_norm=result.norm,
             lr=rate,
-            samples_per_second_per_device=self.recipe.global_batch / (seconds * dist.get_world_size()),
+            samples_per_second_per_device=samples / (seconds * dist.get_world_size()),
             tokens_per_sample=self.recipe.seq_len,
             seconds=seconds,
             data_seconds=batches.seconds,
@@ -175,6 +188,7 @@ class TrainingLoop:
         casts: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if recipe.autocast_dtype is not None:
             casts = torch.autocast(self.device.type, dtype=recipe.autocast_dtype)
+        assert batch.targets is not None, "this rank has the whole model"
         with casts:
             return training.loss(training.model(*batch.inputs, **arguments), batch.targets)
 
@@ -182,8 +196,12 @@ class TrainingLoop:
         """Continue from a checkpoint where the options say so; return its step, or 0."""
         if self.checkpoints is not None:
             self.checkpoints.sweep()
-        found = find_checkpoint(self.options, self.checkpoints, warn=lambda text: log.say(f"warning: {text}"))
-        self._choose_branch(None if found is None else found[0], log)
+        options = self.options
+        if followed_already(options, self.checkpoints):
+            log.say(f"note: --resume {options.resume} was followed before the restart; the run goes on where it was")
+            options = replace(options, resume="auto")
+        found = find_checkpoint(options, self.checkpoints, warn=lambda text: log.say(f"warning: {text}"))
+        self._choose_branch(None if found is None else found[0], log, resume=options.resume)
         if found is None:
             if self.options.load_weights is not None:
                 self._load_weights(self.options.load_weights, log)
@@ -228,13 +246,13 @@ class TrainingLoop:
                 "tokenized text"
             )
 
-    def _choose_branch(self, path: Path | None, log: MetricsLog) -> None:
+    def _choose_branch(self, path: Path | None, log: MetricsLog, *, resume: str) -> None:
         """Save beside newer checkpoints of another past on a branch, and in the place of damaged ones."""
         checkpoints = self.checkpoints
         if checkpoints is None:
             return
-        passed_over = self.options.resume == "auto"  # only what is damaged
-        if checkpoints.choose_branch(path, newer_are_damaged=passed_over):
+        auto = resume == "auto"  # which passes over only what is damaged
+        if checkpoints.choose_branch(path, newer_are_damaged=auto, asked=None if auto else resume):
             branch = checkpoints.branch
             log.event("branch", branch=branch, path=None if path is None else str(path))
             log.say(
@@ -325,12 +343,15 @@ class TrainingLoop:
             help="lower the learning rate, clip the gradient, or pass --on-nan skip",
         )
 
-    def _wrong_count(self, taken: int) -> RunError:
+    def _wrong_count(self, taken: int, samples: int) -> RunError:
+        wanted = samples // (self.recipe.micro_batch * self.training.degree)
         return RunError(
             RunErrorCode.BATCH,
-            f"the program's step takes {taken} micro batches of a rank, and a global batch of "
-            f"{self.recipe.global_batch} samples has {self.training.accumulation}",
-            help="change MICRO_BATCHES, or the global_batch of Trainer",
+            f"the program's step takes {taken} micro batches of a rank, and a global batch of {samples} samples has "
+            f"{wanted}",
+            help="change micro_batches, or the ramp of Trainer"
+            if self.recipe.ramp
+            else "change MICRO_BATCHES, or the global_batch of Trainer",
         )
 
     def _due(self, every: int) -> bool:

@@ -1,4 +1,4 @@
-"""Parameter groups, gradient norm and clipping, and learning-rate schedules, on any mesh."""
+"""Gradient norm and clipping, and learning-rate schedules, on any mesh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -83,43 +82,21 @@ class WarmupAndDecay:
         return self.floor + (1.0 - self.floor) * _SHAPES[self.decay](progress)
 
 
+def learning_rate(optimizer: torch.optim.Optimizer, scheduler: LambdaLR | None) -> float:
+    """Return the rate of the next step, of parameters that have none of their own."""
+    rate = float(optimizer.defaults["lr"])
+    return rate if scheduler is None else rate * scheduler.lr_lambdas[0](scheduler.last_epoch)
+
+
 def schedule_end(scheduler: LambdaLR) -> tuple[int, float] | None:
-    """Return the step from which a decayed learning rate stays, and that rate; None where it does not decay."""
+    """Return the step from which a decayed learning rate stays, and that rate; None where it does not decay.
+
+    The rate is that of parameters that have none of their own.
+    """
     factor = scheduler.lr_lambdas[0]
     if not isinstance(factor, WarmupAndDecay) or factor.decay == "constant":
         return None
-    return factor.steps, scheduler.base_lrs[0] * factor.floor
-
-
-def parameter_groups(
-    named_parameters: Iterable[tuple[str, nn.Parameter]],
-    *,
-    weight_decay_on: Literal["all", "matrices"] = "all",
-) -> list[dict[str, Any]]:
-    """Group parameters for an optimizer that handles a whole group in one fused or foreach call.
-
-    Such a call cannot mix plain tensors with DTensors, or DTensors of different meshes, as a model has them
-    under tensor parallel (plain norms, sharded matrices) and under FSDP with tensor parallel (one-axis
-    norms, two-axis matrices).
-
-    Args:
-        named_parameters: in the order of the model; frozen ones are left out.
-        weight_decay_on: `matrices` gives parameters of fewer than two dims a weight decay of zero.
-
-    Returns:
-        Groups in order of first appearance, for the constructor of any `torch.optim` class.
-    """
-    groups: dict[tuple[Any, bool], dict[str, Any]] = {}
-    for _, parameter in named_parameters:
-        if not parameter.requires_grad:
-            continue
-        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-        exempt = weight_decay_on == "matrices" and parameter.ndim < 2
-        group = groups.setdefault((mesh, exempt), {"params": []})
-        if exempt:
-            group["weight_decay"] = 0.0
-        group["params"].append(parameter)
-    return list(groups.values())
+    return factor.steps, float(scheduler.optimizer.defaults["lr"]) * factor.floor
 
 
 def reduce_partial_gradients(groups: Iterable[dict[str, Any]]) -> None:

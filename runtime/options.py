@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from legoai.runtime.errors import RunError, RunErrorCode
+
 OnNotFinite = Literal["stop", "skip"]
 
 
@@ -37,7 +39,8 @@ class RunOptions:
         validate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
         on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
         deterministic: demand deterministic kernels everywhere; slower on a GPU.
-        timeout: seconds after which a collective that does not end fails.
+        timeout: seconds after which a collective that does not end fails, once the first step is done; until then they
+            are 600, if that is more.
     """
 
     steps: int = 1000
@@ -92,6 +95,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and leave with status 2."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            from legoai.runtime.report import leave_for_the_launcher
+
+            leave_for_the_launcher(RunError(RunErrorCode.WRONG_OPTION, message))
         if _speaks():
             super().error(message)
         sys.exit(2)
@@ -132,7 +139,11 @@ def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
     )
     group.add_argument("--deterministic", action="store_true", help="demand deterministic kernels")
     group.add_argument(
-        "--timeout", type=_positive_seconds, default=600.0, help="seconds after which a stuck collective fails"
+        "--timeout",
+        type=_positive_seconds,
+        default=600.0,
+        help="seconds after which a stuck collective fails, once the first step is done; "
+        "until then 600, or this if it is longer",
     )
 
 

@@ -17,17 +17,19 @@ class Placeholder(nn.Module):
     Args:
         crossing: of the stage.
         later: whether the other stage is a later one.
+        in_front: whether the stage's first module takes what this one gives.
     """
 
-    def __init__(self, crossing: Crossing, *, later: bool) -> None:
+    def __init__(self, crossing: Crossing, *, later: bool, in_front: bool = False) -> None:
         super().__init__()
         self._crossing = crossing
         self._later = later
+        self._in_front = in_front
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Give what arrived from the stage before, or take what goes to the next and pass it on."""
         if not self._later:
-            return self._crossing.arrived
+            return self._crossing.arrived if self._in_front else self._crossing.as_if_whole()
         first = next(iter((*args, *kwargs.values())), None)
         if self._crossing.left is None:
             self._crossing.left = first
@@ -78,6 +80,17 @@ class Crossing:
             raise self._misfit("and gives the next stage no tensor of the shape that it got itself")
         return left
 
+    def as_if_whole(self) -> torch.Tensor:
+        """What arrived; where that is a piece of the sequence, zeros in the shape of the whole one.
+
+        Models count positions, and make masks, by the length of what their embedding gives.
+        """
+        arrived = self.arrived
+        assert arrived is not None, "the first stage has no stage in front"
+        if arrived.shape[1] == self.tokens[1]:
+            return arrived
+        return arrived.new_zeros(()).expand(arrived.shape[0], self.tokens[1], *arrived.shape[2:])
+
     def check(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the stage's first module: it must take what arrived, not a piece of it."""
         first = next(iter((*args, *kwargs.values())), None)
@@ -105,13 +118,15 @@ def put_placeholders(model: nn.Module, stages: Sequence[Sequence[str]], number: 
     """
     crossing = Crossing(model, number, len(stages), tokens)
     kept = frozenset(stages[number])
+    before = [path for path in stages[number - 1] if path not in kept] if number else []
     for index, stage in enumerate(stages):
         for path in stage:
             if path not in kept:
-                model.set_submodule(path, Placeholder(crossing, later=index > number))
+                in_front = index == number - 1 and path == before[-1]
+                model.set_submodule(path, Placeholder(crossing, later=index > number, in_front=in_front))
     if number > 0:
         model.get_submodule(stages[number][0]).register_forward_pre_hook(crossing.check, with_kwargs=True)
-    model.forward = crossing.forward  # type: ignore[method-assign]
+    model.forward = crossing.forward
 
 
 def is_held(module: nn.Module) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -18,25 +20,53 @@ from legoai.runtime.torch_internals.process_groups import group_timeout
 Result = TypeVar("Result")
 
 
+STARTUP_SECONDS: Final = 600.0
+"""What ranks wait for one another at least until their first step is done: one reads a corpus or a checkpoint for all,
+and each imports, builds and compiles, which takes some of them longer. Torch's own timeout over NCCL."""
+
+
+@dataclass(slots=True)
+class _Patience:
+    seconds: float = STARTUP_SECONDS
+    starting: bool = True
+
+
+_patience: Final = _Patience()
+"""Of this process."""
+
+
+def patience() -> tuple[float, bool]:
+    """Return the seconds that this rank waits, or waited, in a collective, and whether its first step is to come."""
+    return _patience.seconds, _patience.starting
+
+
 @contextlib.contextmanager
-def process_group(device: Device, *, timeout_seconds: float) -> Iterator[None]:
+def process_group(device: Device, *, timeout_seconds: float) -> Iterator[Callable[[], None]]:
     """Join the group that torchrun's environment describes, and always leave it.
 
-    The timeout is also that of every group which is made while entered, such as those of mesh axes. Without
-    torchrun's environment the group has this one process. A group that the caller has already made
-    is used and left alone.
+    The timeout is also that of every group which is made while entered, such as those of mesh axes; it holds from the
+    call of the function that is yielded, after the first step. Until then it is :data:`STARTUP_SECONDS`, if that is
+    longer. Without torchrun's environment the group has this one process. A group that the caller has already made is
+    used and left alone, and the others have the timeout from their beginning.
 
     Raises:
         RunError: the environment is only partly set.
     """
-    timeout = timedelta(seconds=timeout_seconds)
-    with group_timeout(timeout):
-        if dist.is_initialized():
-            yield
+    timeout, given = timedelta(seconds=timeout_seconds), dist.is_initialized()
+    _patience.seconds = timeout_seconds if given else max(timeout_seconds, STARTUP_SECONDS)
+    _patience.starting = True
+    with group_timeout(timedelta(seconds=_patience.seconds)) as give:
+
+        def started() -> None:
+            _patience.seconds, _patience.starting = timeout_seconds, False
+            give(timeout)
+
+        if given:
+            yield started
             return
-        _join(device, timeout)
+        _join(device, timedelta(seconds=_patience.seconds))
         try:
-            yield
+            yield started
         except Exception as error:
             if dist.get_world_size() == 1 or isinstance(error, RunError):
                 dist.destroy_process_group()
@@ -59,9 +89,7 @@ def _join(device: Device, timeout: timedelta) -> None:
             help="start the program with torchrun",
         )
     else:
-        dist.init_process_group(
-            device.collective_backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
-        )
+        dist.init_process_group(device.collective_backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def sum_over_world(values: torch.Tensor) -> list[float]:
@@ -94,9 +122,9 @@ def on_every_rank(function: Callable[[], Result]) -> list[Result]:
     except Exception as error:
         outcome = None, error
     outcomes = gather_objects(outcome)
-    for _, error in outcomes:
-        if error is not None:
-            raise error
+    for _, raised in outcomes:
+        if raised is not None:
+            raise raised
     return [value for value, _ in outcomes]  # type: ignore[misc]
 
 

@@ -14,7 +14,7 @@ import torch
 def kept_random_state() -> Iterator[None]:
     """Give Python's, NumPy's and torch's default generators the state back, on leaving, that they have on entering."""
     of_python, of_numpy, of_torch, seed = random.getstate(), np.random.get_state(), torch.get_rng_state(), None
-    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     if of_gpus is None:
         seed = torch.initial_seed()
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend
 from legoai.runtime.batches import Batches
 from legoai.runtime.context import Balance
 from legoai.runtime.loss import LossFunction, token_cross_entropy
+from legoai.runtime.parameter_groups import ParameterGroups
 from legoai.runtime.training import StepResult, Training
 from legoai.specs.models.reads import Reads, Tokens
 
@@ -36,7 +37,7 @@ class Recipe:
             returns it.
         pipeline: how the model is split into stages, and their schedule; None keeps it whole. `parallelize` then
             gets each stage of a rank by itself.
-        build_optimizer: makes the optimizer from parameter groups.
+        build_optimizer: makes the optimizer of all parameters.
         build_lr_scheduler: makes the schedule from the optimizer; None keeps the optimizer's learning rate.
         build_loss: makes the loss of one micro batch.
         train_step: takes one optimizer step: forward and backward of all micro batches of this rank, and the update.
@@ -45,6 +46,7 @@ class Recipe:
             has a parameter `positions`, the positions of its tokens in their sequence, int64 [tokens].
         context_balance: which tokens each rank of `context_axis` reads, as `local_positions` says.
         global_batch: samples in one optimizer step.
+        ramp: stages of smaller batches before it: the step until which each lasts, and its samples.
         micro_batch: samples in one forward of one rank.
         seq_len: tokens in a sequence, and in each text of a sample; 0 where a sample has none.
         vocab_size: tokens that the model knows, where it reads text; None where that is not known.
@@ -57,7 +59,6 @@ class Recipe:
             has its own.
         offload_parameters: whether parameters, gradients and optimizer state are in host memory, from which
             `fully_shard` brings them; the optimizer then runs on the host.
-        weight_decay_on: `matrices` spares parameters of fewer than two dims the optimizer's weight decay.
         seed: of weights, data order and dropout.
         steps: of the whole training where the command line does not say, as what follows.
         data: what is trained on: see `RunOptions`.
@@ -74,7 +75,7 @@ class Recipe:
     build_model: Callable[[], nn.Module]
     build_mesh: Callable[[str], DeviceMesh]
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module]
-    build_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    build_optimizer: Callable[[ParameterGroups], torch.optim.Optimizer]
     build_lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None = None
     build_loss: Callable[[], LossFunction] = lambda: token_cross_entropy
     train_step: Callable[[Training, Batches], StepResult]
@@ -83,6 +84,7 @@ class Recipe:
     context_axis: str | None = None
     context_balance: Balance = "head_tail"
     global_batch: int
+    ramp: tuple[tuple[int, int], ...] = ()
     micro_batch: int
     seq_len: int = 0
     vocab_size: int | None = None
@@ -92,7 +94,6 @@ class Recipe:
     attention_kernel: SDPBackend | None = None
     loss_parallel: bool = False
     offload_parameters: bool = False
-    weight_decay_on: Literal["all", "matrices"] = "all"
     seed: int = 0
     steps: int = 1000
     data: str = "python"
@@ -101,3 +102,7 @@ class Recipe:
     keep: int = 3
     validate_every: int = 0
     validate_batches: int = 8
+
+    def global_batch_at(self, step: int) -> int:
+        """Return the samples in an optimizer step, counted from 0."""
+        return next((samples for until, samples in self.ramp if step < until), self.global_batch)

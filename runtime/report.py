@@ -20,7 +20,7 @@ def report_error(error: RunError, cause: BaseException | None = None) -> None:
         cause: what was raised, where that is no `RunError`; of one that nobody foresaw the traceback is printed.
     """
     consequence = error.code == RunErrorCode.LOST_RANK and int(os.environ.get("WORLD_SIZE", "1")) > 1
-    _leave_for_the_launcher(error, CONSEQUENCE if consequence else MARK)
+    leave_for_the_launcher(error, CONSEQUENCE if consequence else MARK)
     if consequence:
         _wait_for_the_cause()
         if AGENT in os.environ:
@@ -58,7 +58,8 @@ def _key() -> str:
     return f"legoai/error/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
-def _leave_for_the_launcher(error: RunError, mark: str) -> None:
+def leave_for_the_launcher(error: RunError, mark: str = MARK) -> None:
+    """Leave the error where torchrun looks for it, so that the launcher knows that the user is told."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         detail = {"py_callstack": "", "timestamp": str(int(time.time()))}

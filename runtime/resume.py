@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
 from legoai.runtime.checkpoint import (
     META,
+    OPTIMIZER,
     CheckpointMeta,
-    Checkpoints,
     load,
     optimizer_state_kinds,
     saved_names,
@@ -18,11 +19,23 @@ from legoai.runtime.checkpoint import (
     verified_meta,
     weights,
 )
+from legoai.runtime.checkpoint_folder import Checkpoints
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.samples import Data
 from legoai.runtime.training import Training
+
+
+def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:
+    """Return whether ranks that torchrun has started again followed `--resume PATH`, or `never`, before they failed.
+
+    They go on where they were, as `auto` has it: following it again would leave behind what was saved since.
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if options.resume == "auto" or checkpoints is None or not restarts:
+        return False
+    return checkpoints.was_asked(options.resume)
 
 
 def find_checkpoint(
@@ -86,8 +99,16 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
     """
     _check_model(path, meta, training, other_plan=other_plan)
     state = training_state(training.model, training.optimizer)
-    own = set().union(*gather_objects(optimizer_state_kinds(state)))
-    saved = optimizer_state_kinds(saved_names(path))
+    names, kept = set().union(*gather_objects(_of_optimizer(state))), _of_optimizer(saved_names(path))
+    own, saved = optimizer_state_kinds(names), optimizer_state_kinds(kept)
+    if own == saved and not names <= kept and not other_plan and meta.model == training.digest:
+        raise RunError(
+            RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
+            f"checkpoint {path} is of an optimizer that keeps other things of some parameters: it has no "
+            f"{sorted(names - kept)[0].removeprefix(OPTIMIZER)}",
+            help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
+            "go on from its step with fresh state where it has none",
+        )
     if own != saved and not other_plan:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
@@ -96,7 +117,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
             help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
             "go on from its step with a fresh optimizer",
         )
-    other = meta.model != training.digest or own != saved
+    other = meta.model != training.digest or own != saved or not names <= kept
     left_out = load(path, state, other_model=other)
     if not other:
         return []
@@ -114,6 +135,10 @@ def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_
     return sorted({name for names in gather_objects(left_out) for name in names})
 
 
+def _of_optimizer(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith(OPTIMIZER)}
+
+
 def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> None:
     if meta.model != training.digest and not other_plan:
         raise RunError(
@@ -124,8 +149,9 @@ def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class of an optimizer; of one that is sharded, of what it shards."""
-    return type(getattr(optimizer, "sliced", optimizer)).__name__
+    """Return the class of an optimizer; of one that is sharded, of what it shards; of several, of each."""
+    parts = getattr(optimizer, "parts", (optimizer,))
+    return " and ".join(type(getattr(part, "sliced", part)).__name__ for part in parts)
 
 
 def _listed(kinds: set[str]) -> str:

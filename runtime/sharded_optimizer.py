@@ -27,7 +27,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Args:
         parameters: groups of DTensors that are replicated on `axis`.
-        optimizer_class: of `torch.optim`, or of its kind: it updates each element by itself.
+        optimizer_class: of `torch.optim`, or of its kind: it updates each element by itself, or takes DTensors.
         axis: the mesh axis of the replicas.
         defaults: the constants of `optimizer_class`.
 
@@ -70,6 +70,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict` of an optimizer over the same parameters and slices returned."""
         super().load_state_dict(state_dict)
+        self.give_state()
+
+    def give_state(self) -> None:
+        """Let the slices have the state of their parameters, which was replaced."""
         for parameter, own in self._pairs():
             if parameter in self.state:
                 self.sliced.state[own] = self.state[parameter]
@@ -147,4 +151,5 @@ def _dim(mesh: DeviceMesh, axis: str) -> int:
 
 def _storage(tensor: torch.Tensor) -> int:
     assert isinstance(tensor, DTensor)
-    return tensor._local_tensor.untyped_storage()._cdata
+    number: int = tensor._local_tensor.untyped_storage()._cdata
+    return number

@@ -21,8 +21,9 @@ def take_step(recipe: Recipe, training: Training, batches: Batches, *, step: int
         recipe: of the program.
         training: changed by the step.
         batches: of the step.
-        step: counted from 0; it decides what is random.
+        step: counted from 0; it decides what is random, and how many samples are taken.
     """
+    batches.step = step
     torch.manual_seed(seed_of(training.seed, f"step {step} {training.random_stream}"))
     return recipe.train_step(training, batches)
 

@@ -27,8 +27,8 @@ from legoai.runtime.lock import locked
 from legoai.runtime.loop import History, TrainingLoop
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
-from legoai.runtime.optim import parameter_groups
 from legoai.runtime.options import PLANNED, RunOptions, parse_options
+from legoai.runtime.parameter_groups import ParameterGroups
 from legoai.runtime.process_group import on_first_rank, process_group
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
@@ -37,6 +37,8 @@ from legoai.runtime.training import Training
 from legoai.specs.models.first_values import FirstValues, construct
 
 if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
     from legoai.runtime.pipeline import Pipeline, StagedModel
 
 
@@ -57,7 +59,7 @@ class Trainer(Recipe):
             history = self.fit(options)
         except Exception as error:
             with unhurried():
-                told = explained(error, timeout=options.timeout)
+                told = explained(error)
             report_error(told, error)
             _leave(told)
         if history.stopped_by is not None:
@@ -85,7 +87,7 @@ class Trainer(Recipe):
         with (
             _deterministic(options.deterministic),
             attention_kernel(self.attention_kernel),
-            process_group(device, timeout_seconds=options.timeout),
+            process_group(device, timeout_seconds=options.timeout) as started,
             _run_folder(options.out),
         ):
             training = self.prepare(device, seed=self.seed if options.seed is None else options.seed)
@@ -94,7 +96,7 @@ class Trainer(Recipe):
             if prepared is not None:
                 prepared(training)
             with own_compile_cache(training.mesh), StopRequest() as stop:  # a signal before ends the process as usual
-                return TrainingLoop(self, options, training, device, stop).run()
+                return TrainingLoop(self, options, training, device, stop, started=started).run()
 
     def prepare(self, device: Device, *, seed: int) -> Training:
         """Build mesh, model, optimizer and schedule, before the first step; the process group stands.
@@ -106,10 +108,11 @@ class Trainer(Recipe):
         degree = 1
         for axis in self.data_axes:
             degree *= mesh[axis].size()
-        if self.global_batch % (self.micro_batch * degree):
+        uneven = [n for n in (self.global_batch, *(n for _, n in self.ramp)) if n % (self.micro_batch * degree)]
+        if uneven:
             raise RunError(
                 RunErrorCode.BATCH,
-                f"a global batch of {self.global_batch} samples is not a multiple of micro batch {self.micro_batch} "
+                f"a global batch of {uneven[0]} samples is not a multiple of micro batch {self.micro_batch} "
                 f"x data-parallel degree {degree}",
             )
         accumulation = self.global_batch // (self.micro_batch * degree)
@@ -137,8 +140,7 @@ class Trainer(Recipe):
             model = staged.whole
             counts_loss, holders = counts_loss and staged.holds_last, holders // mesh["pp"].size()
             random_stream += f" stage rank {mesh.get_local_rank('pp')}"
-        groups = parameter_groups(model.named_parameters(), weight_decay_on=self.weight_decay_on)
-        optimizer = self.build_optimizer(groups)
+        optimizer = self.build_optimizer(ParameterGroups(model.named_parameters()))
         scheduler = self.build_lr_scheduler(optimizer) if self.build_lr_scheduler is not None else None
         return Training(
             model=model,
@@ -224,7 +226,7 @@ class Trainer(Recipe):
             )
         pieces = 1 if self.context_axis is None else mesh[self.context_axis].size()
         tokens = (self.micro_batch, self.seq_len // pieces)
-        stages = []
+        stages: list[PipelineStage] = []
         for index in pipeline.stages_of_rank[mesh.get_local_rank("pp")]:
             stage = self._meta_model() if stages else whole
             if pipeline.placeholders:

@@ -64,12 +64,12 @@ class Training:
         digest: of the whole model; see `model_digest`.
         mesh: of all ranks.
         device: on which this rank computes.
-        optimizer: over the groups of `parameter_groups`.
+        optimizer: over groups of parameters.
         scheduler: of the learning rate, or None.
         loss: of one micro batch.
         positions: of the tokens that this rank reads in their sequence, int64 [tokens]; None where it reads them all.
         degree: ranks that read different samples.
-        accumulation: micro batches of one rank in one optimizer step.
+        accumulation: micro batches of one rank in one optimizer step; of the full batch where it grows.
         holders: ranks among which each parameter is sharded or replicated.
         counts_loss: whether the loss of this rank counts: of ranks that read the same samples only one does.
         seed: of the run.

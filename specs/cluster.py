@@ -203,7 +203,12 @@ def device_names() -> tuple[str, ...]:
 @cache
 def fabric_names() -> tuple[str, ...]:
     """Names of the catalogued fabrics, sorted."""
-    return tuple(sorted(read_toml(catalogue() / FABRICS_FILE)))
+    return tuple(sorted(_fabrics()))
+
+
+@cache
+def _fabrics() -> dict[str, Any]:
+    return read_toml(catalogue() / FABRICS_FILE)
 
 
 @cache
@@ -228,7 +233,7 @@ def fabric(name: str) -> Fabric:
     """
     if name not in fabric_names():
         raise CatalogueError("fabric", f"unknown fabric '{name}'", fabric_names())
-    table = dict(read_toml(catalogue() / FABRICS_FILE)[name])
+    table = dict(_fabrics()[name])
     table["devices"] = tuple(table.get("devices", ()))
     return Fabric(name=name, **table)
 

@@ -24,6 +24,14 @@ def _interrupts_reach_children() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a session keeps is not the user's, and what the user keeps answers no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _manifests_are_computed_once() -> Iterator[None]:
     with manifests_computed_once():
         yield

@@ -145,3 +145,15 @@ def test_the_lint_path_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_the_demonstration_lowers_in_a_new_checkout(tmp_path: Path):
+    """Its commands but the last, which trains, in a folder that has the plans and nothing else."""
+    done = subprocess.run(["make", "-n", "-C", str(ROOT), "demo"], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("mkdir", ".venv/bin/legoai l"))]
+    assert [line.split()[1] for line in lines if "legoai" in line] == ["lint", "lower"]
+    (tmp_path / "plans").symlink_to(ROOT / "plans")
+    for line in lines:
+        command = line.replace(".venv/bin/legoai", f"{sys.executable} -m legoai")
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "runs/tiny/tiny.py").is_file()

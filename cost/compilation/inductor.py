@@ -119,10 +119,6 @@ def _as_on(kind: Kind, gpu: Device | None) -> Iterator[None]:
         source.expand(target.shape)  # all that the passes want to know is whether this is possible
         return target
 
-    def invert(tensor: torch.Tensor) -> torch.Tensor:
-        inverted: torch.Tensor = torch.ops.aten.bitwise_not.default(tensor)
-        return inverted
-
     def backend_of(scheduler: Any, _: torch.device) -> CUDACombinedScheduling:
         return CUDACombinedScheduling(scheduler)
 
@@ -133,5 +129,4 @@ def _as_on(kind: Kind, gpu: Device | None) -> Iterator[None]:
             create = staticmethod(lambda _: properties)
             stack.enter_context(patched("torch._inductor.runtime.hints:DeviceProperties.create", create))
         stack.enter_context(patched("torch:Tensor.copy_", copy))
-        stack.enter_context(patched("torch:Tensor.__invert__", invert))
         yield

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase, Resize
-from legoai.cost.trace.segments import Instance, Segment
+from legoai.cost.trace.segments import Instance, Segment, outside_index
+
+
+class Slots:
+    """Slots of storages, whose numbers in an instance are looked up together.
+
+    Attributes:
+        slots: those that the segment makes, and then the others.
+    """
+
+    def __init__(self, slots: Iterable[int]) -> None:
+        found = tuple(slots)
+        own = tuple(slot for slot in found if slot >= 0)
+        outside = tuple(slot for slot in found if slot < 0)
+        self.slots = own + outside
+        self._own = _getter([slot // 3 for slot in own])
+        self._outside = _getter([outside_index(slot) for slot in outside])
+
+    def numbers(self, instance: Instance) -> tuple[int, ...]:
+        """Return the numbers for which the slots stand, in their order."""
+        return self._own(instance.own[0]) + self._outside(instance.outside)
+
+
+def _getter(indices: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Return a function of a sequence that gives what is at some indices."""
+    if not indices:
+        return lambda _: ()
+    if len(indices) == 1:
+        (only,) = indices
+        return lambda sequence: (sequence[only],)
+    return itemgetter(*indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +52,8 @@ class Effect:
         most_phase: the phase of that record.
         by_phase: the most behind each change, by phase.
         phase: in which it ends.
-        sizes: slots of storages that live on, of those that it makes or changes, with their new bytes.
+        sizes: slots of storages that live on, of those that it makes or changes.
+        bytes: of these, behind it.
         ended: slots of storages that were there before it and are gone behind it.
     """
 
@@ -31,15 +63,15 @@ class Effect:
     most_phase: Phase
     by_phase: tuple[tuple[Phase, int], ...]
     phase: Phase
-    sizes: tuple[tuple[int, int], ...]
-    ended: tuple[int, ...]
+    sizes: Slots
+    bytes: tuple[int, ...]
+    ended: Slots
 
     def apply(self, instance: Instance, sizes: dict[int, int]) -> None:
         """Let storages of an instance live and end, in a table of their bytes."""
-        for slot in self.ended:
-            del sizes[instance.number(slot)]
-        for slot, size in self.sizes:
-            sizes[instance.number(slot)] = size
+        for number in self.ended.numbers(instance):
+            del sizes[number]
+        sizes.update(zip(self.sizes.numbers(instance), self.bytes, strict=True))
 
 
 class MemoryEffects:
@@ -50,7 +82,10 @@ class MemoryEffects:
         changed: slots of storages that were there before and end or change their size.
         ended: those of them that are gone behind it.
         survivors: slots of storages that live on, with their allocation, if it is the segment's, and their bytes.
+        living: the same slots.
+        lives: what is in `survivors` of each of these.
         categories: the records that tell what a storage holds, each with its slot.
+        categorised: the slots of these storages.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -72,22 +107,26 @@ class MemoryEffects:
                     self.survivors.pop(slot, None)
             elif isinstance(record, Categorise):
                 categories.append((record, slot))
-        self.changed = tuple(changed)
-        self.ended = changed.keys() - self.survivors.keys()
+        self.changed = Slots(changed)
+        self.ended = Slots(changed.keys() - self.survivors.keys())
+        self.living = Slots(self.survivors)
+        self.lives = tuple(self.survivors[slot] for slot in self.living.slots)
         self.categories = tuple(categories)
-        self._effects: dict[tuple[Phase, tuple[tuple[int, int], ...]], Effect] = {}
+        self.categorised = Slots(dict.fromkeys(slot for _, slot in categories))
+        self._effects: dict[tuple[Phase, tuple[int, ...]], Effect] = {}
 
-    def effect(self, before: tuple[tuple[int, int], ...], phase: Phase) -> Effect:
+    def effect(self, before: tuple[int, ...], phase: Phase) -> Effect:
         """Return the effect of an instance, which is computed once for all that begin alike.
 
         Args:
-            before: the slots of :attr:`changed`, with the bytes of their storages.
+            before: the bytes of the storages of :attr:`changed`.
             phase: of the record before it.
         """
         key = phase, before
         found = self._effects.get(key)
         if found is None:
-            found = self._effects[key] = _effect(self.segment, dict(before), phase)
+            sizes = dict(zip(self.changed.slots, before, strict=True))
+            found = self._effects[key] = _effect(self.segment, sizes, phase)
         return found
 
 
@@ -103,13 +142,11 @@ def effect_of(instance: Instance, sizes: Mapping[int, int], phase: Phase) -> Eff
         ValueError: it names a storage that does not live.
     """
     effects = instance.segment.summary(MemoryEffects)
-    before = []
-    for slot in effects.changed:
-        number = instance.number(slot)
-        if number not in sizes:
-            raise ValueError(f"storage {number} is not allocated")
-        before.append((slot, sizes[number]))
-    return effects.effect(tuple(before), phase)
+    try:
+        before = tuple(map(sizes.__getitem__, effects.changed.numbers(instance)))
+    except KeyError as error:
+        raise ValueError(f"storage {error.args[0]} is not allocated") from error
+    return effects.effect(before, phase)
 
 
 def _effect(segment: Segment, sizes: dict[int, int], phase: Phase) -> Effect:
@@ -129,6 +166,7 @@ def _effect(segment: Segment, sizes: dict[int, int], phase: Phase) -> Effect:
         by_phase[phase] = max(by_phase.get(phase, active), active)
         if active > most:
             most, most_index, most_phase = active, index, phase
+    living = Slots(sizes)
     return Effect(
         change=active,
         most=most,
@@ -136,18 +174,18 @@ def _effect(segment: Segment, sizes: dict[int, int], phase: Phase) -> Effect:
         most_phase=most_phase,
         by_phase=tuple(by_phase.items()),
         phase=phase,
-        sizes=tuple(sizes.items()),
-        ended=tuple(outside - sizes.keys()),
+        sizes=living,
+        bytes=tuple(sizes[slot] for slot in living.slots),
+        ended=Slots(outside - sizes.keys()),
     )
 
 
 def survive(instance: Instance, alive: dict[int, tuple[Allocate, int, Instance | None]]) -> None:
     """Let storages of an instance live and end, in a table of their allocation, bytes, and whose allocation it is."""
     effects = instance.segment.summary(MemoryEffects)
-    for slot in effects.ended:
-        del alive[instance.number(slot)]
-    for slot, (allocated, size) in effects.survivors.items():
-        number = instance.number(slot)
+    for number in effects.ended.numbers(instance):
+        del alive[number]
+    for number, (allocated, size) in zip(effects.living.numbers(instance), effects.lives, strict=True):
         if allocated is not None:
             alive[number] = allocated, size, instance
         else:

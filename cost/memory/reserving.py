@@ -133,7 +133,7 @@ class RepeatingAllocator(CachingAllocator):
         given: dict[int, int] = {}
         keys = set(requests.pools)
         ends: list[Block] = []
-        for slot in instance.segment.summary(MemoryEffects).changed:
+        for slot in instance.segment.summary(MemoryEffects).changed.slots:
             held = self.used.get(instance.number(slot))
             if held is not None:
                 block, pool, small = held
@@ -216,7 +216,7 @@ class RepeatingAllocator(CachingAllocator):
 
     def _repeat(self, instance: Instance, runs: list[tuple[PoolKey, list[Block]]], outcome: _Outcome) -> None:
         """Do at once what the requests come to."""
-        for slot in instance.segment.summary(MemoryEffects).changed:
+        for slot in instance.segment.summary(MemoryEffects).changed.slots:
             self.used.pop(instance.number(slot), None)
         for place, pieces in outcome.runs:
             key, run = runs[place]

@@ -158,7 +158,10 @@ def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
     modules: dict[int, str] = {}
     for _, item in trace.placed({Categorise}):
         if isinstance(item, Instance):
-            for record, slot in item.segment.summary(MemoryEffects).categories:
+            effects = item.segment.summary(MemoryEffects)
+            if alive.keys().isdisjoint(effects.categorised.numbers(item)):
+                continue
+            for record, slot in effects.categories:
                 number = item.number(slot)
                 if number in alive:
                     held[number] = record.category

@@ -125,17 +125,17 @@ class Repeats:
     """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
     outputs: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """The storages of what the forward of a stage returned for a micro batch."""
-    firsts: dict[tuple[int, int, str], _Pattern] = field(default_factory=dict)
-    """What the first action of each kind of each stage did in each step."""
-    alone: dict[tuple[int, int, str], list[Instance]] = field(default_factory=dict)
-    """What was done for no micro batch in particular, by step, stage and name."""
+    firsts: dict[tuple[int, int, int, str], _Pattern] = field(default_factory=dict)
+    """What the first action of each kind of each stage did in each pass, by step, pass, stage and kind."""
+    alone: dict[tuple[int, int, int, str], list[Instance]] = field(default_factory=dict)
+    """What was done for no micro batch in particular, by step, pass, stage and name."""
     like: torch.Tensor | None = None
     """A tensor whose mode and device all have."""
     replays: bool = False
     """Whether nothing is run any more, but all of it is written as it was recorded."""
     gathered: set[int] = field(default_factory=set)
     """Stages whose parameters were gathered as before, and for which nobody has waited yet."""
-    replayed: Counter[tuple[int, int, str]] = field(default_factory=Counter)
+    replayed: Counter[tuple[int, int, int, str]] = field(default_factory=Counter)
 
     def begin_pass(self) -> None:
         """Note that a pass begins."""
@@ -191,7 +191,7 @@ class Repeats:
         self.latest[stage, kind] = micro_batch
         records[start:] = [instance]
         if micro_batch == self._first(stage, kind):
-            self.firsts.setdefault((self.step, stage, kind), pattern)
+            self.firsts[self.step, self.passes, stage, kind] = pattern
             return
         known = self.patterns.get((stage, kind))
         if known is None:
@@ -218,11 +218,11 @@ class Repeats:
             records = self.recorder.records
             instance = first_instance(list(records_of(records[start:])))
             records[start:] = [instance]
-            self.alone.setdefault((self.step, stage, name), []).append(instance)
+            self.alone.setdefault((self.step, self.passes, stage, name), []).append(instance)
 
     def again(self, stage: int, name: str) -> None:
         """Record what was kept of the same place in a pass like this one."""
-        key = self.step, stage, name
+        key = self.step, self.passes, stage, name
         place, known = self.replayed[key], self.alone.get(key, [])
         if place == len(known):
             raise UnequalError(f"{name} of stage {stage} comes more often than it was recorded")
@@ -326,7 +326,7 @@ class Repeats:
         """What an action does that is not run."""
         stage, kind, micro_batch = action
         if self.replays and micro_batch == self._first(stage, kind):
-            found = self.firsts.get((self.step, stage, kind))
+            found = self.firsts.get((self.step, self.passes, stage, kind))
             if found is not None and any(of in ("latest", "made") for of, *_ in found.outside):
                 raise UnequalError(f"the first {kind} of stage {stage} goes on with what another action left")
         else:

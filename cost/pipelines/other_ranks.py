@@ -74,23 +74,26 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> list[OtherItems]:
     """Return the items of the traces of other ranks of a pipeline; their segments keep the names of this one.
 
     Args:
-        heard: of the rank that was captured, which has taken its steps, one pass in each.
+        heard: of the rank that was captured, which has taken its steps, each of as many passes.
         others: the ranks.
 
     Raises:
         UnequalError: it cannot be said what they do.
     """
     recorder, passes = heard.recorder, list(heard.passes)
-    if len(passes) != 2 or recorder.step != 2:
-        raise UnequalError("a step of several passes")
-    own = recorder.records
-    parts = own[: passes[0].prepared], own[passes[0].end : passes[1].begin], own[passes[1].end :]
+    if len(passes) % recorder.step:
+        raise UnequalError("steps of different numbers of passes")
+    each, own = len(passes) // recorder.step, recorder.records
+    begins, ends = [passes[0].prepared, *(item.begin for item in passes[1:])], [item.end for item in passes]
+    between = [own[end:begin] for end, begin in zip([0, *ends], [*begins, len(own)], strict=True)]
     found = []
     heard.repeats.replays = True
     try:
         for other in others:
-            first, second = (_pass(heard, other, step) for step in (1, 2))
-            items = [*parts[0], *first, *parts[1], *second, *parts[2]]
+            items = list(between[0])
+            for index, behind in enumerate(between[1:]):
+                items += _pass(heard, other, step=index // each + 1, first=not index)
+                items += behind
             _check(items)
             rename = other.translation.record
             translated = tuple(item if isinstance(item, Instance) else rename(item) for item in items)
@@ -102,12 +105,11 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> list[OtherItems]:
     return found
 
 
-def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
-    """Run the schedule in the order of another rank, and return what it does."""
+def _pass(heard: Heard, other: Other, *, step: int, first: bool) -> list[Item]:
+    """Run the schedule in the order of another rank; return what it does, the first time but for preparing stages."""
     recorder, schedule = heard.recorder, heard.schedule
     recorder.records = []
     recorder.step = step
-    recorder.outside = recorder.phase = "forward"
     like = {theirs: mine for mine, theirs in other.translation.stages.items()}
     before = {
         name: getattr(schedule, name, None) for name in ("pipeline_order_with_comms", "_comp_type_to_function_map")
@@ -129,7 +131,7 @@ def _pass(heard: Heard, other: Other, step: int) -> list[Item]:
             if value is not None:
                 setattr(schedule, name, value)
     done = heard.passes[-1]
-    return recorder.records[done.prepared if step == 1 else done.begin : done.end]
+    return recorder.records[done.prepared if first else done.begin : done.end]
 
 
 def _translated(action: Action, like: dict[int, int]) -> Action:
@@ -156,10 +158,12 @@ def _check_order(heard: Heard) -> None:
 
 
 def _gather(heard: Heard) -> Any:
+    repeats = heard.repeats
+
     def gather(action: Action, _: Any) -> None:
-        heard.repeats.again(action.stage_index, "UNSHARD")
-        if heard.repeats.alone.get((heard.repeats.step, action.stage_index, "wait")):
-            heard.repeats.gathered.add(action.stage_index)
+        repeats.again(action.stage_index, "UNSHARD")
+        if repeats.alone.get((repeats.step, repeats.passes, action.stage_index, "wait")):
+            repeats.gathered.add(action.stage_index)
 
     return gather
 
@@ -177,7 +181,7 @@ def _check(items: Sequence[Item]) -> None:
     for item in items:
         if isinstance(item, Instance):
             made.update(item.own[0])
-            if not all(item.number(slot) in made for slot in item.segment.summary(MemoryEffects).changed):
+            if not made.issuperset(item.segment.summary(MemoryEffects).changed.numbers(item)):
                 raise UnequalError("something changes or ends that was not made")
         elif isinstance(item, Allocate):
             made.add(item.storage)

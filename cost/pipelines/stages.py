@@ -235,6 +235,7 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
     @functools.wraps(step)
     def one_pass(*args: Any, **kwargs: Any) -> Any:
         repeats.begin_pass()
+        recorder.begin_pass()
         begin = len(recorder.records)
         result = step(*args, **kwargs)
         heard.passes.append(Pass(begin, heard.prepared, len(recorder.records)))

@@ -3,43 +3,20 @@
 A deep model repeats: its blocks have the same class, the same shapes and, as lowering states
 (:attr:`legoai.lowering.program.Program.repeated_blocks`), the same treatment. Blocks in the middle are left out before
 the program parallelizes the model, and their part of the trace is replayed from that of a block that was captured
-(:mod:`legoai.cost.replay.depth`).
+(:mod:`legoai.cost.replay.piece`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-TAKEN: Final = 5
-"""Blocks that are captured: the first and the last, each with one neighbour, and three that are compared."""
+from legoai.cost.replay.repeated_blocks import TAKEN, RepeatedBlocks
+
 _MIDDLE: Final = 2
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RepeatedBlocks:
-    """Equal blocks of one container, some of which were left out.
-
-    Attributes:
-        prefix: of the paths of the blocks, such as `layers.`.
-        kept: names in the container of the blocks that are captured.
-        names: names of all blocks in the whole model.
-        middle: the index in `kept` of the block that is replayed; those before and behind it are equal to it.
-    """
-
-    prefix: str
-    kept: tuple[str, ...]
-    names: tuple[str, ...]
-    middle: int
-
-    @property
-    def missing(self) -> int:
-        """How many blocks were left out."""
-        return len(self.names) - len(self.kept)
 
 
 def shorten(model: nn.Module, containers: Collection[str]) -> list[RepeatedBlocks]:

@@ -1,123 +1,117 @@
-"""Extension of the trace of a model of few equal blocks to one of many.
+"""Repetition of a block in the trace of a model of few equal blocks.
 
-Wherever a trace goes through the blocks, in order or against it, the part of one block in the middle is repeated. That
-is right if the parts of two neighbours in the middle are equal, once every number is told by the block that made it,
-and counted from the block that names it. Between them, kernels that take the tensors of all blocks as a list get a
-longer list.
+Wherever a trace goes through the blocks, in order or against it, the part of one block in the middle may be repeated.
+That is right if the parts of two neighbours in the middle are equal, once every number is told by the block that made
+it, and counted from the block that names it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Iterable
+from collections import Counter
 from typing import Final, NamedTuple
 
-from legoai.cost.replay.blocks import RepeatedBlocks
-from legoai.cost.replay.lists import Lists
-from legoai.cost.replay.walk import Unequal
-from legoai.cost.trace.editing import EditableTrace, Section
-from legoai.cost.trace.numbers import NONE, alike
-from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, Record, Resize
-from legoai.cost.trace.translation import Translation, in_module
+from legoai.cost.replay.lists import find_stretched
+from legoai.cost.replay.repeated_blocks import RepeatedBlocks
+from legoai.cost.replay.walk import Unequal, Walk
+from legoai.cost.trace.editing import EditableTrace, key_of
+from legoai.cost.trace.numbers import MAKES, NONE
+from legoai.cost.trace.records import Mark, Record
+from legoai.cost.trace.translation import in_module
 
-_FAR: Final = 2
+FAR: Final = 2
 """Blocks that are farther apart than this have nothing to do with each other in particular."""
 
 
-class _Made(NamedTuple):
-    """Where a number was made: in which sweep, in whose part, as which, counted from the part's end."""
+class Made(NamedTuple):
+    """Where a number was made, and how.
+
+    Attributes:
+        sweep: index of the sweep.
+        block: in whose part of it.
+        kind: of the record that makes it: what it has in common with those of other blocks.
+        order: among those of the part that are made in the same way, counted from the part's end, so that whatever else
+            a block makes changes nothing.
+    """
 
     sweep: int
     block: int
+    kind: int
     order: int
 
 
-def lengthen(trace: EditableTrace, repeated: RepeatedBlocks, *, last: bool = True) -> EditableTrace | None:
-    """Return the trace of the model with all of its repeated blocks; None where they are not equal.
+class Place(NamedTuple):
+    """A number by the like of it that the middle block makes.
 
-    Args:
-        trace: with the operands of all kernels.
-        repeated: blocks some of which were left out.
-        last: whether no others follow, so that the operands are not needed any more.
+    Attributes:
+        like: the number of the middle block.
+        block: that made it, of those that were captured.
+        from_end: whether that block is counted from the last one.
     """
-    if not repeated.missing:
-        return trace
-    try:
-        return _Lengthening(trace.spelled_out(), repeated, keep_operands=not last).result()
-    except Unequal:
-        return None
+
+    like: int
+    block: int
+    from_end: bool
 
 
-class _Lengthening(Lists):
-    def __init__(self, trace: EditableTrace, repeated: RepeatedBlocks, *, keep_operands: bool = False) -> None:
+class BlockRepetition(Walk):
+    """The way of a trace through equal blocks, of which the middle one can be repeated.
+
+    Attributes:
+        own: of each record the block in whose part of a sweep it stands; `NONE` between sweeps.
+        sweep: of each record which sweep that is.
+        made: of each number that is made in a sweep, where.
+        fixed: numbers that all blocks name, as of a mask that the first block computes for all.
+        stretched: storages of vectors with one element for each of a list that takes the tensors of all blocks: how
+            long they are, and how much longer with every further block.
+
+    Raises:
+        Unequal: the middle block cannot be repeated.
+    """
+
+    def __init__(self, trace: EditableTrace, repeated: RepeatedBlocks) -> None:
         super().__init__(trace, repeated)
-        self.keep_operands = keep_operands
-        self.renamed_path = functools.cache(self._renamed_path)
-        self.made: dict[int, _Made] = {}
-        self.numbers: dict[_Made, int] = {}
+        self.made: dict[int, Made] = {}
+        self.numbers: dict[Made, int] = {}
         self.fixed: set[int] = set()
-        """Numbers that all blocks name, as of a mask that the first block computes for all."""
         self.relative: set[int] = set()
-        self.stretched = self.find_stretched()
-        self.own: list[int] = [NONE] * len(trace)
+        self.own = [NONE] * len(trace)
+        self.sweep = [NONE] * len(trace)
+        self._kinds: dict[object, int] = {}
+        self._moved: dict[tuple[int, int], int] = {}
         self._place_numbers()
-        self.copies = self._number_copies()
-        self.shared: dict[tuple[int, int], Record] = {}
-        self.translations: dict[int, Translation] = {}
-
-    def _renamed_path(self, path: str, block: int) -> str:
-        """Return the path of a module of a block as that of another block of the whole model."""
-        rest = path[len(self.repeated.prefix) :].partition(".")[2]
-        return f"{self.repeated.prefix}{self.repeated.names[block]}{'.' if rest else ''}{rest}"
+        for sweep in self.sweeps:
+            at = sweep.blocks.index(self.middle)
+            before, start, stop = sweep.bounds[at - 1 : at + 2]
+            self._compare(before, start, stop, sweep.blocks[at - 1])
+        if self.fixed & self.relative:
+            raise Unequal
+        self.stretched = find_stretched(self)
 
     def _place_numbers(self) -> None:
         for index, sweep in enumerate(self.sweeps):
             for block, start, stop in zip(sweep.blocks, sweep.bounds, sweep.bounds[1:], strict=False):
-                found = self.trace.made(start, stop)
-                for number, order in found.items():
+                for number, (kind, order) in self._made_between(start, stop, block).items():
                     if number not in self.made:
-                        made = _Made(index, block, order - len(found))
+                        made = Made(index, block, kind, order)
                         self.made[number] = made
                         self.numbers[made] = number
                 self.own[start:stop] = [block] * (stop - start)
+                self.sweep[start:stop] = [index] * (stop - start)
 
-    def result(self) -> EditableTrace:
-        """Return the lengthened trace."""
-        for sweep in self.sweeps:
-            place = sweep.blocks.index(self.middle)
-            before, start, stop = sweep.bounds[place - 1 : place + 2]
-            self._compare(before, start, stop, sweep.blocks[place - 1])
-        if self.fixed & self.relative:
-            raise Unequal
-        result = EditableTrace([], [], [])
-        at = 0
-        for sweep in self.sweeps:
-            place = sweep.blocks.index(self.middle)
-            forward = sweep.blocks[place + 1] > self.middle
-            start, stop = sweep.bounds[place], sweep.bounds[place + 1]
-            part = self.trace.part(start, stop)
-            insert = stop if forward else start
-            self._copy_range(result, at, insert)
-            news = range(self.middle + 1, self.middle + 1 + self.missing)
-            self._repeat(result, part, news if forward else reversed(news))
-            at = insert
-        self._copy_range(result, at, len(self.trace))
-        self._check(result)
-        return result
-
-    def _check(self, result: EditableTrace) -> None:
-        """Check that all that is named was made, and that the missing blocks free what the middle one does."""
-        made: set[int] = set()
-        for record, number in zip(result.records, result.numbers, strict=True):
-            if isinstance(record, Allocate | Collective):
-                made.add(number)
-            elif number != NONE and number % 3 != 2 and number not in made:
-                raise Unequal
-        ours = {number for number, place in self.made.items() if place.block == self.middle}
-        kept = _living(self.trace)
-        if len(_living(result)) != len(kept) + self.missing * len(kept & ours):
-            raise Unequal
+    def _made_between(self, start: int, stop: int, block: int) -> dict[int, tuple[int, int]]:
+        """Return the numbers that the part of a block makes, each with how it is made, and its order among these."""
+        first: dict[int, Record] = {}
+        pairs = zip(self.trace.records[start:stop], self.trace.numbers[start:stop], strict=True)
+        for record, number in pairs:
+            if isinstance(record, MAKES):
+                first.setdefault(number, record)
+        counts: Counter[int] = Counter()
+        found = {}
+        for number in reversed(first):
+            kind = self.moved(first[number], block)
+            found[number] = kind, counts[kind]
+            counts[kind] += 1
+        return found
 
     def _compare(self, before: int, start: int, stop: int, other: int) -> None:
         """Check that the part of the middle block is equal to that of the one before it."""
@@ -126,7 +120,7 @@ class _Lengthening(Lists):
             raise Unequal
         for place in range(stop - start):
             one, two = before + place, start + place
-            if not alike(self._moved(trace.records[one], other), self._moved(trace.records[two], self.middle)):
+            if self.moved(trace.records[one], other) != self.moved(trace.records[two], self.middle):
                 raise Unequal
             self._compare_numbers(trace.numbers[one], trace.numbers[two], other)
             first, second = trace.operands[one], trace.operands[two]
@@ -151,182 +145,52 @@ class _Lengthening(Lists):
             raise Unequal
         self.relative |= {mine, theirs}
 
-    def _moved(self, record: Record, own: int) -> Record:
-        """Return a record with its module told from its own block."""
-        path = _path_of(record)
-        if path is None:
-            return record
-        block = self.block_of(path)
-        if block == NONE:
-            return record
-        rest = path[len(self.repeated.prefix) :].partition(".")[2]
-        return _with_path(record, f"{block - own}:{rest}")
-
-    def _target(self, own: int, block: int) -> int:
-        """Return the block of the whole model that a kept one stands for, where another one names it."""
-        if own == NONE or abs(block - own) > _FAR:
-            return block if block <= self.middle else block + self.missing
-        return block if own <= self.middle else block + self.missing
-
-    def _number(self, made: _Made, block: int) -> int:
-        """Return the number of what was made for a block of the whole model."""
-        kept = block if block <= self.middle else block - self.missing
-        if block <= self.middle or kept > self.middle:
-            found = self.numbers.get(made._replace(block=kept))
-            if found is None:
-                raise Unequal
-            return found
-        base, size, orders = self.copies[made.sweep]
-        place = orders.get(made.order)
-        if place is None:
-            raise Unequal
-        number, kind = place
-        return (base + (block - self.middle - 1) * size + number) * 3 + kind
-
-    def _number_copies(self) -> list[tuple[int, int, dict[int, tuple[int, int]]]]:
-        """Set numbers aside for what the missing blocks make.
-
-        Returns:
-            For each sweep the first number of the first missing block, how many each block has, and the place among
-            them and the kind of each thing that a block makes.
-        """
-        base = max(self.trace.numbers, default=0) // 3 + 1
-        found = []
-        for index, sweep in enumerate(self.sweeps):
-            place = sweep.blocks.index(self.middle)
-            made = self.trace.made(sweep.bounds[place], sweep.bounds[place + 1])
-            orders = {
-                self.made[number].order: (order, number % 3)
-                for order, number in enumerate(made)
-                if self.made[number].sweep == index
-            }
-            found.append((base, len(made), orders))
-            base += len(made) * self.missing
+    def moved(self, record: Record, own: int) -> int:
+        """Return what a record has in common with those of other blocks: its module is told from its own block."""
+        key = id(record), own
+        found = self._moved.get(key)
+        if found is None:
+            path = path_of(record)
+            block = NONE if path is None else self.block_of(path)
+            if path is not None and block != NONE:
+                rest = path[len(self.repeated.prefix) :].partition(".")[2]
+                record = _with_path(record, f"{block - own}:{rest}")
+            found = self._moved[key] = self._kinds.setdefault(key_of(record), len(self._kinds))
         return found
 
-    def _copy_range(self, result: EditableTrace, start: int, stop: int) -> None:
-        """Append records as they are, with names and numbers of the whole model."""
-        trace = self.trace
-        result.sections += trace.sections_between(start, stop, len(result) - start)
-        for index in range(start, stop):
-            own, used = self.own[index], trace.operands[index]
-            name = functools.partial(self._renumbered, own)
-            record = self._renamed(trace.records[index], own)
-            number = trace.numbers[index]
-            if used is not None and isinstance(record, Kernel):
-                record, used = self.widened(record, used, name)
-            if isinstance(record, Allocate) and number in self.stretched:
-                short, long = self.stretched[number]
-                record = dataclasses.replace(record, bytes=record.bytes * long // short)
-            elif number in self.stretched and isinstance(record, Collective | Resize):
-                raise Unequal
-            result.records.append(record)
-            result.numbers.append(NONE if number == NONE else name(number))
-            result.operands.append(used)
+    def counted_from_end(self, block: int, own: int) -> bool:
+        """Whether a block that is named in the part of another one, or between sweeps, is counted from the last."""
+        near = own != NONE and abs(block - own) <= FAR
+        return (own if near else block) > self.middle
 
-    def _renumbered(self, own: int, number: int) -> int:
+    def place_of(self, number: int, own: int) -> Place | None:
+        """Return the place of a number that is named in the part of a block; None where all blocks name the same.
+
+        Args:
+            number: of the trace.
+            own: the block; `NONE` between sweeps.
+
+        Raises:
+            Unequal: it is not known what takes its place where there are more blocks.
+        """
         made = self.made.get(number)
         if made is None or number in self.fixed:
-            return number
-        block = self._target(own, made.block)
-        return number if block == made.block <= self.middle else self._number(made, block)
-
-    def _renamed(self, record: Record, own: int) -> Record:
-        path = _path_of(record)
-        if path is None:
-            return record
-        block = self.block_of(path)
-        if block == NONE:
-            return record
-        return self._shared(record, self._target(own, block), path)
-
-    def _shared(self, record: Record, block: int, path: str) -> Record:
-        """Return a record with the path of another block, the same one for the same record."""
-        renamed = self.renamed_path(path, block)
-        if renamed == path:
-            return record
-        key = id(record), block
-        found = self.shared.get(key)
-        if found is None:
-            found = self.shared[key] = _with_path(record, renamed)
-        return found
-
-    def _repeat(self, result: EditableTrace, part: EditableTrace, blocks: Iterable[int]) -> None:
-        """Append the part of the middle block as that of each block that was left out."""
-        middle, last = self.middle, self.middle + self.missing
-        bases, steps, near, far = self._relative_numbers(part)
-        for block in blocks:
-            result.sections.append(Section(len(result), len(result) + len(part), self._translation(block)))
-            result.records.extend(part.records)
-            name = functools.partial(self._number_beside, block)
-            if middle < block + near and block + far <= last:
-                result.numbers.extend([base + step * block for base, step in zip(bases, steps, strict=True)])
-            else:
-                result.numbers.extend([number if number == NONE else name(number) for number in part.numbers])
-            if self.keep_operands:
-                result.operands.extend(None if used is None else used.renumbered(name) for used in part.operands)
-            else:
-                result.operands.extend([None] * len(part))
-
-    def _translation(self, block: int) -> Translation:
-        """Return the translation from the names of the middle block and those beside it to those of another one."""
-        found = self.translations.get(block)
-        if found is None:
-            prefix, names, away = self.repeated.prefix, self.repeated.names, block - self.middle
-            modules = {
-                f"{prefix}{kept}": f"{prefix}{names[place + away]}"
-                for place, kept in enumerate(self.repeated.kept)
-                if place + away < len(names)
-            }
-            found = self.translations[block] = Translation(modules, {}, range(0), 0)
-        return found
-
-    def _relative_numbers(self, part: EditableTrace) -> tuple[list[int], list[int], int, int]:
-        """Return the numbers of a part as multiples of the block that it is repeated for.
-
-        Returns:
-            What is added to the multiple, and the multiple, for each number; how many blocks before and behind its own
-            one the part names.
-        """
-        bases, steps, distances = [], [], [0]
-        for number in part.numbers:
-            made = None if number == NONE or number in self.fixed else self.made.get(number)
-            if made is None:
-                bases.append(number)
-                steps.append(0)
-                continue
-            base, size, orders = self.copies[made.sweep]
-            if made.order not in orders:
+            return None
+        like = self.numbers.get(made._replace(block=self.middle))
+        from_end = self.counted_from_end(made.block, own)
+        if like is None:
+            if own == self.middle or from_end != (made.block > self.middle):
                 raise Unequal
-            place, kind = orders[made.order]
-            distance = made.block - self.middle
-            bases.append((base + (distance - self.middle - 1) * size + place) * 3 + kind)
-            steps.append(3 * size)
-            distances.append(distance)
-        return bases, steps, min(distances), max(distances)
-
-    def _number_beside(self, block: int, number: int) -> int:
-        """Return what a number of the middle block is for a block that was left out."""
-        made = self.made.get(number)
-        if made is None or number in self.fixed:
-            return number
-        return self._number(made, block + made.block - self.middle)
-
-    def copy_of(self, number: int, block: int) -> int:
-        made = self.made.get(number)
-        if made is None:
-            raise Unequal
-        return self._number(made, block + made.block - self.middle)
+            return None
+        if own == self.middle:
+            ahead = made.block > own
+            for block in range(own + 1, made.block + 1) if ahead else range(made.block, own + 1):
+                if self.numbers.get(made._replace(block=block), NONE) in {NONE, *self.fixed}:
+                    raise Unequal
+        return Place(like, made.block, from_end)
 
 
-def _living(trace: EditableTrace) -> set[int]:
-    """Return the storages that are there in the end."""
-    pairs = list(zip(trace.records, trace.numbers, strict=True))
-    freed = {number for record, number in pairs if isinstance(record, Free)}
-    return {number for record, number in pairs if isinstance(record, Allocate)} - freed
-
-
-def _path_of(record: Record) -> str | None:
+def path_of(record: Record) -> str | None:
     """Return the path of the module that a record names."""
     if isinstance(record, Mark):
         head, _, path = record.name.partition(" ")

@@ -1,16 +1,16 @@
-"""Extension of kernels that take the tensors of all blocks as a list.
+"""Kernels that take the tensors of all blocks as a list, and how they grow with the blocks.
 
-The norm of the gradients, their clipping and the optimizer take every parameter at once. Their lists are lengthened
-where those of the middle block stand, with the traffic of each tensor; and so are the vectors that have one element
-for each of a list.
+The norm of the gradients, their clipping and the optimizer take every parameter at once. Their lists become longer
+where those of the middle block stand, with the traffic of each tensor; and so do the vectors that have one element for
+each of a list.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.replay.walk import Unequal, Walk
 from legoai.cost.trace.editing import Operands
@@ -20,157 +20,201 @@ from legoai.cost.trace.records import Kernel, TensorType
 _JOINS: Final = frozenset({"aten.stack", "aten.cat"})
 """Operators whose one result is as long as their list of inputs."""
 
+Stretch: TypeAlias = tuple[int, tuple[int, ...]]
+"""Length of a vector, and how much longer it becomes with a further block of each container."""
 
-class Entry(NamedTuple):
-    """One tensor of a list, and what the kernel reads and writes of it."""
+
+class ListPart(NamedTuple):
+    """Some neighbouring tensors of a list.
+
+    Attributes:
+        types: of the tensors.
+        traffic: bytes that the kernel reads and writes of them.
+        container: whose every further block brings the same again; `NONE` for none.
+        stretch: of one vector whose length depends on the number of blocks; None where it does not.
+    """
+
+    types: tuple[TensorType, ...]
+    traffic: tuple[int, int]
+    container: int = NONE
+    stretch: Stretch | None = None
+
+    def grown(self, missing: Sequence[int]) -> tuple[tuple[TensorType, ...], int, int]:
+        """Return its tensors, and the bytes read and written, with so many further blocks of each container."""
+        read, written = self.traffic
+        if self.stretch is not None:
+            (kind,), (short, _) = self.types, self.stretch
+            long = stretched_length(self.stretch, missing)
+            types = (TensorType((long, *kind.shape[1:]), kind.dtype),)
+            return types, read * long // short, written * long // short
+        times = 1 if self.container == NONE else 1 + missing[self.container]
+        return self.types * times, read * times, written * times
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ListKernel:
+    """A kernel whose list of tensors grows with the blocks.
+
+    Attributes:
+        kernel: as it was captured.
+        inputs: its tensors.
+        outputs: its results that are new tensors.
+    """
+
+    kernel: Kernel
+    inputs: tuple[ListPart, ...]
+    outputs: tuple[ListPart, ...]
+
+    def grown(self, missing: Sequence[int]) -> Kernel:
+        """Return the kernel where there are so many further blocks of each container."""
+        inputs = [part.grown(missing) for part in self.inputs]
+        outputs = [part.grown(missing) for part in self.outputs]
+        return dataclasses.replace(
+            self.kernel,
+            inputs=tuple(itertools.chain.from_iterable(types for types, _, _ in inputs)),
+            outputs=tuple(itertools.chain.from_iterable(types for types, _, _ in outputs)),
+            bytes_read=sum(read for _, read, _ in inputs),
+            bytes_written=sum(written for _, _, written in inputs) + sum(written for _, _, written in outputs),
+        )
+
+
+class _Entry(NamedTuple):
+    """One tensor of a list, what is read and written of it, and the container and block whose it is."""
 
     type: TensorType
     number: int
-    block: int
-    traffic: tuple[int, ...]
-
-    def stretched(self, short: int, long: int) -> Entry:
-        """Return the same with a first dim that is longer."""
-        shape = (long, *self.type.shape[1:])
-        return self._replace(
-            type=TensorType(shape, self.type.dtype), traffic=tuple(share * long // short for share in self.traffic)
-        )
+    traffic: tuple[int, int]
+    owner: tuple[int, int]
 
 
-class Lists(Walk, ABC):
-    """Lengthens the lists of a trace's kernels.
+def stretched_length(stretch: Stretch, missing: Sequence[int]) -> int:
+    """Return the length of a vector where there are so many further blocks of each container."""
+    short, more = stretch
+    return short + sum(each * count for each, count in zip(more, missing, strict=True))
 
-    Attributes:
-        stretched: storages of vectors with one element for each of a list, and how long they were and become.
+
+def find_stretched(walk: Walk) -> dict[int, tuple[int, int]]:
+    """Return the storages of vectors with one element for each of a list, how long they are, and what a block adds."""
+    found: dict[int, tuple[int, int]] = {}
+    for record, used in zip(walk.trace.records, walk.trace.operands, strict=True):
+        if used is None or not isinstance(record, Kernel) or len(used.outputs) != 1:
+            continue
+        shape, result = record.outputs[0].shape, used.outputs[0]
+        if record.op in _JOINS and shape[:1] == (len(used.inputs),) and _spans(walk, record, used):
+            found[result] = shape[0], sum(walk.owners.get(number, NONE) == walk.middle for number in used.inputs)
+        for number in used.inputs:
+            if number in found and shape == (found[number][0],):
+                found[result] = found[number]
+    return found
+
+
+def stretched_by_all(stretched: Sequence[Mapping[int, tuple[int, int]]]) -> dict[int, Stretch]:
+    """Return the storages of vectors whose length depends on the number of blocks of any container.
+
+    Args:
+        stretched: for each container, what :func:`find_stretched` found.
     """
-
-    stretched: dict[int, tuple[int, int]]
-
-    @abstractmethod
-    def copy_of(self, number: int, block: int) -> int:
-        """Return what a number of the middle block is for a block that was left out."""
-
-    def widened(self, kernel: Kernel, used: Operands, name: Callable[[int], int]) -> tuple[Kernel, Operands]:
-        """Return a kernel whose lists have the tensors of all blocks."""
-        stretched = [number for number in used.inputs if number in self.stretched]
-        spans = self._spans(kernel, used)
-        if not stretched and not spans:
-            return kernel, used.renumbered(name)
-        if not used.whole or kernel.flops:
+    found: dict[int, Stretch] = {}
+    for storage in {storage for one in stretched for storage in one}:
+        lengths = {one[storage][0] for one in stretched if storage in one}
+        if len(lengths) > 1:
             raise Unequal
-        sides = []
-        for types, numbers, *traffic in (
-            (kernel.inputs, used.inputs, used.read, used.written),
-            (kernel.outputs, used.outputs, used.new),
-        ):
-            entries = self._entries(types, numbers, traffic)
-            sides.append(self._longer(entries, name) if spans else [(e, name(e.number)) for e in entries])
-        inputs, outputs = sides
-        if spans and len(outputs) == 1 == len(kernel.outputs):
-            outputs = self._joined(kernel, inputs, outputs)
-        elif spans and outputs and len(outputs) != len(inputs):
+        found[storage] = lengths.pop(), tuple(one.get(storage, (0, 0))[1] for one in stretched)
+    return found
+
+
+def list_kernel(
+    kernel: Kernel, used: Operands, repetitions: Sequence[Walk], stretched: Mapping[int, Stretch]
+) -> ListKernel | None:
+    """Return how a kernel grows with the blocks; None where it does not.
+
+    Args:
+        kernel: of the trace.
+        used: its tensors.
+        repetitions: of the blocks of each container.
+        stretched: storages of vectors whose length depends on the number of blocks.
+
+    Raises:
+        Unequal: it uses the blocks in a way that is not understood.
+    """
+    widened = any(number in stretched for number in used.inputs)
+    spanned = [index for index, one in enumerate(repetitions) if _spans(one, kernel, used)]
+    if not widened and not spanned:
+        return None
+    if not used.whole or kernel.flops:
+        raise Unequal
+    owners = {n: (c, one.owners[n]) for c, one in enumerate(repetitions) if c in spanned for n in one.owners}
+    inputs = _entries(kernel.inputs, used.inputs, list(zip(used.read, used.written, strict=True)), owners)
+    outputs = _entries(kernel.outputs, used.outputs, [(0, new) for new in used.new], owners)
+    joined = bool(spanned) and len(outputs) == 1
+    if joined and (outputs[0].number not in stretched or widened):
+        raise Unequal
+    if spanned and len(outputs) not in (0, 1, len(inputs)):
+        raise Unequal
+    if widened:
+        if any(e.number in stretched and e.type.shape != stretched[e.number][:1] for e in inputs):
             raise Unequal
-        if stretched:
-            inputs, outputs = self._stretched_sides(inputs, outputs)
-        reads, writes = sum(e.traffic[0] for e, _ in inputs), sum(e.traffic[1] for e, _ in inputs)
-        return (
-            dataclasses.replace(
-                kernel,
-                inputs=tuple(entry.type for entry, _ in inputs),
-                outputs=tuple(entry.type for entry, _ in outputs),
-                bytes_read=reads,
-                bytes_written=writes + sum(entry.traffic[0] for entry, _ in outputs),
-            ),
-            Operands(
-                tuple(number for _, number in inputs),
-                tuple(number for _, number in outputs),
-                tuple(entry.traffic[0] for entry, _ in inputs),
-                tuple(entry.traffic[1] for entry, _ in inputs),
-                tuple(entry.traffic[0] for entry, _ in outputs),
-                used.whole,
-            ),
-        )
-
-    def _spans(self, kernel: Kernel, used: Operands) -> bool:
-        """Whether a kernel outside of the blocks takes tensors of all of them."""
-        if self.block_of(kernel.module) != NONE or len(used.inputs) < len(self.repeated.kept):
-            return False
-        blocks = {self.owners.get(number, NONE) for number in used.inputs}
-        return {self.middle - 1, self.middle, self.middle + 1} <= blocks
-
-    def _entries(
-        self, types: Sequence[TensorType], numbers: Sequence[int], traffic: Sequence[Sequence[int]]
-    ) -> list[Entry]:
-        return [
-            Entry(kind, number, self.owners.get(number, NONE), shares)
-            for kind, number, shares in zip(types, numbers, zip(*traffic, strict=True), strict=True)
-        ]
-
-    def _longer(self, entries: list[Entry], name: Callable[[int], int]) -> list[tuple[Entry, int]]:
-        """Put the entries of the missing blocks behind those of the middle one, wherever the list has these."""
-        runs: list[tuple[int, int]] = []
-        for index, entry in enumerate(entries):
-            if not runs or runs[-1][0] != entry.block:
-                runs.append((entry.block, index))
-        starts = [start for _, start in runs] + [len(entries)]
-        result: list[tuple[Entry, int]] = []
-        for at, (block, start) in enumerate(runs):
-            own = entries[start : starts[at + 1]]
-            named = [(entry, name(entry.number)) for entry in own]
-            if block != self.middle:
-                result += named
-                continue
-            if at == 0 or at + 1 == len(runs):
-                raise Unequal
-            step = runs[at + 1][0] - block
-            before = entries[starts[at - 1] : start]
-            if abs(step) != 1 or runs[at - 1][0] != block - step:
-                raise Unequal
-            if [(e.type, e.traffic) for e in before] != [(e.type, e.traffic) for e in own]:
-                raise Unequal
-            news = range(self.middle + 1, self.middle + 1 + self.missing)
-            more = [(entry, self.copy_of(entry.number, new)) for new in news[::step] for entry in own]
-            result += [*named, *more] if step > 0 else [*more, *named]
-        return result
-
-    def _joined(
-        self, kernel: Kernel, inputs: list[tuple[Entry, int]], outputs: list[tuple[Entry, int]]
-    ) -> list[tuple[Entry, int]]:
-        """Return the result of a list of inputs that became longer."""
-        entry, number = outputs[0]
-        if self.stretched.get(entry.number) != (len(kernel.inputs), len(inputs)):
+        if any(e.number not in stretched and e.type.shape for e in outputs):
             raise Unequal
-        return [(entry.stretched(len(kernel.inputs), len(inputs)), number)]
+    return ListKernel(
+        kernel,
+        tuple(_parts(inputs, repetitions, stretched if widened else {})),
+        tuple(_parts(outputs, () if joined else repetitions, stretched if widened or joined else {})),
+    )
 
-    def find_stretched(self) -> dict[int, tuple[int, int]]:
-        """Return the storages of vectors with one element for each of a list, and how long they were and become."""
-        found: dict[int, tuple[int, int]] = {}
-        for record, used in zip(self.trace.records, self.trace.operands, strict=True):
-            if used is None or not isinstance(record, Kernel) or len(used.outputs) != 1:
-                continue
-            shape, result = record.outputs[0].shape, used.outputs[0]
-            if record.op in _JOINS and shape[:1] == (len(used.inputs),) and self._spans(record, used):
-                more = sum(self.owners.get(number, NONE) == self.middle for number in used.inputs)
-                found[result] = shape[0], shape[0] + more * self.missing
-            for number in used.inputs:
-                if number in found and shape == (found[number][0],):
-                    found[result] = found[number]
-        return found
 
-    def _stretched_sides(
-        self, inputs: list[tuple[Entry, int]], outputs: list[tuple[Entry, int]]
-    ) -> tuple[list[tuple[Entry, int]], list[tuple[Entry, int]]]:
-        """Return inputs and results of a kernel that works on vectors that became longer."""
-        for entry, _ in inputs:
-            if entry.number in self.stretched and entry.type.shape != self.stretched[entry.number][:1]:
+def _entries(
+    types: Sequence[TensorType],
+    numbers: Sequence[int],
+    traffic: Sequence[tuple[int, int]],
+    owners: Mapping[int, tuple[int, int]],
+) -> list[_Entry]:
+    return [
+        _Entry(kind, number, shares, owners.get(number, (NONE, NONE)))
+        for kind, number, shares in zip(types, numbers, traffic, strict=True)
+    ]
+
+
+def _parts(
+    entries: Sequence[_Entry], repetitions: Sequence[Walk], stretched: Mapping[int, Stretch]
+) -> Iterator[ListPart]:
+    """Yield the parts of a list: those of each block, and vectors that become longer by themselves."""
+    runs = [list(run) for _, run in itertools.groupby(entries, key=lambda entry: entry.owner)]
+    for at, run in enumerate(runs):
+        container, block = run[0].owner
+        repeats = bool(repetitions) and container != NONE and block == repetitions[container].middle
+        if repeats:
+            if not 0 < at < len(runs) - 1:
                 raise Unequal
-        for entry, _ in outputs:
-            if entry.number not in self.stretched and entry.type.shape:
+            before, behind = runs[at - 1], runs[at + 1][0].owner
+            step = behind[1] - block
+            if abs(step) != 1 or behind[0] != container or before[0].owner != (container, block - step):
                 raise Unequal
-        return self._stretch(inputs), self._stretch(outputs)
+            if [(e.type, e.traffic) for e in before] != [(e.type, e.traffic) for e in run]:
+                raise Unequal
+        yield from _split(run, container if repeats else NONE, stretched)
 
-    def _stretch(self, entries: list[tuple[Entry, int]]) -> list[tuple[Entry, int]]:
-        return [
-            (entry.stretched(*self.stretched[entry.number]) if entry.number in self.stretched else entry, number)
-            for entry, number in entries
-        ]
+
+def _split(run: Sequence[_Entry], container: int, stretched: Mapping[int, Stretch]) -> Iterator[ListPart]:
+    """Yield the tensors of a run together, but for vectors that become longer."""
+    for long, group in itertools.groupby(run, key=lambda entry: entry.number in stretched):
+        if not long:
+            own = list(group)
+            sums = sum(e.traffic[0] for e in own), sum(e.traffic[1] for e in own)
+            yield ListPart(tuple(e.type for e in own), sums, container)
+            continue
+        if container != NONE:
+            raise Unequal
+        for entry in group:
+            stretch = stretched[entry.number]
+            if any(share % stretch[0] for share in entry.traffic):
+                raise Unequal
+            yield ListPart((entry.type,), entry.traffic, NONE, stretch)
+
+
+def _spans(walk: Walk, kernel: Kernel, used: Operands) -> bool:
+    """Whether a kernel outside of the blocks takes tensors of all of them."""
+    if walk.block_of(kernel.module) != NONE or len(used.inputs) < len(walk.repeated.kept):
+        return False
+    blocks = {walk.owners.get(number, NONE) for number in used.inputs}
+    return {walk.middle - 1, walk.middle, walk.middle + 1} <= blocks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from legoai.cost.replay.blocks import RepeatedBlocks
+from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.trace.editing import EditableTrace, Operands, is_micro_batch
 from legoai.cost.trace.numbers import NONE
-from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Resize
+from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
 
 
 class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
@@ -171,4 +171,10 @@ class Walk:
                 record = self.trace.records[index]
                 if isinstance(record, Mark) and record.name == last:
                     return index + 1
-        return stop
+        marks = (index for index in range(start, stop) if self._begins_or_ends(self.trace.records[index]))
+        return next(marks, stop)
+
+    @staticmethod
+    def _begins_or_ends(record: Record) -> bool:
+        """Whether a record is where a step or a micro batch begins or a step ends: no block does what is behind it."""
+        return isinstance(record, Mark) and (is_micro_batch(record) or record.name.startswith(("step ", "end step ")))

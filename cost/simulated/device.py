@@ -133,6 +133,8 @@ class _Sim:
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
         self.streams = self.events = 0
+        self.used = False
+        """Whether a simulation has begun in this process, or in one that it was forked from."""
         self.single = False
         self.current: _Stream
 
@@ -141,6 +143,7 @@ class _Sim:
         if self.recorder is not None:
             raise SimulationError("a simulation runs already in this process")
         self.recorder = recorder
+        self.used = True
         self.streams = self.events = 0
         self.single = single
         self.current = Stream()

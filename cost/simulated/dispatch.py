@@ -274,6 +274,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 number = capture.number_of(item)
                 if number is not None and kind in ("all_gather", "reduce_scatter"):
                     capture.record(Categorise(number, "communication", capture.module))
+        elif known.name == "_dtensor.shard_dim_alltoall":
+            capture.record(WaitWork(current_stream(), work))  # torch waits inside of it
         else:
             for item in results or inputs:
                 number = capture.number_of(item)

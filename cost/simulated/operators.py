@@ -16,12 +16,17 @@ from legoai.cost.trace.records import CollectiveKind, TensorType
 from legoai.runtime.torch_internals.operators import OpOverload
 
 Treatment = Literal["kernel", "nothing", "copy", "read", "collective", "wait"]
-"""`nothing` makes a view or reserves memory; `read` brings one value to the host."""
+"""`nothing` makes a view or reserves memory; `read` brings one value to the host.
+
+Page-locking counts as reserving: a program locks its parameters in host memory once, in its first forward, in an order
+that is not that of its blocks.
+"""
 
 _NOTHING: Final = frozenset(
     {
-        "aten._reshape_alias", "aten._unsafe_view", "aten.alias", "aten.detach", "aten.detach_", "aten.empty",
-        "aten.empty_like", "aten.empty_strided", "aten.is_same_size", "aten.lift_fresh", "aten.new_empty",
+        "aten._pin_memory", "aten._reshape_alias", "aten._unsafe_view", "aten.alias", "aten.detach", "aten.detach_",
+        "aten.empty", "aten.empty_like", "aten.empty_strided", "aten.is_pinned", "aten.is_same_size",
+        "aten.lift_fresh", "aten.new_empty",
         "aten.new_empty_strided", "aten.requires_grad_", "aten.resize_", "aten.set_",
         "aten.stride", "aten.sym_numel", "aten.sym_size", "aten.sym_storage_offset", "aten.sym_stride", "prim.device",
     }

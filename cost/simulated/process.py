@@ -70,7 +70,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
             stack.enter_context(patched(f"torch.autograd.profiler:record_function.{name}", silent))
-        # The simulated device has no random state, and PyTorch 2.12 asks CUDA for that of pipeline stages.
+        # The simulated device has no random state, and torch 2.12 asks CUDA for that of pipeline stages.
         stack.enter_context(patched("torch.random:fork_rng", lambda *_, **__: contextlib.nullcontext()))
         stack.enter_context(even_routing())
         stack.enter_context(kernels_of(kind))
@@ -140,15 +140,12 @@ def _filled(shape: tuple[int, ...]) -> Any:
     return READ_VALUE if not shape else [_filled(shape[1:]) for _ in range(shape[0])]
 
 
-_MESH_METHODS: Final = (
-    "_concatenate", "_flatten", "_get_mesh_tensor_from_full_mesh", "_sym_get_coordinate", "_unflatten", "__getitem__",
-    "get_coordinate", "get_group", "get_local_rank", "size",
-)  # fmt: skip
+_MESH_METHODS: Final = ("_concatenate", "_flatten", "_unflatten")
 
 
 @contextlib.contextmanager
 def patched_meshes() -> Iterator[None]:
-    """Run what meshes compute with tensors of ranks, whose values matter, outside of fake tensor modes."""
+    """Run what makes a mesh of another, with tensors of ranks whose values matter, outside of fake tensor modes."""
     with contextlib.ExitStack() as stack:
         for name in _MESH_METHODS:
             path = f"torch.distributed.device_mesh:DeviceMesh.{name}"

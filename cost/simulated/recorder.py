@@ -119,7 +119,11 @@ class Capture(Recorder):
         self.record(Mark(f"step {number}"))
         if self.staged:
             self.starts, self.started = [], []
-            self.outside = self.phase = "forward"
+            self.begin_pass()
+
+    def begin_pass(self) -> None:
+        """Note that a pipeline begins a pass: what it receives before its first action belongs to the forward."""
+        self.outside = self.phase = "forward"
 
     def end_pass(self) -> None:
         """Note that a pipeline has taken its last action of a pass: what follows belongs to the optimizer."""

@@ -1,22 +1,17 @@
-"""Editable traces, whose parts are compared, repeated and renumbered.
+"""Editable traces, whose parts are compared and renumbered.
 
 Records name storages, collectives and events by number. An editable trace keeps the numbers beside the records, so that
-a part is repeated by repeating its records as they are and renumbering. Where parts are repeated it keeps their bounds
-as sections; the finished trace stores a segment once for all sections that have the same records.
+records that are equal but for their number are the same object.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
 
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import FIELD, MAKES, NONE, encoded, renumbered
 from legoai.cost.trace.records import Mark, Record
-from legoai.cost.trace.segments import Instance, Item, Segment, slot_inside, slot_outside
-from legoai.cost.trace.translation import Translation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,16 +34,8 @@ class Operands:
     new: tuple[int, ...]
     whole: bool
 
-    def renumbered(self, name: Callable[[int], int]) -> Operands:
-        """Return the same of other storages."""
-        return dataclasses.replace(
-            self,
-            inputs=tuple(NONE if number == NONE else name(number) for number in self.inputs),
-            outputs=tuple(NONE if number == NONE else name(number) for number in self.outputs),
-        )
 
-
-def _key(record: Record) -> object:
+def key_of(record: Record) -> object:
     """Return what two records have in common that are equal but for their number."""
     kind = type(record)
     numbered = FIELD.get(kind)
@@ -67,21 +54,6 @@ def _key(record: Record) -> object:
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Section:
-    """Records of which others may be a repetition.
-
-    Attributes:
-        start: index of the first.
-        stop: index behind the last.
-        translation: from the names of modules in the records to those that are meant; None where they are the same.
-    """
-
-    start: int
-    stop: int
-    translation: Translation | None = None
-
-
 @dataclasses.dataclass(slots=True)
 class EditableTrace:
     """Records, the number of each (`NONE` for none), and what some kernels used.
@@ -92,13 +64,11 @@ class EditableTrace:
         records: those that are equal but for their number are the same object.
         numbers: of each record, encoded.
         operands: of some kernels.
-        sections: ascending; none overlaps another.
     """
 
     records: list[Record]
     numbers: list[int]
     operands: list[Operands | None]
-    sections: list[Section] = dataclasses.field(default_factory=list)
 
     @classmethod
     def of(cls, records: Sequence[Record], operands: Sequence[Operands | None] | None = None) -> EditableTrace:
@@ -108,60 +78,11 @@ class EditableTrace:
         for record in records:
             kind = FIELD.get(type(record))
             numbers.append(NONE if kind is None else encoded(kind, getattr(record, kind)))
-            kept.append(same.setdefault(_key(record), record))
+            kept.append(same.setdefault(key_of(record), record))
         return cls(kept, numbers, [None] * len(records) if operands is None else list(operands))
 
     def __len__(self) -> int:
         return len(self.records)
-
-    def part(self, start: int, stop: int) -> EditableTrace:
-        """Return some of the records."""
-        return EditableTrace(
-            self.records[start:stop],
-            self.numbers[start:stop],
-            self.operands[start:stop],
-            self.sections_between(start, stop, -start),
-        )
-
-    def sections_between(self, start: int, stop: int, shift: int) -> list[Section]:
-        """Return what of the sections is between two indices, at other indices."""
-        return [
-            Section(max(item.start, start) + shift, min(item.stop, stop) + shift, item.translation)
-            for item in self.sections
-            if item.start < stop and start < item.stop
-        ]
-
-    def spelled_out(self) -> EditableTrace:
-        """Return the same trace with the names that are meant in the records, the same record having the same one."""
-        if all(item.translation is None for item in self.sections):
-            return self
-        records, known = list(self.records), dict[tuple[int, int], Record]()
-        for item in self.sections:
-            if item.translation is None:
-                continue
-            for index in range(item.start, item.stop):
-                key = id(records[index]), id(item.translation)
-                if key not in known:
-                    known[key] = item.translation.record(records[index])
-                records[index] = known[key]
-        sections = [Section(item.start, item.stop) for item in self.sections]
-        return EditableTrace(records, self.numbers, self.operands, sections)
-
-    def extend(self, other: EditableTrace) -> None:
-        """Append another one."""
-        self.sections += other.sections_between(0, len(other), len(self))
-        self.records.extend(other.records)
-        self.numbers.extend(other.numbers)
-        self.operands.extend(other.operands)
-
-    def renumbered(self, name: Callable[[int], int]) -> EditableTrace:
-        """Return the same records with other numbers."""
-        return EditableTrace(
-            list(self.records),
-            [number if number == NONE else name(number) for number in self.numbers],
-            [None if used is None else used.renumbered(name) for used in self.operands],
-            list(self.sections),
-        )
 
     def made(self, start: int, stop: int) -> dict[int, int]:
         """Return the numbers that are made between two places, each with its order."""
@@ -171,26 +92,14 @@ class EditableTrace:
                 found.setdefault(number, len(found))
         return found
 
-    def finished(self) -> tuple[Item, ...]:
-        """Return the items of a trace, with storages, collectives and events counted from 0 as they appear.
-
-        Sections of equal records are instances of one segment, whichever modules they name.
-        """
-        numbers = self._counted()
-        shared = _Segments()
-        drafts = [shared.draft(self.records[item.start : item.stop], numbers, item) for item in self.sections]
-        result: list[Item] = []
-        at = 0
-        for item, draft in zip(self.sections, drafts, strict=True):
-            self._append(result, numbers, at, item.start, None)
-            instance = shared.instance(draft, item.translation)
-            if instance is None:
-                self._append(result, numbers, item.start, item.stop, item.translation)
-            else:
-                result.append(instance)
-            at = item.stop
-        self._append(result, numbers, at, len(self), None)
-        return tuple(result)
+    def finished(self) -> tuple[Record, ...]:
+        """Return the records with storages, collectives and events counted from 0 as they appear."""
+        return tuple(
+            record
+            if number == NONE or getattr(record, FIELD[type(record)]) == number // 3
+            else renumbered(record, number // 3)
+            for record, number in zip(self.records, self._counted(), strict=True)
+        )
 
     def _counted(self) -> list[int]:
         """Return the numbers, still encoded, counted from 0 as they appear."""
@@ -205,82 +114,6 @@ class EditableTrace:
                 counts[kind] += 3
             result.append(new)
         return result
-
-    def _append(
-        self, result: list[Item], numbers: Sequence[int], start: int, stop: int, translation: Translation | None
-    ) -> None:
-        """Append records one by one."""
-        for index in range(start, stop):
-            record, number = self.records[index], numbers[index]
-            if translation is not None:
-                record = translation.record(record)
-            if number == NONE or getattr(record, FIELD[type(record)]) == number // 3:
-                result.append(record)
-            else:
-                result.append(renumbered(record, number // 3))
-
-
-@dataclasses.dataclass(slots=True)
-class _Draft:
-    """A section of a trace: what its segment is, and the numbers of the instance, decoded."""
-
-    key: object
-    records: Sequence[Record]
-    slots: tuple[int, ...]
-    own: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    outside: tuple[int, ...]
-
-
-class _Segments:
-    """Segments of the sections of a trace, one for those of the same records, and how often each is needed."""
-
-    def __init__(self) -> None:
-        self.count: Counter[object] = Counter()
-        self.known: dict[object, Segment] = {}
-
-    def draft(self, records: Sequence[Record], numbers: Sequence[int], section: Section) -> _Draft:
-        """Return the draft of a section of a trace.
-
-        Args:
-            records: of the section.
-            numbers: of the trace, encoded.
-            section: where its numbers are.
-        """
-        own: tuple[dict[int, int], ...] = ({}, {}, {})
-        named = list(zip(records, numbers[section.start : section.stop], strict=True))
-        for record, number in named:
-            if isinstance(record, MAKES):
-                made = own[number % 3]
-                made.setdefault(number, len(made))
-        outside: dict[int, int] = {}
-        slots = []
-        for _, number in named:
-            if number == NONE:
-                slots.append(NONE)
-                continue
-            kind = number % 3
-            index = own[kind].get(number)
-            if index is None:
-                slots.append(slot_outside(outside.setdefault(number, len(outside))))
-            else:
-                slots.append(slot_inside(kind, index))
-        key = tuple(map(id, records)), tuple(slots)
-        self.count[key] += 1
-        storages, works, events = (tuple(number // 3 for number in made) for made in own)
-        return _Draft(key, records, tuple(slots), (storages, works, events), tuple(n // 3 for n in outside))
-
-    def instance(self, draft: _Draft, translation: Translation | None) -> Instance | None:
-        """Return the instance of a section; None where no other is equal to it."""
-        if self.count[draft.key] < _FEWEST:
-            return None
-        segment = self.known.get(draft.key)
-        if segment is None:
-            segment = self.known[draft.key] = Segment(tuple(draft.records), draft.slots)
-        return Instance(segment, draft.own, draft.outside, translation)
-
-
-_FEWEST: Final = 2
-"""Equal sections from which on they are stored as a segment."""
 
 
 def is_micro_batch(record: Record) -> bool:

@@ -67,13 +67,13 @@ class Instance:
     Attributes:
         segment: the ops.
         own: the numbers of the storages, collectives and events that are made by it, in the order of their slots.
-        outside: the numbers of those that are named and not made.
+        outside: the numbers of those that are named and not made, in the order of their slots.
         translation: from the names of modules in the segment to those that are meant; None where they are the same.
     """
 
     segment: Segment
     own: tuple[Sequence[int], Sequence[int], Sequence[int]]
-    outside: tuple[int, ...]
+    outside: Sequence[int]
     translation: Translation | None = None
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Instance:
         """Return the number for which a slot stands."""
         if slot >= 0:
             return self.own[slot % 3][slot // 3]
-        return self.outside[_FIRST_OUTSIDE - slot]
+        return self.outside[outside_index(slot)]
 
     def records(self) -> Iterator[Record]:
         """Yield the records with their numbers and names."""
@@ -104,6 +104,11 @@ Item: TypeAlias = Record | Instance
 def slot_outside(index: int) -> int:
     """Return the slot of one of the numbers that a segment names and does not make."""
     return _FIRST_OUTSIDE - index
+
+
+def outside_index(slot: int) -> int:
+    """Return the index, among the numbers that a segment names and does not make, of the one of a slot."""
+    return _FIRST_OUTSIDE - slot
 
 
 def slot_inside(kind: int, index: int) -> int:

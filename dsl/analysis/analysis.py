@@ -36,6 +36,7 @@ class Analysis:
         directory: where files that the plan names are looked up.
         file: the plan file's name, for diagnostics.
         resolution: what the plan was resolved from; None for a plan that was made without a text of its own.
+        like: an analysis of another plan for the same model: what follows from the model alone is taken from there.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Analysis:
         *,
         file: str = "",
         resolution: Resolution | None = None,
+        like: Analysis | None = None,
     ) -> None:
         self.plan = plan
         self.manifest = manifest
@@ -57,6 +59,9 @@ class Analysis:
         """By function, the facts that were computed (see :func:`fact`)."""
         self.distinct: dict[int, list[tuple[str, PathRule[Any]]]] = {}
         """By a statement's identity, what ``legoai.dsl.analysis.blocks.distinct`` found for it."""
+        if like is not None and manifest is not None and like.manifest is manifest:
+            self.module_paths = like.module_paths
+            self.module_and_parameter_paths = like.module_and_parameter_paths
 
     @property
     def start(self) -> Span:
@@ -104,14 +109,17 @@ class Analysis:
         return found
 
     def assigned(self, directive: Directive) -> Assignment[Any]:
-        """Which rule of ``directive`` each module follows, and for `shard` each parameter; without undecided rules."""
+        """Which rule names each module, or parameter where rules may name these; without undecided rules."""
         assert self.manifest is not None
         held = self._assignments.get(id(directive))
         if held is None:
             decided = [rule for rule in directive.rules if not isinstance(rule.treatment, Hole)]
-            paths = self.module_and_parameter_paths if directive.keyword == "shard" else self.module_paths
-            held = self._assignments[id(directive)] = assign(decided, paths)
+            held = self._assignments[id(directive)] = assign(decided, self.paths_for(directive))
         return held
+
+    def paths_for(self, directive: Directive) -> Paths:
+        """The paths that rules of ``directive`` may name."""
+        return self.module_and_parameter_paths if directive.names_parameters else self.module_paths
 
 
 def fact(compute: Callable[[Analysis], T]) -> Callable[[Analysis], T]:

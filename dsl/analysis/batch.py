@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.model import FOREIGN
+
 if TYPE_CHECKING:
+    from legoai.dsl.analysis.analysis import Analysis
+    from legoai.specs.models.manifest import Manifest
     from legoai.specs.plan import Plan
 
 
@@ -22,6 +28,29 @@ def micro_batches(plan: Plan) -> int | None:
     return count if rest == 0 else None
 
 
+def ramp_stages(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """The stages of the batch's ramp: the step at which each ends, and its global batch; none without a ramp."""
+    ramp = plan.batch.ramp
+    return () if ramp is None else tuple(zip(ramp.until, ramp.batches, strict=False))
+
+
+def global_batch_at(plan: Plan, step: int) -> int:
+    """Samples in an optimizer step, counted from 0."""
+    return next((batch for until, batch in ramp_stages(plan) if step < until), plan.batch.global_batch)
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """A ramp without a pipeline."""
+    batch, pipeline = analysis.plan.batch, analysis.plan.pipeline
+    if batch.ramp is not None and pipeline is not None:
+        yield Unsupported(
+            analysis.place(batch, "ramp"),
+            "a ramp of the batch under a pipeline is not lowered yet: its schedule divides gradients by a fixed number "
+            "of micro batches",
+            help=("leave `ramp` out, or train the first steps without a pipeline and load their checkpoint",),
+        )
+
+
 def pass_micro_batches(plan: Plan) -> int | None:
     """Micro batches in one pass of the pipeline's schedule: what `pipeline` says, or else all that the batch gives."""
     pipeline = plan.pipeline
@@ -37,3 +66,17 @@ def passes(plan: Plan) -> int | None:
 def local_tokens(plan: Plan) -> int:
     """Tokens of one micro batch on one rank: its piece of each sequence under context parallelism."""
     return plan.batch.micro_batch * plan.batch.length // plan.mesh.cp
+
+
+def sequence_length(plan: Plan, manifest: Manifest) -> int | None:
+    """Tokens of a sequence in the model's blocks; None where it is not known how many an image becomes.
+
+    Raises:
+        Undecided: the model reads text, and the plan says no length.
+    """
+    if manifest.reads is None or manifest.reads.kind in ("tokens", "two_texts"):
+        return plan.batch.length
+    if plan.model.family in FOREIGN:
+        return None
+    tokens: int | None = getattr(plan.model.source().config(), "n_tokens", None)
+    return tokens

@@ -43,10 +43,22 @@ def recomputed_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Budgets of one module at a time."""
+    """Budgets of one module at a time, whose operators are the same on every rank."""
     checkpoint = analysis.plan.checkpoint
-    for rule in checkpoint.rules if checkpoint is not None else ():
-        if isinstance(rule.treatment, Budget) and rule.treatment.by == "ilp":
+    if checkpoint is None:
+        return
+    for rule in checkpoint.rules:
+        if not isinstance(rule.treatment, Budget):
+            continue
+        if analysis.plan.context is not None and analysis.plan.mesh.cp > 1:
+            # Ranks that keep other operators would recompute other collectives, and wait for each other without end.
+            yield Unsupported(
+                rule.origin.span or analysis.place(checkpoint, "keyword"),
+                "a `budget` beside ranks of `cp` is not lowered: they compute different blocks of attention, "
+                "so that each would choose other operators",
+                help=("`selective([…])` keeps the same operators on every rank, and `full` keeps none",),
+            )
+        elif rule.treatment.by == "ilp":
             yield Unsupported(
                 analysis.place(rule.treatment, "by"),
                 "`by = ilp` is not lowered yet: an integer program over all modules together needs the search",

@@ -10,8 +10,9 @@ that receive equal layouts are followed once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
+from legoai.dsl.analysis.layout_operations import MismatchKind, operation
 from legoai.dsl.analysis.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Layout, Partial, Replicated, Sharded
@@ -19,26 +20,10 @@ from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outpu
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+    from legoai.specs.models.manifest import Manifest, ModuleInfo
 
-MismatchKind = Literal[
-    "arrives",
-    "unpaired",
-    "piece",
-    "summand",
-    "mixed",
-    "heads",
-    "attends",
-    "fused",
-    "norm_dim",
-    "norm_heads",
-    "plain",
-    "result",
-]
 PLACEABLE: Final = ("linear", "embedding", "norm")
 """Kinds of modules that compute on DTensors, so that a plan can place their parameters one by one."""
-_LARGE: Final = frozenset(("arange", "linspace", "zeros", "ones", "full", "empty", "outer", "polar", "rand", "randn"))
-"""Functions that make a tensor of more than one element, as a rule."""
 
 
 class Mismatch(Record, kw_only=True):
@@ -48,7 +33,7 @@ class Mismatch(Record, kw_only=True):
     |---|---|
     | `arrives` | ``got`` arrives where ``wanted`` is expected |
     | `unpaired` | the same, and the cure is the missing half of a pair of `colwise` and `rowwise` |
-    | `piece` | a module with parameters and no style computes on a piece, so its gradients are of that piece only |
+    | `piece` | whole parameters meet a piece, or ``other`` does, computed from such: their gradients are of the piece |
     | `summand` | summands meet what is not linear in them, or what is whole |
     | `mixed` | ``got`` and ``other`` are added or multiplied, and lie differently |
     | `heads` | attention where only some of queries, keys and values are cut by heads, or where the sequence is cut |
@@ -124,7 +109,7 @@ class Propagation:
             self.arrived[path] = arguments[0]
         if path not in self._template:
             return self._apply(path, arguments)
-        key = (self._signature(path), *arguments)
+        key = (self._signature(path), *arguments, *(item.learned for item in arguments))
         held = self._memo.get(key)
         if held is None:
             held = self._memo[key] = self._apply(path, arguments)
@@ -170,7 +155,7 @@ class Propagation:
         else:
             result = self._leaf(info, _first(arguments))
         if result.state == "unknown" and self._is_whole(path, arguments):
-            result = Tensor(state="replicate", moved=True, source=Source(path, rule))
+            result = Tensor(state="replicate", moved=True, source=Source(path, rule), learned=result.learned)
         if info.kind in ("attention", "feed_forward", "moe") and not result.cuts_features:
             # Such a module gives back a tensor of the shape that it was given, however it rearranged it inside.
             given = _first(arguments)
@@ -203,7 +188,8 @@ class Propagation:
         like = Tensor(state="any", rank=rank, width=int(width) if width is not None else None)
         self._note(wanted, leaves)
         in_loss = isinstance(style, Colwise) and style.loss_parallel
-        return tensor_of(leaves, like, Source(info.path, rule), wrapped=in_loss)
+        made = tensor_of(leaves, like, Source(info.path, rule), wrapped=in_loss)
+        return replace(made, learned=made.state == "replicate")
 
     def _sequence(self, info: ModuleInfo, rule: PathRule[Any], style: SequenceStyle, got: Tensor) -> Tensor:
         layout = Sharded(dim=style.dim)
@@ -261,7 +247,7 @@ class Propagation:
         """The plain result of a layer whose weights are whole, of a whole input."""
         width = info.attributes.get({"linear": "out_features", "embedding": "embedding_dim"}.get(info.kind, "dim"))
         wide = int(width) if width is not None else None
-        whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source)
+        whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source, learned=True)
         if info.kind == "embedding":
             return replace(whole, rank=got.rank + 1 if got.rank is not None else None)
         return replace(whole, moved=got.moved if info.kind in ("linear", "norm") else True)
@@ -279,7 +265,8 @@ class Propagation:
             got = arguments[place]
             self._note(source, target)
             self._arrives(info, rule, got, source, written=True)
-            arguments[place] = tensor_of(target, got, Source(info.path, rule), wrapped=not style.local)
+            taken = tensor_of(target, got, Source(info.path, rule), wrapped=not style.local)
+            arguments[place] = replace(taken, learned=got.learned)
         return arguments
 
     def _outputs(self, info: ModuleInfo, rule: PathRule[Any], style: Outputs, got: Tensor) -> Tensor:
@@ -336,9 +323,13 @@ class Propagation:
                 made.append(self._call(info.child_path(step.name), [made[index] for index in step.inputs]))
             elif step.op in ("parameter", "buffer"):
                 path = info.child_path(step.name)
-                made.append(UNKNOWN if path in self.styles else ANY if self._is_single(path) else PLAIN)
+                own = ANY if self._is_single(path) else PLAIN
+                learned = step.op == "parameter"
+                made.append(
+                    UNKNOWN if path in self.styles else replace(own, learned=learned, source=Source(info.path, None))
+                )
             else:
-                made.append(self._operation(info, step, [made[index] for index in step.inputs]))
+                made.append(operation(info.path, step, [made[index] for index in step.inputs], self._find))
         results = [made[index] for index in info.outputs]
         if not results:
             return UNKNOWN
@@ -349,99 +340,6 @@ class Propagation:
         module, _, name = path.rpartition(".")
         info = self.manifest.modules[module]
         return any(item.name == name and item.numel == 1 for item in (*info.parameters, *info.buffers))
-
-    def _operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
-        known = [item for item in taken if item.state != "any"]
-        if not known:
-            return PLAIN if PLAIN in taken or step.name in _LARGE else ANY
-        whole = next((item for item in taken if item.wrapped), None)
-        if whole is not None and step.op != "cast":
-            if step.op == "attention":
-                return self._find("attends", info.path, whole)
-            beside = next((item for item in taken if item.is_plain), None)
-            if beside is not None and step.name not in ("view_as", "reshape_as", "expand_as"):
-                return self._find("plain", info.path, whole, other=beside)
-        if any(item.state == "unknown" for item in known):
-            return DTENSOR if whole is not None else UNKNOWN
-        if step.op in ("add", "mul"):
-            return self._pointwise(info, step, known)
-        if step.op == "attention":
-            return self._attention(info, known)
-        if step.op in ("activation", "softmax", "normalize"):
-            return self._nonlinear(info, step, known[0])
-        if step.op == "cast":
-            return known[0]
-        if step.op == "reshape":
-            return self._reshape(info, step, known)
-        if all(item.state == "replicate" for item in known):
-            return replace(known[0], moved=True, wrapped=any(item.wrapped for item in known))
-        sums = step.op == "reduce" and step.name in ("sum", "mean") and known[0].state == "partial"
-        return replace(known[0], moved=True) if sums else UNKNOWN
-
-    def _pointwise(self, info: ModuleInfo, step: Step, known: list[Tensor]) -> Tensor:
-        """A sum or a product."""
-        last = known[-1]
-        moved = any(item.moved for item in known)
-        wrapped = any(item.wrapped for item in known)
-        if step.name in ("square", "pow", "sqrt", "rsqrt"):
-            return self._nonlinear(info, step, last)
-        states = {item.state for item in known}
-        if states == {"partial"} and step.op == "mul" and len(known) > 1:
-            return self._find("summand", info.path, known[0], other=last)
-        if len(states) == 1:
-            first = known[0]
-            if len({item.cut for item in known}) == 1:
-                return replace(last, moved=moved, wrapped=wrapped)
-            comparable = not moved and all(
-                item.cut is not None and (item.cut < 0) == ((first.cut or 0) < 0) for item in known
-            )
-            return self._mixed(info, known) if comparable else UNKNOWN
-        if states == {"partial", "replicate"}:
-            if step.op == "mul":
-                return replace(next(item for item in known if item.state == "partial"), moved=moved)
-            return self._mixed(info, known) if not moved else UNKNOWN
-        widths = {item.width for item in known}
-        same_shape = not moved and len(widths) == 1 and (step.op == "add" or None not in widths)
-        return self._mixed(info, known) if same_shape else UNKNOWN
-
-    def _mixed(self, info: ModuleInfo, known: list[Tensor]) -> Tensor:
-        first = known[0]
-        other = next(item for item in known if (item.state, item.cut) != (first.state, first.cut))
-        kind: MismatchKind = "summand" if "partial" in (first.state, other.state) else "mixed"
-        return self._find(kind, info.path, first, other=other)
-
-    def _nonlinear(self, info: ModuleInfo, step: Step, got: Tensor) -> Tensor:
-        if got.state == "partial" and step.name != "dropout":
-            return self._find("summand", info.path, got)
-        if got.state == "shard" and step.op != "activation" and got.cuts_features and not got.moved:
-            return UNKNOWN
-        return replace(got, width=None) if step.name == "glu" else got
-
-    def _attention(self, info: ModuleInfo, known: list[Tensor]) -> Tensor:
-        """Scaled dot-product attention of queries, keys and values, which stand first."""
-        query, others = known[0], known[1:3]
-        summands = [item for item in known[:3] if item.state == "partial"]
-        if summands:
-            return self._find("summand", info.path, summands[0])
-        whole = [item for item in known[:3] if item.state == "replicate"]
-        by_heads = [item for item in known[:3] if item.cuts_features]
-        if len(known) >= 3 and whole and by_heads:
-            return self._find("heads", info.path, by_heads[0], other=whole[0])
-        pieces = [item for item in known[:3] if item.state == "shard" and not item.cuts_features and item.dim == 1]
-        if pieces:
-            return self._find("heads", info.path, pieces[0])
-        alike = all((item.state, item.dim) == (query.state, query.dim) for item in others)
-        return replace(query, moved=True) if alike else UNKNOWN
-
-    def _reshape(self, info: ModuleInfo, step: Step, known: list[Tensor]) -> Tensor:
-        first = known[0]
-        if step.name in ("contiguous", "clone", "detach"):
-            return first
-        if step.name in ("chunk", "split", "tensor_split") and first.cuts_features and not first.moved:
-            return self._find("fused", info.path, first)
-        if any((item.state, item.dim) != (first.state, first.dim) for item in known):
-            return UNKNOWN
-        return replace(first, moved=True)
 
 
 def _cut_dim(layout: Any, dims: int) -> int | None:

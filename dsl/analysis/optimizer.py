@@ -1,11 +1,19 @@
-"""Kinds of parameters that the optimizer updates."""
+"""Parameters as the optimizer updates them: what kind of tensor they are, and which rule each of them follows."""
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.analysis import Analysis
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.facts import decided, grouped, holders
+from legoai.dsl.analysis.offload import offloads
 from legoai.dsl.analysis.replicate import replicas
 from legoai.dsl.analysis.shard import DISTRIBUTING, tensor_parallel
-from legoai.specs.directives.base import Directive
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.dsl.frontend.paths import Paths, pattern
+from legoai.specs.directives.base import Directive, PathRule
+from legoai.specs.directives.optimizer import Adam, AdamW, Group, Muon, Sgd
 
 
 def distributing_statement(analysis: Analysis) -> Directive | None:
@@ -23,3 +31,103 @@ def distributing_statement(analysis: Analysis) -> Directive | None:
     laid = tensor_parallel(analysis)
     placed = laid.placements or any(isinstance(rule.treatment, DISTRIBUTING) for rule in laid.styles.values())
     return plan.shard_on("tp") if placed else None
+
+
+@fact
+def parameter_rules(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The rule of `optimizer` that each parameter follows, by path; those that follow none are left out.
+
+    See :func:`closest_rules`. A tied parameter is listed at each of its places.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    optimizer, manifest = analysis.plan.optimizer, analysis.manifest
+    if not optimizer.rules or manifest is None:
+        return {}
+    decided(optimizer)
+    return closest_rules(optimizer.rules, analysis.paths_for(optimizer), dict(manifest.parameters()))
+
+
+def closest_rules(
+    rules: Sequence[PathRule[Any]], paths: Paths, parameters: Mapping[str, Sequence[int]]
+) -> dict[str, PathRule[Any]]:
+    """Of each parameter the rule that names it most closely.
+
+    One that names the parameter is closer than one that names a module around it, an inner module is closer than an
+    outer one, and of two that name the same the more specific pattern wins. A pattern that matches at several depths,
+    such as `layers.**`, is as close as the outermost of what it matches. Muon's rules are of matrices alone.
+
+    Args:
+        rules: decided ones.
+        paths: of the model's modules and parameters.
+        parameters: shape by path.
+    """
+    named = [(rule, pattern(rule.path)) for rule in rules]
+    reached = [(rule, found.specificity, set(paths.matching(found))) for rule, found in named]
+    found = {}
+    for path, shape in parameters.items():
+        chain = [*reversed(list(holders(path))), path]
+        best: tuple[int, tuple[int, ...]] | None = None
+        for rule, specificity, hits in reached:
+            if isinstance(rule.treatment, Muon) and len(shape) != 2:
+                continue
+            depth = next((depth for depth, place in enumerate(chain) if place in hits), None)
+            if depth is not None and (best is None or (-depth, specificity) < best):
+                best = (-depth, specificity)
+                found[path] = rule
+    return found
+
+
+def own_constants(group: Group, algorithm: AdamW | Adam | Sgd) -> dict[str, Any]:
+    """The constants that a group gives its parameters in the place of the algorithm's, by their names in torch."""
+    names = ("lr", "weight_decay", "betas", "eps")
+    found = {name: getattr(group, name) for name in names if getattr(group, name) is not None}
+    if group.lr_scale is not None:
+        found["lr"] = group.lr_scale * algorithm.lr
+    return found
+
+
+def update_of(rule: PathRule[Any] | None, algorithm: AdamW | Adam | Sgd) -> dict[str, Any]:
+    """How a parameter that follows the rule is updated: the algorithm's name and its constants."""
+    if rule is not None and isinstance(rule.treatment, Muon):
+        return {"algorithm": rule.treatment.name, **muon_constants(rule.treatment)}
+    usual = {item.field: getattr(algorithm, item.field) for item in algorithm.options}
+    own = {} if rule is None else own_constants(rule.treatment, algorithm)
+    return {"algorithm": algorithm.name, **usual, **own}
+
+
+def muon_constants(muon: Muon) -> dict[str, Any]:
+    """The constants of Muon, by their names in torch."""
+    names = {"adjust_lr": "adjust_lr_fn"}
+    return {names.get(item.field, item.field): getattr(muon, item.field) for item in muon.options}
+
+
+@fact
+def muon_parameters(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The matrices that Muon updates, with their rules.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    return {path: rule for path, rule in parameter_rules(analysis).items() if isinstance(rule.treatment, Muon)}
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """State in the dtype of the parameters, and matrices of which ranks exchange parts where they compute."""
+    algorithm = analysis.plan.optimizer.algorithm
+    if isinstance(algorithm, AdamW) and algorithm.state is not None:
+        yield Unsupported(
+            analysis.place(algorithm, "state"),
+            f"`state = {algorithm.state}` is not lowered yet: its kernels are torchao's, which are not simulated",
+            help=("leave `state` out, or offload the state (`offload (optimizer = all)`)",),
+        )
+    if not offloads(analysis, "parameters"):
+        return
+    for rule, _ in grouped(muon_parameters(analysis).items()):
+        yield Unsupported(
+            analysis.rule_span(rule),
+            "`muon` of parameters in host memory is not lowered yet: ranks exchange their parts of matrices on the "
+            "device",
+            help=("offload the optimizer's state alone (`offload (optimizer = all)`), or leave `muon` out",),
+        )

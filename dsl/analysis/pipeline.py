@@ -156,6 +156,8 @@ def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
         held = split_points(analysis).stages(points, len(points) + 1)
         width = analysis.plan.model.source().config().dim
         return Cuts(stages=held, starts=tuple(stage[0] for stage in held[1:]), width=int(width))
+    if not points:  # one stage, which a rule of the pipeline reports
+        return None
     from legoai.dsl.analysis.chain import CannotFollow, Chain
 
     try:

@@ -11,6 +11,7 @@ from legoai.dsl.analysis.comm import prefetching_units, unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, following
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
 from legoai.dsl.analysis.replicate import gradient_buckets
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -48,6 +49,7 @@ def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
     yield {path: id(rule) for path, rule in recomputed_modules(analysis).items()}
     yield {path: id(rule) for path, rule in compiled_modules(analysis).items()}
     yield {path: id(rule) for path, rule in following(analysis, plan.precision, (Float8, MxFp8)).items()}
+    yield {path: id(rule) for path, rule in parameter_rules(analysis).items()}
     for shard in plan.shard:
         if "ep" in shard.axes or plan.mesh.tp > 1:
             yield {path: id(rule) for path, rule in analysis.assigned(shard).by_path.items()}
@@ -72,6 +74,7 @@ def _treated_apart(analysis: Analysis) -> list[str]:
     assert analysis.manifest is not None
     buckets = (*unit_buckets(analysis), *gradient_buckets(analysis))
     apart = [path for bucket in buckets if len(bucket.paths) > 1 for path in bucket.paths]
+    apart += muon_parameters(analysis)  # ranks divide equal matrices of several blocks among them
     comm = analysis.plan.comm
     if comm is None or not isinstance(comm.prefetch, Units):
         return apart

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.optimizer import muon_parameters
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
-from legoai.specs.plan import Plan
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class StateBytes(Record, kw_only=True):
         return self.parameters + self.gradients + self.optimizer
 
 
+@fact
 def state_bytes(analysis: Analysis) -> StateBytes | None:
     """A lower bound of the bytes that the fullest device holds at an update; None without a manifest.
 
@@ -45,7 +47,7 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     Shards are padded upwards and stages are uneven, which only adds to the fullest. At an update each element
     has its parameter and gradient (in the dtype of `master`, or of `gradient` where that is narrower:
     `torch.distributed.fsdp` casts reduced gradients to the dtype of the stored parameter) and the optimizer's
-    state (in the dtype of the parameter: two moments of Adam, one of SGD with momentum). From the second
+    state (in the dtype of the parameter: two moments of Adam, one of Muon or SGD with momentum). From the second
     update on all of these exist at the same time.
 
     Experts on `ep` count as cut over all of `dp_shard · cp`, which is the most that `ep` and `fsdp` together
@@ -57,29 +59,30 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     plan, manifest = analysis.plan, analysis.manifest
     if manifest is None:
         return None
-    whole = _largest_share(analysis, manifest)
+    whole, moments = _largest_shares(analysis, manifest)
     offload, precision = plan.offload, plan.precision
     master = DTYPE_BYTES[precision.master]
     gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
     on_device = offload is None or offload.parameters == "none"
     with_state = on_device and (offload is None or offload.optimizer == "none")
     sharded = plan.replicate is not None and plan.replicate.optimizer == "sharded"
-    moments = _moments(plan) / (plan.mesh.dp_replicate if sharded else 1)
+    moments /= plan.mesh.dp_replicate if sharded else 1
     return StateBytes(
         parameters=int(whole * master) if on_device else 0,
         gradients=int(whole * gradient) if on_device else 0,
-        optimizer=int(whole * master * moments) if with_state else 0,
+        optimizer=int(moments * master) if with_state else 0,
     )
 
 
-def _moments(plan: Plan) -> int:
-    """Numbers that the optimizer keeps for each element of a parameter."""
-    algorithm = plan.optimizer.algorithm
-    return (algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
+def _moments(analysis: Analysis) -> Callable[[str], int]:
+    """Of a parameter, how many numbers the optimizer keeps for each of its elements."""
+    algorithm, by_muon = analysis.plan.optimizer.algorithm, muon_parameters(analysis)
+    usual = int(algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
+    return lambda name: 1 if name in by_muon else usual
 
 
-def _largest_share(analysis: Analysis, manifest: Manifest) -> float:
-    """The mean number of elements of parameters on the devices of one replica."""
+def _largest_shares(analysis: Analysis, manifest: Manifest) -> tuple[float, float]:
+    """The mean numbers of elements of parameters, and of the optimizer's state, on the devices of one replica."""
     plan = analysis.plan
     mesh = plan.mesh
     tensor_parallel = shard_on_tp(analysis)
@@ -91,11 +94,14 @@ def _largest_share(analysis: Analysis, manifest: Manifest) -> float:
     repeated = {path for group in manifest.tied_parameters for path in group[1:]}
     degree = shard_ranks(analysis)
     experts = max(degree, mesh.dp_shard * mesh.cp) if mesh.ep > 1 else degree
-    elements = 0.0
+    moments_of = _moments(analysis)
+    elements = moments = 0.0
     for path, module in manifest.modules.items():
         sharded = experts if module.kind == "experts" else degree
         for parameter in module.parameters:
             name = module.child_path(parameter.name)
             if name not in repeated:
-                elements += parameter.numel / (sharded * mesh.tp if path in cut or name in cut else sharded)
-    return elements / mesh.pp
+                held = parameter.numel / (sharded * mesh.tp if path in cut or name in cut else sharded)
+                elements += held
+                moments += moments_of(name) * held
+    return elements / mesh.pp, moments / mesh.pp

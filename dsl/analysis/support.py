@@ -11,6 +11,7 @@ from typing import Final
 
 from legoai.dsl.analysis import (
     attention,
+    batch,
     checkpoint,
     comm,
     context,
@@ -19,6 +20,7 @@ from legoai.dsl.analysis import (
     fsdp,
     model,
     offload,
+    optimizer,
     pipeline,
     precision,
     shard,
@@ -31,6 +33,7 @@ from legoai.specs.directives.hole import Undecided
 
 FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "model": model.supports,
+    "batch": batch.supports,
     "pipeline": pipeline.supports,
     "shard": shard.supports,
     "experts": experts.supports,
@@ -39,6 +42,7 @@ FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "fsdp": fsdp.supports,
     "comm": comm.supports,
     "offload": offload.supports,
+    "optimizer": optimizer.supports,
     "precision": precision.supports,
     "float8": float8.supports,
     "attention": attention.supports,

@@ -40,6 +40,8 @@ class Tensor(Record, kw_only=True):
     plain: bool = False
     """Of `any`: whether it is known to be a plain tensor of several elements."""
     source: Source | None = None
+    learned: bool = False
+    """Whether a parameter that is whole on every rank, or what is computed from one, may be in it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tensor) and self._layout() == other._layout()

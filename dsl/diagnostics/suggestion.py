@@ -49,3 +49,11 @@ def translation(word: str, choices: Sequence[str]) -> list[str]:
     if ours is None:
         return [form]
     return [f"did you mean `{ours}`?", *([form] if f"`{ours}" in form else [])]
+
+
+def option_elsewhere(word: str) -> list[str]:
+    """Help on an unknown word that is an option of one statement, and of no other."""
+    from legoai.specs.directives import FAMILIES, family
+
+    owners = [keyword for keyword in FAMILIES if any(item.name == word for item in family(keyword).options)]
+    return [f"`{word}` is an option of `{owners[0]}`"] if len(owners) == 1 else []

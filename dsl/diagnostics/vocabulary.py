@@ -81,7 +81,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("training data_config dataloader", "batch", _BATCH),
     Entry("global_batch_size train_batch_size total_batch_size gbs batch_size global_batch", "global batch", _BATCH),
     Entry("micro_batch_size mbs train_micro_batch_size_per_gpu per_device_train_batch_size per_device_batch_size "
-          "local_batch_size device_batch_size micro_batch microbatch_size per_gpu_batch_size", "micro batch", _BATCH),
+          "local_batch_size device_batch_size micro_batch microbatch_size per_gpu_batch_size "
+          "pipeline_parallel_microbatch_size", "micro batch", _BATCH),
     Entry("seq_length sequence_length max_length max_seq_length max_seq_len max_context_length context_length seqlen "
           "ctx_len block_size encoder_seq_length decoder_seq_length n_ctx", "seq_len max_seq_len batch", _BATCH),
     Entry("gradient_accumulation_steps gradient_accumulation grad_accum grad_acc grad_accum_steps accumulation "
@@ -127,7 +128,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("output_layouts output_layout", "output to"),
     Entry("desired_input_layouts desired_output_layouts", "to"),
     Entry("loss_parallel enable_loss_parallel disable_loss_parallel parallel_output vocab_parallel", "loss_parallel",
-          note="the last layer keeps its logits sharded: `output = colwise(loss_parallel = true)` in `shard on tp`"),
+          note="the last layer keeps its logits sharded: `output = colwise(loss_parallel = true)` in `shard on tp`, "
+          "or `shard standard on tp (loss_parallel)`"),
     Entry("replicated duplicate", "replicate"),
     # Pipelines.
     Entry("pipeline_parallel_schedule pipeline_schedule pp_schedule schedule_class", "schedule pipeline",
@@ -143,7 +145,7 @@ TABLE: Final[tuple[Entry, ...]] = (
           "pipeline on pp (schedule = Interleaved1F1B, stages = 8)"),
     Entry("pipeline_parallel_split_points split_points split_spec module_fqns_per_model_part "
           "pipeline_model_parallel_layout stage_layout partition_method", "split pipeline",
-          "pipeline on pp (split = even)"),
+          "pipeline on pp (split = [layers.8, layers.16, layers.24])"),
     Entry("num_microbatches num_micro_batches n_microbatches num_pp_microbatches chunks", "microbatches micro",
           "pipeline on pp (schedule = 1F1B, microbatches = 8)"),
     Entry("pipeline_parallel_schedule_csv", "csv"),
@@ -189,9 +191,9 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("loss_scale loss_scaling initial_scale_power initial_loss_scale gradscaler grad_scaler",
           note="nothing scales the loss: train in `bf16`"),
     # Offloading.
-    Entry("cpu_offload enable_cpu_offload offload_optimizer optimizer_cpu_offload zero_offload", "offload optimizer",
+    Entry("cpu_offload offload_optimizer optimizer_cpu_offload zero_offload", "offload optimizer",
           "offload (optimizer = all)"),
-    Entry("offload_param offload_params cpuoffloadpolicy param_offload", "parameters offload",
+    Entry("offload_param offload_params cpuoffloadpolicy param_offload enable_cpu_offload", "parameters offload",
           "offload (parameters = all)"),
     Entry("offload_activations activation_offload cpu_checkpointing activation_offloading", "activations offload",
           "offload (activations = all)"),
@@ -209,12 +211,12 @@ TABLE: Final[tuple[Entry, ...]] = (
           "criterion loss_fn", "fused loss", "loss fused"),
     Entry("chunked_cross_entropy chunked_ce num_chunks num_output_chunks", "chunked loss", "loss chunked(8)"),
     # Compilation.
-    Entry("torch_compile torchcompile enable_compile dynamo torchdynamo torch_compile_backend jit", "inductor compile",
-          "compile { layers.* = inductor }"),
+    Entry("torch_compile torchcompile compile_enable enable_compile dynamo torchdynamo torch_compile_backend jit",
+          "inductor compile", "compile { layers.* = inductor }"),
     Entry("torch_compile_mode compile_mode", "mode"),
     Entry("cuda_graph cuda_graphs cudagraphs enable_cuda_graph", "reduce_overhead"),
     Entry("enable_async_tensor_parallel async_tensor_parallel tp_comm_overlap tp_overlap_comm micro_pipeline_tp",
-          "async_tp"),
+          "async_tp", "compile (async_tp = true) { layers.* = inductor }"),
     # The optimizer.
     Entry("optim optimizer_config", "optimizer", _ADAMW),
     Entry("adam_w adamw_torch adamw_torch_fused adamw_hf fused_adam fusedadam adamw_apex_fused adamw adam",
@@ -298,6 +300,42 @@ TABLE: Final[tuple[Entry, ...]] = (
 )  # fmt: skip
 """Every entry. A word may stand in several; the first whose own word is legal is taken."""
 
+TORCHTITAN: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("model", ("flavor",)),
+    ("training", ("local_batch_size", "global_batch_size", "seq_len")),
+    ("training", ("steps",)),
+    ("training", ("dataset", "dataset_path")),
+    ("training", ("max_norm",)),
+    ("training", ("mixed_precision_param", "mixed_precision_reduce")),
+    ("training", ("enable_cpu_offload",)),
+    ("parallelism", ("data_parallel_replicate_degree",)),
+    ("parallelism", ("data_parallel_shard_degree",)),
+    ("parallelism", ("fsdp_reshard_after_forward",)),
+    ("parallelism", ("tensor_parallel_degree",)),
+    ("parallelism", ("disable_loss_parallel",)),
+    ("parallelism", ("enable_async_tensor_parallel",)),
+    ("parallelism", ("pipeline_parallel_degree",)),
+    ("parallelism", ("pipeline_parallel_schedule",)),
+    ("parallelism", ("pipeline_parallel_layers_per_stage",)),
+    ("parallelism", ("module_fqns_per_model_part",)),
+    ("parallelism", ("context_parallel_degree",)),
+    ("parallelism", ("context_parallel_rotate_method",)),
+    ("parallelism", ("expert_parallel_degree",)),
+    ("activation_checkpoint", ("mode",)),
+    ("activation_checkpoint", ("selective_ac_option",)),
+    ("activation_checkpoint", ("memory_budget",)),
+    ("compile", ("enable",)),
+    ("optimizer", ("lr", "beta1", "beta2", "weight_decay")),
+    ("lr_scheduler", ("warmup_steps", "decay_ratio", "min_lr_factor")),
+    ("checkpoint", ("interval", "keep_latest_k")),
+    ("validation", ("enable",)),
+    ("quantize.linear", ("float8",)),
+)
+"""Sections and options of TorchTitan's configuration, those of one statement together.
+
+An option is looked up in the table by its own word, or where that says too little, by the section's and its word.
+"""
+
 _SAME_MODULES: Final = (
     "tok_embeddings embed_tokens wte word_embeddings token_embedding token_embeddings embeddings embed_in embedding",
     "pos_embeddings wpe position_embeddings position_embedding",
@@ -370,6 +408,17 @@ def our_form(word: str) -> str | None:
         if entry.note:
             return entry.note
     return None
+
+
+def torchtitan() -> Iterator[tuple[str, str]]:
+    """Options of TorchTitan's configuration, as it writes them, and the statement that says the same, or a sentence."""
+    for section, options in TORCHTITAN:
+        names = ", ".join(f"`{section}.{options[0]}`" if item == options[0] else f"`{item}`" for item in options)
+        for word in (options[0], f"{section}_{options[0]}", section):
+            found = next((entry for entry in _index().get(word, ()) if entry.form or entry.note), None)
+            if found is not None:
+                yield names, f"`{found.form}`" if found.form else found.note
+                break
 
 
 def our_model(name: str) -> str | None:

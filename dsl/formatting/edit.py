@@ -81,6 +81,17 @@ def write_solved(file: PlanFile, record: Solved) -> str:
     return f"{file.text}{gap}{'' if goals or not file.statements else chr(10)}{line}\n"
 
 
+def without_solved(file: PlanFile) -> str:
+    """The text without the solver's line."""
+    old = [item.span for item in file.statements if isinstance(item, SolvedLine)]
+    edits = []
+    for span in old:
+        end = file.text.find("\n", span.end)
+        alone = not file.text[span.end : end if end >= 0 else None].strip()
+        edits.append(Edit(span._replace(end=end + 1) if alone and end >= 0 else span, ""))
+    return _apply(file.text, edits)
+
+
 def _holes(node: Node) -> Iterator[Auto]:
     if isinstance(node, Auto):
         yield node

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
-from legoai.dsl.diagnostics.suggestion import closest, suggestion, translation
+from legoai.dsl.diagnostics.suggestion import closest, option_elsewhere, suggestion, translation
 from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import (
     Argument,
@@ -28,6 +28,7 @@ from legoai.dsl.frontend.syntax import (
     Value,
     children,
 )
+from legoai.dsl.frontend.values import computed, describe_value, fits, in_treatment, names_of, short, uncapitalised
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.directives.hole import Hole
@@ -156,7 +157,7 @@ class Reader:
             self._report(
                 rules.UnknownOption.at(
                     argument.name.span, f"{what} has no option `{word}`", label="unknown option",
-                    help=[*translation(word, legal), listed], fix=fix,
+                    help=[*(translation(word, legal) or option_elsewhere(word)), listed], fix=fix,
                 )
             )  # fmt: skip
 
@@ -175,7 +176,7 @@ class Reader:
                 self._report(
                     rules.MissingOption.at(
                         place, f"{what} needs `{item.name}`", label=f"`{item.name}` is missing",
-                        help=[f"`{item.name}` is {item.kind.describe()}: {_uncapitalised(item.doc)}"],
+                        help=[f"`{item.name}` is {item.kind.describe()}: {uncapitalised(item.doc)}"],
                     )
                 )  # fmt: skip
                 values[item.field] = Hole()
@@ -186,21 +187,26 @@ class Reader:
         self._report(rules.UnknownOption.at(argument.span, f"{what} {takes}", label="one value too many"))
 
     def _auto(self, node: Auto, kind: kinds.Kind) -> tuple[Any, Origin]:
+        self.scope.asked.setdefault(node.span, (node, []))[1].append(kind)
         domain = self._domain(node, kind)
-        if node.answer is None:
+        replaced = node.span in self.scope.answers
+        answer = self.scope.answers[node.span] if replaced else node.answer
+        if answer is None:
             return Hole(domain), Origin("human", node.span)
-        value = self._read(self.scope.look_up(node.answer)[0], _counted(kind))
+        # An answer that is only tried stands in no text.
+        place = node.span if replaced else answer.span
+        value = self._read(self.scope.look_up(answer)[0], _counted(kind))
         if value is _MISTAKE:
-            return Hole(domain), Origin("solver", node.answer.span)
+            return Hole(domain), Origin("solver", place)
         if domain is not None and value not in domain:
             assert node.domain is not None
             self._report(
                 rules.WrongDomain.at(
-                    node.answer.span, "the answer is not in the hole's domain", label="not one of the values allowed",
+                    place, "the answer is not in the hole's domain", label="not one of the values allowed",
                     others=[Label(node.domain.span, "the domain")], help=["solve the plan again, or widen the domain"],
                 )
             )  # fmt: skip
-        return value, Origin("solver", node.answer.span)
+        return value, Origin("solver", place)
 
     def _domain(self, node: Auto, kind: kinds.Kind) -> tuple[Any, ...] | range | None:
         if node.domain is None:
@@ -242,7 +248,7 @@ class Reader:
             rules.WrongValue.at(
                 node.span,
                 f"expected {expected}, found {found or describe_value(node)}",
-                label=f"not {_short(expected)}",
+                label=f"not {short(expected)}",
                 help=help,
             )
         )
@@ -307,7 +313,7 @@ class Reader:
         if value is _MISTAKE:
             return _MISTAKE
         if dimension != "number" or value != int(value):
-            return self._wrong(node, kind)
+            return self._wrong(node, kind, computed(node, value, dimension))
         if (kind.minimum is not None and value < kind.minimum) or (kind.maximum is not None and value > kind.maximum):
             rest = [f"the devices that the other axes leave are `{kinds.REST}`"] if kind.rest and value == -1 else []
             return self._wrong(node, kind, str(int(value)), rest)
@@ -324,7 +330,7 @@ class Reader:
             and (kind.below is None or value < kind.below)
         )
         if dimension not in ("number", "fraction") or not inside:
-            return self._wrong(node, kind)
+            return self._wrong(node, kind, computed(node, value, dimension))
         return float(value)
 
     def _size(self, node: Value, kind: kinds.Size) -> Any:
@@ -340,7 +346,7 @@ class Reader:
         if value is _MISTAKE:
             return _MISTAKE
         if dimension not in ("number", "fraction") or not 0 <= value <= 1:
-            return self._wrong(node, kind)
+            return self._wrong(node, kind, computed(node, value, dimension))
         return float(value)
 
     def _arithmetic(self, node: Value, kind: kinds.Kind) -> tuple[Any, str]:
@@ -393,7 +399,7 @@ class Reader:
 
     def _calls(self, node: Value, kind: Calls) -> Any:
         if not isinstance(node, Name | Call):
-            return self._wrong(node, kind)
+            return self._wrong(node, kind, help=in_treatment(node, kind))
         word = node.text if isinstance(node, Name) else node.name.text
         for treatment in kind.treatments:
             if treatment.name == word:
@@ -409,9 +415,9 @@ class Reader:
 
     def _either(self, node: Value, kind: kinds.Either) -> Any:
         """Read by the first kind that fits the value's form; names may be of any of the kinds that take names."""
-        fitting = [item for item in kind.kinds if _fits(node, item)]
+        fitting = [item for item in kind.kinds if fits(node, item)]
         if not fitting:
-            return self._wrong(node, kind)
+            return self._wrong(node, kind, help=in_treatment(node, kind))
         if len(fitting) == 1:
             return self._read(node, fitting[0])
         trials: list[list[Diagnostic]] = []
@@ -425,7 +431,7 @@ class Reader:
                 kept.extend(trials[-1])
                 return value
         if isinstance(node, Name | Call):
-            return self._unknown_name(node, tuple(name for item in fitting for name in _names(item)), kind)
+            return self._unknown_name(node, tuple(name for item in fitting for name in names_of(item)), kind)
         kept.extend(trials[0])
         return _MISTAKE
 
@@ -449,23 +455,6 @@ _READERS: Final = cast(
 )
 
 
-def _fits(node: Value, kind: kinds.Kind) -> bool:
-    """Whether a value of this form could be of the kind."""
-    if isinstance(kind, kinds.Either):
-        return any(_fits(node, item) for item in kind.kinds)
-    if isinstance(node, Name):
-        return isinstance(kind, kinds.Choice | kinds.Listed | Calls | kinds.ModulePath)
-    if isinstance(node, Call) and not is_function(node):
-        return isinstance(kind, Calls)
-    if isinstance(node, String):
-        return isinstance(kind, kinds.Text | kinds.ModulePath)
-    if isinstance(node, ListValue):
-        return isinstance(kind, kinds.ListOf)
-    if isinstance(node, Boolean):
-        return isinstance(kind, kinds.Boolean)
-    return isinstance(kind, kinds.Integer | kinds.Number | kinds.Size | kinds.Fraction)
-
-
 def flag_of(argument: Argument, declared: type[Declared], scope: Scope) -> Option | None:
     """The option of truth that a bare name sets: `sequence` for `sequence = true`."""
     if argument.name is not None or not isinstance(argument.value, Name) or argument.value.text in scope.names:
@@ -477,43 +466,3 @@ def flag_of(argument: Argument, declared: type[Declared], scope: Scope) -> Optio
 def _counted(kind: kinds.Kind) -> kinds.Kind:
     """The kind without `rest`, which is no value that could be chosen or answered."""
     return replace(kind, rest=False) if isinstance(kind, kinds.Integer) else kind
-
-
-def _names(kind: kinds.Kind) -> tuple[str, ...]:
-    if isinstance(kind, kinds.Choice):
-        return kind.names
-    if isinstance(kind, kinds.Listed):
-        return kind.names()
-    if isinstance(kind, Calls):
-        return tuple(treatment.name for treatment in kind.treatments)
-    if isinstance(kind, kinds.Either):
-        return tuple(name for item in kind.kinds for name in _names(item))
-    return ()
-
-
-def describe_value(node: Value) -> str:
-    """What a value is, in words for a message."""
-    if isinstance(node, Name):
-        return f"`{node.text}`"
-    if isinstance(node, Call):
-        return f"`{node.name.text}(…)`"
-    if isinstance(node, String):
-        return "a string"
-    if isinstance(node, Boolean):
-        return f"`{'true' if node.value else 'false'}`"
-    if isinstance(node, ListValue):
-        return "a list"
-    if isinstance(node, Auto):
-        return "`auto`"
-    return f"`{node.text}{node.unit}`" if isinstance(node, Number) else "a number"
-
-
-def _short(expected: str) -> str:
-    return expected if len(expected) <= 60 else "one of these"
-
-
-def _uncapitalised(sentence: str) -> str:
-    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence
-
-
-__all__ = ["Option", "Reader", "describe_value"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -94,13 +94,14 @@ def _rules(
 ) -> str | Diagnostic | None:
     """The text of the layout's rules; None where an option is wrong."""
     assert statement.subject is not None
-    known = _layouts(model, directory)
+    found = _layouts(model, directory)
     word = f"`{statement.keyword.text} {layout.name}`"
-    if isinstance(known, Diagnostic | None):
-        return known or rules.NoStandardLayout.at(
+    if isinstance(found, Diagnostic | None):
+        return found or rules.NoStandardLayout.at(
             statement.subject.span, f"no standard layout is known for this model, which {word} needs",
             label="not for this model", help=["write the rules: `{ PATH = TREATMENT }`"],
         )  # fmt: skip
+    known, fields = found
     if layout.name == "blocks":
         return f"{known.blocks} = unit\nroot = unit"
     if any(isinstance(value, Hole) for value in values.values()):
@@ -108,44 +109,52 @@ def _rules(
     axes = [axis.text for axis in statement.axes]
     if axes not in (["tp"], ["ep"]):
         return ""  # what is wrong with the axes is said where they are read
-    sequence, loss_parallel = bool(values.get("sequence")), bool(values.get("loss_parallel"))
-    found = list(known.on(axes[0], sequence=sequence, loss_parallel=loss_parallel))
-    problem = None
-    if not found:
-        problem = f"the model has no standard layout on `{axes[0]}`"
-    elif sequence and not known.has_sequence:
-        problem = "the standard layout of this model has no form with `sequence`"
-    elif loss_parallel and not any(rule.loss_parallel for rule in found):
-        problem = "the standard layout of this model has no form with `loss_parallel`"
-    elif axes[0] == "ep" and values:
-        problem = "the standard layout on `ep` has no options"
+    problem = _problem(known, axes[0], values)
     if problem is not None:
         return rules.NoStandardLayout.at(
             statement.subject.span, problem, label="not for this model",
             help=["write the rules: `{ PATH = TREATMENT }`"],
         )  # fmt: skip
-    return "\n".join(f"{rule.path} = {rule.treatment}" for rule in found)
+    sequence, loss_parallel = bool(values.get("sequence")), bool(values.get("loss_parallel"))
+    chosen = known.on(axes[0], sequence=sequence, loss_parallel=loss_parallel, fields=fields)
+    return "\n".join(f"{rule.path} = {rule.treatment}" for rule in chosen)
 
 
-def _layouts(model: Model, directory: Path) -> StandardLayouts | Diagnostic | None:
-    from legoai.specs.models.layouts import BUILT_IN, HUGGING_FACE, QK_NORMS
+def _problem(known: StandardLayouts, axis: str, values: Mapping[str, Any]) -> str | None:
+    """Why the model has no such layout, or no such form of it."""
+    problem, reason = None, None
+    if not (known.tp if axis == "tp" else known.ep):
+        problem, reason = f"the model has no standard layout on `{axis}`", known.reasons.get(axis)
+    elif axis == "ep" and values:
+        problem = "the standard layout on `ep` has no options"
+    elif axis == "tp":
+        lacking = next((name for name, value in values.items() if value and not known.has_form(name)), None)
+        if lacking is not None:
+            problem = f"the standard layout of this model has no form with `{lacking}`"
+            reason = known.reasons.get(lacking)
+    return f"{problem}: {reason}" if reason is not None else problem
 
-    if not isinstance(model.family, str) or model.family != "huggingface":
+
+def _layouts(model: Model, directory: Path) -> tuple[StandardLayouts, Mapping[str, Any]] | Diagnostic | None:
+    """The layouts of the model's family, and the fields of its config that are written somewhere."""
+    from legoai.specs.models.layouts import BUILT_IN, HUGGING_FACE
+
+    if model.family != "huggingface":
         known = BUILT_IN.get(model.family) if isinstance(model.family, str) else None
-        if known is not None and model.arguments.get("qk_norm") is True:
-            return replace(known, tp=(*known.tp, QK_NORMS))
-        return known
-    named = model.arguments.get("model_type")
-    if named is None and isinstance(model.target, str):
+        return None if known is None else (known, model.arguments)
+    fields: Any = {}
+    if isinstance(model.target, str):
         path = directory / model.target
         try:
-            fields = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _LARGEST else None
+            fields = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size < _LARGEST else {}
         except (OSError, ValueError, RecursionError):
-            place = model.place("target")
-            assert place is not None
-            return rules.ModelUnavailable.at(place, f"`{model.target}` cannot be read", label="not a config file")
-        named = fields.get("model_type") if isinstance(fields, dict) else None
-    return HUGGING_FACE.get(named) if isinstance(named, str) else None
+            if "model_type" not in model.arguments:
+                place = model.place("target")
+                assert place is not None
+                return rules.ModelUnavailable.at(place, f"`{model.target}` cannot be read", label="not a config file")
+    fields = {**(fields if isinstance(fields, dict) else {}), **model.arguments}
+    known = HUGGING_FACE.get(fields["model_type"]) if isinstance(fields.get("model_type"), str) else None
+    return None if known is None else (known, fields)
 
 
 def _over(text: str, statement: Statement, place: Span, diagnostics: list[Diagnostic]) -> tuple[RuleLine, ...]:

@@ -12,7 +12,7 @@ from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.scope import Definition, Scope
+from legoai.dsl.frontend.scope import Answers, Definition, Scope
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Arguments,
@@ -411,8 +411,10 @@ def _options_over(below: Arguments | None, above: Arguments | None) -> Arguments
     return replace(above, items=(*held, *above.items))
 
 
-def scope_of(body: Iterable[AnyStatement], settings: Mapping[str, str], loader: Loader) -> Scope:
-    """The `let` names of the statements, with the values that the command line gives them."""
+def scope_of(
+    body: Iterable[AnyStatement], settings: Mapping[str, str], loader: Loader, answers: Answers | None = None
+) -> Scope:
+    """The `let` names of the statements, with the values that the command line gives them, and answers of holes."""
     definitions = {item.name.text: Definition(item, "human") for item in body if isinstance(item, Let)}
     for name, text in settings.items():
         line = f"let {name} = {text}".replace("\n", " ")  # one value, and no further statement
@@ -430,4 +432,4 @@ def scope_of(body: Iterable[AnyStatement], settings: Mapping[str, str], loader: 
                 )
             else:
                 definitions[name] = Definition(statement, "command line")
-    return Scope(definitions)
+    return Scope(definitions, answers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -55,9 +55,14 @@ class Pattern(Record):
     braces: tuple[Braces, ...] = ()
     """In the order of the groups of ``regex``."""
 
+    @property
+    def is_path(self) -> bool:
+        """Whether the pattern is the one path that it matches."""
+        return self.specificity[:3] == (0, 0, 0) and not self.braces and self.text != ROOT
+
     def matches(self, path: str) -> bool:
         """Whether the pattern matches ``path``, which is written as ``named_modules()`` prints it."""
-        return re.fullmatch(self.regex, path) is not None
+        return self.text == path if self.is_path else re.fullmatch(self.regex, path) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -169,13 +174,22 @@ class Paths:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.names = paths
+        self._known = frozenset(paths)
         self._text = "\n".join(paths)
+        self._matching: dict[str, list[str]] = {}
+        self._idle: dict[str, list[tuple[Braces, tuple[str, ...]]]] = {}
 
     def matching(self, found: Pattern) -> list[str]:
-        """Every path that the pattern matches, in order."""
+        """Every path that the pattern matches, in order; the list is kept, and not to be changed."""
         if not found.regex:
-            return [""] if "" in self.names else []
-        return [match[0] for match in re.finditer(f"^{found.regex}$", self._text, re.MULTILINE)]
+            return [""] if "" in self._known else []
+        if found.is_path:  # as most are; to compile an expression takes longer than to read the plan's line
+            return [found.text] if found.text in self._known else []
+        held = self._matching.get(found.regex)
+        if held is None:
+            held = [match[0] for match in re.finditer(f"^{found.regex}$", self._text, re.MULTILINE)]
+            self._matching[found.regex] = held
+        return held
 
     def idle_members(self, found: Pattern) -> list[tuple[Braces, tuple[str, ...]]]:
         """The alternatives and numbers in braces without which the pattern would match the same paths.
@@ -184,8 +198,12 @@ class Paths:
         """
         if not found.braces:
             return []
+        if found.text not in self._idle:
+            self._idle[found.text] = list(self._find_idle(found))
+        return self._idle[found.text]
+
+    def _find_idle(self, found: Pattern) -> Iterator[tuple[Braces, tuple[str, ...]]]:
         matches = list(re.finditer(f"^{found.regex}$", self._text, re.MULTILINE))
-        result = []
         for number, braces in enumerate(found.braces, 1):
             seen = {match[number] for match in matches}
             idle = [member for member in braces.members if member not in seen]
@@ -193,8 +211,7 @@ class Paths:
                 # Where a path can be read in two ways, the expression's engine shows only one of them.
                 idle = [member for member in idle if not self.matching(_with_member(found, braces, member))]
             if idle:
-                result.append((braces, tuple(idle)))
-        return result
+                yield braces, tuple(idle)
 
 
 def _with_member(found: Pattern, braces: Braces, member: str) -> Pattern:

@@ -10,14 +10,14 @@ from typing import Any, Final, Literal
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
-from legoai.dsl.diagnostics.suggestion import suggestion, translation
+from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.rest import with_rest
-from legoai.dsl.frontend.scope import MEASURES, Scope, is_function
+from legoai.dsl.frontend.scope import MEASURES, Answers, Scope, is_function
 from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
@@ -85,6 +85,7 @@ def resolve(
     settings: Mapping[str, str] | None = None,
     variant: str | None = None,
     read: Reads | None = None,
+    answers: Answers | None = None,
 ) -> Resolution:
     """Resolve the plan whose text and file name are given. Never raises for any text.
 
@@ -95,6 +96,7 @@ def resolve(
         settings: values that replace those of `let` names (``--set``).
         variant: the variant to apply.
         read: how a base plan is read; by default from disk as UTF-8.
+        answers: of holes, in the place of those in the text.
     """
     loader = Loader(read or read_text)
     parsed = loader.parse(text, name)
@@ -105,7 +107,7 @@ def resolve(
     body: list[AnyStatement] = [item for item in kept if not isinstance(item, Variant)]
     if variant is not None:
         body = apply_variant(body, variants, variant, parsed, diagnostics)
-    scope = scope_of(body, settings or {}, loader)
+    scope = scope_of(body, settings or {}, loader, answers)
     _free_reserved(scope)
     resolution = Resolution(parsed, loader.files, None, body, variants, scope, directory, diagnostics)
     resolution.variant = variant
@@ -268,7 +270,9 @@ class _Resolver:
                     statement.keyword.span,
                     f"there is no statement `{keyword}`",
                     label="unknown statement",
-                    help=translation(keyword, legal) or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
+                    help=translation(keyword, legal)
+                    or option_elsewhere(keyword)
+                    or [f"statements are {', '.join(f'`{item}`' for item in legal)}"],
                 )
             )
 

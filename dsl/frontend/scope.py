@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.syntax import Binary, Call, Let, Name, Negation, Number, Value
+from legoai.dsl.frontend.syntax import Auto, Binary, Call, Let, Name, Negation, Number, Value
+from legoai.specs.directives.kinds import Kind
 from legoai.specs.record import Record
-from legoai.specs.span import Decider
+from legoai.specs.span import Decider, Span
 from legoai.specs.units import UNITS
+
+Answers = Mapping[Span, Value | None]
+"""Answers in the place of those in the text, by the span of the hole; None leaves a hole open that has one there."""
 
 Quantity = tuple[float | int, str]
 """A number in the base unit of its dimension, and the dimension: bytes, seconds, fraction or number."""
@@ -46,8 +50,11 @@ class Definition(Record):
 class Scope:
     """The names that `let` and `--set` define, and which of them were used."""
 
-    def __init__(self, definitions: dict[str, Definition]) -> None:
+    def __init__(self, definitions: dict[str, Definition], answers: Answers | None = None) -> None:
         self.names = definitions
+        self.answers: Answers = answers or {}
+        self.asked: dict[Span, tuple[Auto, list[Kind]]] = {}
+        """The holes that were read, by span, each with what its value must be wherever it is used."""
         self.used: set[str] = set()
         self._values: dict[str, Quantity | Diagnostic] = {}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fsdp import resharding
+from legoai.dsl.analysis.optimizer import parameter_rules
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, pattern
 from legoai.dsl.reporting.reference import value_text
@@ -77,6 +78,7 @@ def said_of(analysis: Analysis, path: str, parameter: str | None = None) -> Iter
             yield Said("checkpoint", "no statement: keeps every activation", Origin("default"))
         elif keyword == "compile":
             yield Said("compile", "no statement: runs eagerly", Origin("default"))
+    yield from _optimizer(analysis, path, parameter)
     for keyword in _WITHOUT_RULES:
         directive = getattr(plan, keyword)
         if directive is not None:
@@ -200,6 +202,26 @@ def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | Non
     for above in _holders(path):
         if above in rules and not isinstance(rules[above].treatment, Experts):
             yield Said(statement, f"around it, {above or ROOT}: {_rule(rules[above], shard)}", rules[above].origin)
+
+
+def _optimizer(analysis: Analysis, path: str, parameter: str | None) -> Iterator[Said]:
+    """The rules that the module's own parameters follow, or one of them."""
+    optimizer, manifest = analysis.plan.optimizer, analysis.manifest
+    if not optimizer.rules:
+        return
+    assert manifest is not None
+    undecided = list(_undecided(optimizer, path))
+    yield from undecided
+    if undecided or any(isinstance(rule.treatment, Hole) for rule in optimizer.rules):
+        return
+    followed, info = parameter_rules(analysis), manifest.modules[path]
+    for item in info.parameters:
+        rule = followed.get(info.child_path(item.name))
+        if parameter in (None, item.name):
+            what = "as the statement says" if rule is None else _rule(rule, optimizer)
+            yield Said(
+                _statement(optimizer), f"{item.name}: {what}", Origin("default") if rule is None else rule.origin
+            )
 
 
 def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Said]:

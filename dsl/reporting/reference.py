@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.rule import Rule
+from legoai.dsl.diagnostics.vocabulary import torchtitan
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
@@ -66,6 +67,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "let": "let hosts = 4",
     "variant": "variant small_batch {\n  batch (global = 64, micro = 1, seq_len = 8192)\n}",
     "require": "require peak_memory <= 72GiB",
+    "unset": "variant unclipped {\n  unset clip\n}",
     "minimize": "minimize step_time",
     "maximize": "maximize mfu",
     "model": 'model llama3("8b")',
@@ -84,7 +86,11 @@ EXAMPLES: Final[dict[str, str]] = {
     "attention": "attention flash",
     "loss": "loss fused",
     "compile": "compile { layers.* = inductor }",
-    "optimizer": "optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)",
+    "optimizer": (
+        "optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1) {\n"
+        "  norm            = group(weight_decay = 0)\n"
+        "  layers.*.*_norm = group(weight_decay = 0)\n}"
+    ),
     "clip": "clip (norm = 1.0)",
     "schedule": "schedule cosine(steps = 10000, warmup = 1000)",
     "data": 'data (source = "texts.jsonl", field = "text")',
@@ -112,6 +118,9 @@ GROUPS: Final[dict[str, str]] = {
 _GENERATED: Final = (
     "<!-- Written by `python -m legoai.dsl.reporting.reference --write`; a test keeps it current. -->\n\n"
 )
+
+_TORCHTITAN: Final = "<!-- the table of TorchTitan's options -->"
+"""Stands in the introduction where the table is written."""
 
 
 def value_text(value: Any, kind: Kind) -> str:
@@ -194,12 +203,18 @@ def _directive_page(declared: type[Directive]) -> str:
         parts.append(f"Values of {', '.join(names)}:\n\n" + "\n".join(treatment_lines(choices)))
     if declared.treatments is not None:
         treatments = declared.treatments.treatments
-        parts.append("What a rule may say of the modules it names:\n\n" + "\n".join(treatment_lines(treatments)))
+        parts.append(
+            f"What a rule may say of the {_named(declared)} it names:\n\n" + "\n".join(treatment_lines(treatments))
+        )
         inner = [found for treatment in treatments for item in treatment.options for found in treatments_in(item.kind)]
         inner = [found for found in dict.fromkeys(inner) if found not in treatments]
         if inner:
             parts.append("Values in their arguments:\n\n" + "\n".join(treatment_lines(inner)))
     return "\n\n".join(parts) + "\n"
+
+
+def _named(declared: type[Directive]) -> str:
+    return "modules or parameters" if declared.names_parameters else "modules"
 
 
 def _form(declared: type[Directive]) -> str:
@@ -293,9 +308,18 @@ def rules_document() -> str:
     return _GENERATED + "\n".join(parts)
 
 
+def torchtitan_table() -> str:
+    """What TorchTitan's configuration calls what, as a Markdown table: an option of it, and the statement."""
+    rows = [f"| {options} | {ours.replace('|', chr(92) + '|')} |" for options, ours in torchtitan()]
+    return "\n".join(["| TorchTitan | in a plan |", "|---|---|", *rows])
+
+
 def language_document(introduction: str) -> str:
     """`docs/language.md`: the hand-written introduction, then every statement."""
-    parts = [introduction.rstrip() + "\n", "## Statements of the language itself\n"]
+    parts = [
+        introduction.replace(_TORCHTITAN, torchtitan_table()).rstrip() + "\n",
+        "## Statements of the language itself\n",
+    ]
     parts += [f"### `{keyword}`\n\n{keyword_page(keyword)}" for keyword in OWN_STATEMENTS]
     parts.append("## Directives\n")
     parts += [f"### `{keyword}`\n\n{keyword_page(keyword)}" for keyword in FAMILIES]

@@ -34,6 +34,7 @@ MODULES: Final = (
     "rules.comm",
     "rules.offload",
     "rules.optimizer",
+    "rules.parameter_groups",
     "rules.schedule",
     "rules.run",
     "rules.require",

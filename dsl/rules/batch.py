@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import samples_at_once
@@ -165,6 +166,132 @@ class SequenceMissing(Check):
             label="no `seq_len`",
             others=[Label(analysis.place(analysis.plan.model, "family"), "a model of text")],
             help=[f"write `seq_len = …`, {'a number of tokens' if longest is None else f'at most {longest}'}"],
+        )
+
+
+class RampDivides(Check):
+    """A global batch of a ramp that is no multiple of the micro batch times the data-parallel degree.
+
+    The micro batch and the mesh stay while the batch grows; only the number of accumulated micro batches changes.
+
+    ## Example
+    ```
+    batch (global = 256, micro = 2, seq_len = 8192, ramp = stages(global = [32, 128], until = [1000, 2000]))
+    mesh  (dp_shard = 32)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 256, micro = 2, seq_len = 8192, ramp = stages(global = [64, 128], until = [1000, 2000]))
+    mesh  (dp_shard = 32)
+    ```
+    """
+
+    code = "LP605"
+    slug = "ramp-not-divisible"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        ramp, each = plan.batch.ramp, samples_at_once(plan)
+        if ramp is None or plan.batch.global_batch % each:
+            return
+        wrong = [batch for batch in ramp.batches if batch % each]
+        if wrong:
+            yield self.at(
+                analysis.place(ramp, "batches"),
+                f"a global batch of {wrong[0]} sequences cannot be cut into micro batches of {plan.batch.micro_batch} "
+                f"on {plan.mesh.data_parallel} data-parallel ranks",
+                label=f"no multiple of {plan.batch.micro_batch} · {plan.mesh.data_parallel} = {each}",
+                others=[Label(analysis.place(plan.batch, "micro_batch"), "the micro batch stays")],
+                help=[f"give multiples of {each} below {plan.batch.global_batch}"],
+            )
+
+
+class RampGrows(Check):
+    """A ramp whose stages do not follow each other: batches or steps that do not grow, or not one step for each batch.
+
+    ## Example
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192, ramp = stages(global = [128, 64], until = [1000, 2000]))
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192, ramp = stages(global = [64, 128], until = [1000, 2000]))
+    ```
+    """
+
+    code = "LP606"
+    slug = "ramp-does-not-grow"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        batch = analysis.plan.batch
+        ramp = batch.ramp
+        if ramp is None:
+            return
+        if len(ramp.batches) != len(ramp.until) or not ramp.batches:
+            yield self.at(
+                analysis.place(ramp, "until"),
+                f"{len(ramp.batches)} batches and {len(ramp.until)} steps: each stage has one of both",
+                label=f"{len(ramp.until)} steps",
+                others=[Label(analysis.place(ramp, "batches"), f"{len(ramp.batches)} batches")],
+                help=["`until` says for each batch the step after which it ends"],
+            )
+            return
+        sizes = (*ramp.batches, batch.global_batch)
+        if any(after <= before for before, after in pairwise(sizes)):
+            yield self.at(
+                analysis.place(ramp, "batches"),
+                "the batches of a ramp grow, up to the full one",
+                label="does not grow",
+                others=[Label(analysis.place(batch, "global_batch"), "the full batch")],
+                help=["give growing batches, the last below `global`"],
+            )
+        if any(after <= before for before, after in pairwise(ramp.until)):
+            yield self.at(
+                analysis.place(ramp, "until"),
+                "the steps at which the stages of a ramp end follow each other",
+                label="does not grow",
+                help=["they are counted from the first step of the training"],
+            )
+
+
+class RampNeverEnds(Check):
+    """A ramp that lasts as long as the training, so that the full batch is never reached.
+
+    ## Example
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192, ramp = stages(global = [64, 128], until = [1000, 2000]))
+    steps 2000
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 256, micro = 1, seq_len = 8192, ramp = stages(global = [64, 128], until = [1000, 2000]))
+    steps 20000
+    ```
+    """
+
+    code = "LP607"
+    slug = "ramp-never-ends"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        ramp, form = plan.batch.ramp, plan.schedule.form
+        if ramp is None or not ramp.until:
+            return
+        place, steps = analysis.place(form, "steps"), getattr(form, "steps", None)
+        if plan.steps is not None:
+            place, steps = analysis.place(plan.steps, "count"), plan.steps.count
+        if steps is None or ramp.until[-1] < steps:
+            return
+        yield self.at(
+            analysis.place(ramp, "until"),
+            f"the full batch is never reached: its ramp ends after step {ramp.until[-1]}, the training after {steps}",
+            label="lasts as long as the training",
+            others=[Label(place, f"{steps} steps")],
+            help=["let the ramp end earlier, or train longer"],
         )
 
 

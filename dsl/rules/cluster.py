@@ -178,8 +178,8 @@ class FabricOfOtherDevice(Check):
         if device is None or use.fabric is None or use.hosts == 1 or use.device == "profile":
             return
         found = fabric(use.fabric)
-        legal = [name for name in fabric_names() if not _unlike(fabric(name), device)]
         if why := _unlike(found, device):
+            legal = [name for name in fabric_names() if not _unlike(fabric(name), device)]
             yield self.at(
                 analysis.place(use, "fabric"),
                 f"hosts of `{device.name}` have no `{found.name}`: {why}",

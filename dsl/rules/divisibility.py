@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import sequence_length
 from legoai.dsl.analysis.blocks import by_rule, distinct, general, span_of
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -234,7 +235,8 @@ class SequenceOverRanks(Check):
     """A sequence that the ranks of `tp` cannot share evenly, although a layout cuts it.
 
     `sequence` and `shard(1)` put equal pieces of a sequence on each rank of `tp`. Under context parallelism a
-    rank has a piece of the sequence to begin with.
+    rank has a piece of the sequence to begin with. The sequence of a vision transformer has a token for each patch, and
+    the class token.
 
     ## Example
     ```
@@ -258,27 +260,49 @@ class SequenceOverRanks(Check):
     slug = "sequence-over-ranks"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        layouts, mesh, batch = analysis.layouts, analysis.plan.mesh, analysis.plan.batch
-        if layouts is None or not layouts.cuts_sequence or layouts.manifest.vocab_size is None:
+        layouts, mesh = analysis.layouts, analysis.plan.mesh
+        if layouts is None or not layouts.cuts_sequence:
             return
-        local, rest = divmod(batch.length, mesh.cp)
+        length = sequence_length(analysis.plan, layouts.manifest)
+        ranks = Label(analysis.place(mesh, "tp"), f"{mesh.tp} ranks")
+        if length is None or layouts.manifest.vocab_size is None:
+            yield from self._of_images(analysis, length, ranks)
+            return
+        local, rest = divmod(length, mesh.cp)
         if rest or local % mesh.tp == 0:
             return
-        others = [Label(analysis.place(mesh, "tp"), f"{mesh.tp} ranks")]
+        others = [ranks]
         piece = "the sequence"
         if mesh.cp > 1:
-            others.append(
-                Label(analysis.place(mesh, "cp"), f"{local} of {batch.length} tokens on each of {mesh.cp} ranks")
-            )
+            others.append(Label(analysis.place(mesh, "cp"), f"{local} of {length} tokens on each of {mesh.cp} ranks"))
             piece = "the piece of a sequence"
         multiple = mesh.tp * mesh.cp
-        near = max(multiple, batch.length // multiple * multiple)
+        near = max(multiple, length // multiple * multiple)
         yield self.at(
-            analysis.place(batch, "seq_len"),
+            analysis.place(analysis.plan.batch, "seq_len"),
             f"`tp` = {mesh.tp} does not divide {piece} of {local} tokens, which styles of `shard on tp` cut",
             label="cannot be cut evenly",
             others=others,
             help=[f"`seq_len` must be a multiple of {multiple}, such as {near}"],
+        )
+
+    def _of_images(self, analysis: Analysis, length: int | None, ranks: Label) -> Iterator[Diagnostic]:
+        """A model of images, whose dimensions say how many tokens there are, or nothing does."""
+        if length is not None and length % analysis.plan.mesh.tp == 0:
+            return
+        model = analysis.place(analysis.plan.model, "family")
+        problem = "styles of `shard on tp` cut the tokens of an image, and how many there are is not known"
+        if length is not None:
+            problem = (
+                f"`tp` = {analysis.plan.mesh.tp} does not divide the {length} tokens of an image, which styles of "
+                "`shard on tp` cut"
+            )
+        yield self.at(
+            model,
+            problem,
+            label="an unknown number of tokens" if length is None else f"{length} tokens",
+            others=[ranks],
+            help=["leave the sequence whole: no `sequence`, and no layout `shard(1)`"],
         )
 
 

@@ -317,9 +317,16 @@ class StaleSolution(Check):
         solved = analysis.plan.solved
         if solved is None or solved.digest == analysis.plan.digest:
             return
-        assert solved.origin.span is not None
+        span = solved.origin.span
+        assert span is not None
+        resolution = analysis.resolution
+        if resolution is not None and resolution.variant is not None:
+            variant = resolution.variants.get(resolution.variant)
+            own = variant.span if variant is not None else span
+            if not (own.file == span.file and own.start <= span.start < own.end):
+                return  # the line answers the plan itself
         yield self.at(
-            solved.origin.span,
+            span,
             "the plan was changed after it was solved",
             label=f"the plan is now {analysis.plan.digest[:19]}…",
             help=["solve the plan again, or keep the values and delete this line"],

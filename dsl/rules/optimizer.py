@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import replacement, written
+from legoai.dsl.analysis.facts import decided, replacement, written
 from legoai.dsl.analysis.optimizer import distributing_statement
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.optimizer import Adam, AdamW, Sgd
+from legoai.specs.directives.base import walk
+from legoai.specs.directives.optimizer import Adam, AdamW, Muon, Sgd
 
 _SMALLEST: Final = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "bf16": 2.0**-133, "fp16": 2.0**-24}
 """The smallest positive number of each dtype (IEEE 754; bf16 has the exponents of fp32 and 7 bits)."""
@@ -37,7 +38,8 @@ class NothingLearned(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        algorithm = analysis.plan.optimizer.algorithm
+        optimizer = analysis.plan.optimizer
+        algorithm = optimizer.algorithm
         if algorithm.lr == 0.0:
             yield self.at(
                 analysis.place(algorithm, "lr"),
@@ -45,12 +47,22 @@ class NothingLearned(Check):
                 label="no parameter changes",
                 help=["`3e-4` is usual for models of some billion parameters"],
             )
+        decided(optimizer)
+        for rule in optimizer.rules:
+            for field in ("lr", "lr_scale"):
+                if getattr(rule.treatment, field, None) == 0.0:
+                    yield self.at(
+                        analysis.place(rule.treatment, field),
+                        "these parameters learn nothing at a learning rate of 0, and cost as much as others",
+                        label="they do not change",
+                        help=["give a small rate, or freeze them in the model (`requires_grad_(False)`)"],
+                    )
 
 
 class NesterovNeedsMomentum(Check):
     """Nesterov momentum without momentum.
 
-    `torch.optim.SGD` refuses it.
+    `torch.optim.SGD` refuses it, and to Muon it makes no difference.
 
     ## Example
     ```
@@ -67,8 +79,20 @@ class NesterovNeedsMomentum(Check):
     slug = "nesterov-without-momentum"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        algorithm = analysis.plan.optimizer.algorithm
-        if isinstance(algorithm, Sgd) and algorithm.nesterov and algorithm.momentum == 0.0:
+        for declared in walk(analysis.plan.optimizer):
+            if isinstance(declared, Sgd):
+                yield from self._of_sgd(analysis, declared)
+            elif isinstance(declared, Muon) and declared.momentum == 0.0 and written(declared, "nesterov"):
+                yield self.at(
+                    analysis.place(declared, "nesterov"),
+                    "without momentum `nesterov` has no effect",
+                    label="without momentum",
+                    others=[Label(analysis.place(declared, "momentum"), "is 0")],
+                    help=["leave both out: `momentum` is 0.95 by default"],
+                )
+
+    def _of_sgd(self, analysis: Analysis, algorithm: Sgd) -> Iterator[Diagnostic]:
+        if algorithm.nesterov and algorithm.momentum == 0.0:
             others = [Label(analysis.place(algorithm, "momentum"), "is 0")] if written(algorithm, "momentum") else []
             yield self.at(
                 analysis.place(algorithm, "nesterov"),
@@ -104,7 +128,22 @@ class EpsilonVanishes(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        algorithm, precision = analysis.plan.optimizer.algorithm, analysis.plan.precision
+        optimizer, precision = analysis.plan.optimizer, analysis.plan.precision
+        algorithm = optimizer.algorithm
+        decided(optimizer)
+        if isinstance(algorithm, AdamW | Adam):
+            for rule in optimizer.rules:
+                eps = getattr(rule.treatment, "eps", None)
+                if eps is not None and eps <= _SMALLEST[precision.master] / 2:
+                    yield self.at(
+                        analysis.place(rule.treatment, "eps"),
+                        f"`eps` = {eps:g} is 0 in {precision.master}, so that a parameter without gradient becomes NaN",
+                        label="divides by zero",
+                        others=[
+                            Label(analysis.place(precision, "master"), f"parameters are stored in {precision.master}")
+                        ],
+                        help=["write `master = fp32`, or a larger `eps`"],
+                    )
         # A number at or below half of the smallest one is rounded to zero.
         if not isinstance(algorithm, AdamW | Adam) or algorithm.eps > _SMALLEST[precision.master] / 2:
             return

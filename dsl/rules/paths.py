@@ -38,7 +38,7 @@ class PathsMatch(NoSuchPath, Check):
                     help.append(f"did you mean `{close}`?")
                     if rule.path_origin.decider == "human":
                         fix = Fix(f"write `{close}`", (Edit(span, close),), safe=False)
-                what = "module or parameter" if directive.keyword == "shard" else "module"
+                what = "module or parameter" if directive.names_parameters else "module"
                 place = analysis.place(analysis.plan.model, "family")
                 yield self.at(
                     span,
@@ -49,7 +49,7 @@ class PathsMatch(NoSuchPath, Check):
                     fix=fix,
                 )
             unmatched = {id(rule) for rule in analysis.assigned(directive).unmatched}
-            known = analysis.module_and_parameter_paths if directive.keyword == "shard" else analysis.module_paths
+            known = analysis.paths_for(directive)
             for rule in directive.rules:
                 if "{" in rule.path and id(rule) not in unmatched:
                     yield from self._members(rule, known, analysis)

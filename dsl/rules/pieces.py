@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.layout import Mismatch
-from legoai.dsl.analysis.tensors import as_list
+from legoai.dsl.analysis.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
 from legoai.specs.directives.layouts import Partial
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, conversions
+from legoai.specs.span import Span
 
 
 class WholeWeightsOnPiece(LayoutRule, Check):
@@ -63,6 +64,9 @@ class WholeWeightsOnPiece(LayoutRule, Check):
         for span, items in self.mismatches(analysis):
             first = items[0]
             assert analysis.manifest is not None
+            if first.other is not None:
+                yield self._met(analysis, span, items, first.other)
+                continue
             kind = analysis.manifest.modules[first.path].kind
             of_heads = kind == "norm" and first.got.moved and first.got.cuts_features
             cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`heads`" if of_heads else "`sequence`"
@@ -74,6 +78,17 @@ class WholeWeightsOnPiece(LayoutRule, Check):
                 label=f"leaves its output as `{first.got.describe()}`",
                 help=[f"give it the style {cure}", "or let the whole tensor arrive"],
             )
+
+    def _met(self, analysis: Analysis, span: Span, items: list[Mismatch], whole: Tensor) -> Diagnostic:
+        first = items[0]
+        weights = came_from(analysis, whole)
+        return self.at(
+            span,
+            f"in {named(analysis, items)} a piece meets what is computed from the whole weights of {weights}, which "
+            f"get the gradient of that piece: `{first.got.describe()}` from {came_from(analysis, first.got)}",
+            label=f"leaves its output as `{first.got.describe()}`",
+            help=["leave the layers around it whole, without a style"],
+        )
 
 
 class PlainWeights(LayoutRule, Check):

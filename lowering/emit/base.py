@@ -73,6 +73,7 @@ TRAINER_ARGUMENTS: Final = (
     "context_axis",
     "context_balance",
     "global_batch",
+    "ramp",
     "micro_batch",
     "seq_len",
     "vocab_size",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.batch import micro_batches, ramp_stages, samples_at_once
 from legoai.dsl.analysis.mesh import data_axes
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Line, call, literal
+from legoai.lowering.emit.code import Line, call, literal, sequence
 from legoai.lowering.emit.step import COUNT
 from legoai.specs.models.reads import Tokens
 
@@ -19,6 +19,11 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     count = micro_batches(lowering.plan)
     assert count is not None, "a plan without errors has a batch that divides"
     draft.step.micro_batches = Line(literal(count), f"{COUNT} = ", lowering.note(batch))
+    for until, samples in ramp_stages(lowering.plan):
+        draft.step.ramp.append((until, samples // samples_at_once(lowering.plan), lowering.note(batch, "ramp")))
+    if batch.ramp is not None:
+        stages = sequence([literal(stage) for stage in ramp_stages(lowering.plan)])
+        draft.train_with("ramp", stages, lowering.note(batch, "ramp"))
     for field in ("global_batch", "micro_batch", "seq_len"):
         if getattr(batch, field) is not None:
             draft.train_with(field, literal(getattr(batch, field)), lowering.note(batch, field))

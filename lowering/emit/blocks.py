@@ -85,6 +85,13 @@ def block_paths(item: BlockGroup[T]) -> tuple[str, ...]:
     return tuple(prefix + item.blocks.names[index] for index in item.indices)
 
 
+def index_range(item: BlockGroup[T]) -> str | None:
+    """The expression of the numbers of a group's blocks; None where these have other names than their places."""
+    if item.blocks is None or len(item.indices) < 2 or not _numbered(item.blocks):
+        return None
+    return _indices(item.indices)
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """How the program goes over the blocks of a group."""

@@ -83,6 +83,11 @@ def sequence(items: Sequence[Node]) -> Group:
     return Group("(", tuple(Item(item) for item in items), ")")
 
 
+def listing(items: Sequence[Item]) -> Group:
+    """A list."""
+    return Group("[", tuple(items), "]")
+
+
 def quoted(text: str) -> str:
     """A string literal in double quotes, ASCII only."""
     body = text.replace("\\", "\\\\").replace('"', '\\"')

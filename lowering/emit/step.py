@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,6 +10,8 @@ from legoai.lowering.emit.code import Function, Imports, Item, Line, Loop, Node,
 
 COUNT: Final = "MICRO_BATCHES"
 """The constant of a program: the micro batches of one rank in one optimizer step."""
+GROWING: Final = "micro_batches"
+"""The function of a program that says how many they are in a step, where the batch grows."""
 PARAMETERS: Final = "training.optimizer.param_groups"
 """What a step calls the groups of all parameters."""
 
@@ -20,6 +22,8 @@ class Step:
 
     micro_batches: Line | None = None
     """`MICRO_BATCHES = …`."""
+    ramp: list[tuple[int, int, Note]] = field(default_factory=list)
+    """Steps until which a rank takes fewer micro batches, and how many; see :mod:`legoai.lowering.emit.batch`."""
     pass_size: int | None = None
     """Micro batches of one pass of a pipeline; None without one."""
     before_forward: list[Line] = field(default_factory=list)
@@ -39,33 +43,49 @@ class Step:
     after_update: list[Line] = field(default_factory=list)
     """At the end, also of a step whose update was not made."""
 
-    def functions(self, imports: Imports) -> tuple[Function, Function]:
-        """`forward_backward` and `train_step`."""
+    def functions(self, imports: Imports) -> tuple[Function, ...]:
+        """`forward_backward` and `train_step`; before them `micro_batches` where their number grows."""
         imports.module("torch")
         for name in ("Batches", "StepResult", "Training", "reduce_loss_and_norm"):
             imports.name("legoai.runtime", name)
         return (
+            *self._growing(),
             Function("forward_backward(training: Training, batches: Batches) -> torch.Tensor", self._sums(imports)),
             Function("train_step(training: Training, batches: Batches) -> StepResult", self._update()),
         )
+
+    @property
+    def _count(self) -> str:
+        """The expression for the micro batches of one rank in the step that is taken."""
+        return "count" if self.ramp else COUNT
+
+    def _growing(self) -> Iterator[Function]:
+        """The function that says how many they are in a step, where the batch grows."""
+        if self.ramp:
+            stages = [
+                Loop(f"if step < {until}", (Line(literal(count), "return "),), note) for until, count, note in self.ramp
+            ]
+            words = "Return the micro batches of one rank in a step, counted from 0."
+            yield Function(f"{GROWING}(step: int) -> int", (*stages, Line(COUNT, "return ")), docstring=(words,))
 
     def _sums(self, imports: Imports) -> tuple[Statement, ...]:
         """Gradients and mean loss of this rank's micro batches."""
         assert self.micro_batches is not None, "a plan has a batch"
         each = self._forward_backward(imports) if self.pass_size is None else self._pass(imports)
         together = None if self.pass_size is None else literal(self.pass_size)
-        batches = call("batches.take", COUNT, together=together).inline()
+        batches = call("batches.take", self._count, together=together).inline()
         return (
+            *((Line(call(GROWING, "batches.step"), f"{self._count} = "),) if self.ramp else ()),
             Line(call("torch.zeros", "()", dtype="torch.float64", device="training.device"), "total = "),
             Loop(f"for batch in {batches}", tuple(each)),
-            Line(f"total / {COUNT}", "return "),
+            Line(f"total / {self._count}", "return "),
         )
 
     def _forward_backward(self, imports: Imports) -> list[Statement]:
         imports.name("legoai.runtime", "local_value")
         model = call("training.model", "*batch.inputs", *self.arguments)
         forward: list[Statement] = [Line(call("training.loss", model, "batch.targets"), "loss = ")]
-        computed = [*_inside(self.around_forward, forward), Line(call(f"(loss / {COUNT}).backward"))]
+        computed = [*_inside(self.around_forward, forward), Line(call(f"(loss / {self._count}).backward"))]
         return [*self.before_forward, *_inside(self.around, computed), Line(call("local_value", "loss"), "total += ")]
 
     def _pass(self, imports: Imports) -> list[Statement]:
@@ -81,7 +101,7 @@ class Step:
         return [
             Line("[]", "losses: list[torch.Tensor] = "),
             *_inside(self.around, [Line(made)]),
-            Line(call("add_losses", "total", "losses", scale=COUNT)),
+            Line(call("add_losses", "total", "losses", scale=self._count)),
         ]
 
     def _update(self) -> tuple[Statement, ...]:

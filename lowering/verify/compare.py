@@ -64,7 +64,7 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
 
     Args:
         own: `gradients`, these `clipped`, `updated` and `trained` of the parameters that the rank holds.
-        reference: the same of all parameters, and `rates`.
+        reference: the same of all parameters, and the learning `rates` of each in every step.
     """
     found = []
     fields: tuple[tuple[Kind, str], ...] = (("gradient", "gradients"), ("clipped", "clipped"))
@@ -80,11 +80,12 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
                 scale = max(float(wanted.double().norm()), SMALL_GRADIENT * usual)
             size, largest = _difference(gradient, wanted, scale)
             found.append(Difference(kind=kind, name=name, size=size, largest=largest, step=1))
-    rates = reference["rates"]
-    for state, step in (("updated", 1), ("trained", len(rates))):
+    rates: Mapping[str, Sequence[float]] = reference["rates"]
+    steps = max((len(each) for each in rates.values()), default=0)
+    for state, step in (("updated", 1), ("trained", steps)):
         for name, parameter in own[state].items():
             wanted = reference[state].get(name)
-            scale = max(rates[:step]) * math.sqrt(parameter.numel())
+            scale = max(rates.get(name, ())[:step], default=0.0) * math.sqrt(parameter.numel())
             size, largest = _difference(parameter, wanted, scale)
             found.append(Difference(kind="update", name=name, size=size, largest=largest, step=step))
     return found

@@ -13,12 +13,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from legoai.dsl.analysis.batch import global_batch_at
+from legoai.dsl.analysis.optimizer import closest_rules, muon_constants, own_constants
 from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
+from legoai.dsl.frontend.paths import Paths
 from legoai.lowering.verify.compare import Unlike, unlike
 from legoai.lowering.verify.watching import sample_digests
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, materialize
 from legoai.runtime.samples import open_data
+from legoai.specs.directives.optimizer import Muon
 from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.reads import ImagesWithTexts, Reads
@@ -56,23 +60,31 @@ def train(
     Returns:
         `losses` and `norms` (of the gradient, before clipping) of each step, digests of its `samples`, the
         `gradients` of the first step, these `clipped`, and the parameters after the first step (`updated`) and after
-        the last (`trained`), whole, by name; a tied one under each of its names. Also the learning `rates` of the
-        steps, and the `names` of each parameter in the model's order.
+        the last (`trained`), whole, by name; a tied one under each of its names. Also the learning `rates` of each
+        parameter in the steps, by name, and the `names` of each parameter in the model's order.
     """
     model, first_values = construct(lambda: without_dropout(build_model()), seed=seed)
     cast_parameters(model, DTYPES[plan.precision.master])
     materialize(model, device=Device(type="cpu"), seed=seed, first_values=first_values)
-    optimizer = _optimizer(plan, model)
-    base = float(optimizer.param_groups[0]["lr"])
+    optimizers = _optimizers(plan, model)
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    names: dict[int, list[str]] = {}
+    for name, parameter in _named(model):
+        names.setdefault(id(parameter), []).append(name)
+    base = [float(group["lr"]) for group in groups]
+    of_group = [names[id(group["params"][0])] for group in groups]
     # Texts and images are matched within a micro batch, so that there is no other way to see a step's samples.
-    pieces = plan.batch.global_batch // plan.batch.micro_batch if isinstance(reads, ImagesWithTexts) else 1
+    # A batch that grows goes through in pieces of which every step has a whole number.
+    matched = isinstance(reads, ImagesWithTexts)
+    piece = plan.batch.micro_batch if matched else math.gcd(*(global_batch_at(plan, step) for step in range(steps)))
     stream = open_data(data, reads, seq_len=plan.batch.seq_len or 0, dtype=DTYPES[plan.precision.master]).stream(
-        validation=False, micro_batch=plan.batch.global_batch // pieces, rank=0, degree=1, seed=seed
+        validation=False, micro_batch=piece, rank=0, degree=1, seed=seed
     )
-    found: dict[str, Any] = {"losses": [], "norms": [], "rates": [], "samples": []}
+    found: dict[str, Any] = {"losses": [], "norms": [], "rates": {}, "samples": []}
     for step in range(steps):
         tell(f"step {step + 1}/{steps}")
         total = 0.0
+        pieces = global_batch_at(plan, step) // piece
         found["samples"].append([])
         for _ in range(pieces):
             batch = stream.next()
@@ -96,20 +108,18 @@ def train(
                     parameter.grad.mul_(scale)
         if step == 0:
             found["clipped"] = {name: _copied(p.grad) for name, p in _named(model)}
-        rate = base * _factor(plan, step)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        optimizer.zero_grad()
+        for group, own, rate in zip(groups, of_group, base, strict=True):
+            group["lr"] = rate * _factor(plan, step)
+            for name in own:
+                found["rates"].setdefault(name, []).append(group["lr"])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         found["losses"].append(total)
         found["norms"].append(float(norm))
-        found["rates"].append(rate)
         if step == 0:
             found["updated"] = {name: _copied(p) for name, p in _named(model)}
     found["trained"] = {name: _copied(p) for name, p in _named(model)}
-    names: dict[int, list[str]] = {}
-    for name, parameter in _named(model):
-        names.setdefault(id(parameter), []).append(name)
     found["names"] = list(names.values())
     return found
 
@@ -161,10 +171,25 @@ def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
 
-def _optimizer(plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
+def _optimizers(plan: Plan, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """The optimizer, with a group for each parameter, and Muon for what follows it."""
     algorithm = plan.optimizer.algorithm
-    values = {item.field: getattr(algorithm, item.field) for item in algorithm.options if item.field != "fused"}
-    return _OPTIMIZERS[algorithm.name](list(model.parameters()), **values)
+    values = {
+        item.field: getattr(algorithm, item.field) for item in algorithm.options if item.field not in ("fused", "state")
+    }
+    modules = [name for name, _ in model.named_modules()]
+    shapes = {name: tuple(parameter.shape) for name, parameter in _named(model)}
+    followed = closest_rules(plan.optimizer.rules, Paths([*modules, *shapes]), shapes)
+    usual: list[dict[str, Any]] = []
+    by_muon: list[dict[str, Any]] = []
+    for name, parameter in model.named_parameters():
+        rule = followed.get(name)
+        if rule is not None and isinstance(rule.treatment, Muon):
+            by_muon.append({"params": [parameter], **muon_constants(rule.treatment)})
+        else:
+            usual.append({"params": [parameter], **({} if rule is None else own_constants(rule.treatment, algorithm))})
+    found = [_OPTIMIZERS[algorithm.name](usual, **values)] if usual else []
+    return [*found, torch.optim.Muon(by_muon)] if by_muon else found
 
 
 def _factor(plan: Plan, step: int) -> float:

@@ -7,8 +7,8 @@ anything of torch. The other modules of LegoAI import from here, so that a new v
   programs import; and the versions on which all of it was tried. `attributes` lists the private attributes of torch's
   objects that other modules read.
 - `patching` replaces what the table lists, and nothing else, for as long as a context is entered.
-- `operators`, `fake_tensors`, `collectives`, `meshes`, `pipelining`, `fake_world`, `graphs`, `aot`, `inductor` and
-  `estimators` re-export private names, each with its reason, grouped by what their import costs.
+- `operators`, `optimizers`, `fake_tensors`, `collectives`, `meshes`, `pipelining`, `fake_world`, `graphs`, `aot`,
+  `inductor` and `estimators` re-export private names, each with its reason, grouped by what their import costs.
 - `settings` sets private options of torch's configuration; `dynamo` is a placeholder for torch's compiler.
 
 The reference models stand on a lower floor; what they need is in :mod:`legoai.specs.models.torch_internals`.

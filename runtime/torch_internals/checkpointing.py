@@ -1,45 +1,55 @@
-"""The private context in which selective checkpointing computes again."""
+"""Recomputation under selective checkpointing that may run other operators than forward did."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from torch.utils.checkpoint import _CachedTorchDispatchMode
-
-from legoai.runtime.torch_internals.operators import OpOverload
+from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode
 
 _MISSING: Final = ("encountered during backward", "not found in storage")
 """What torch says of an operator that ran in recomputation and not in forward; in between, which invocation it was."""
 
 
-class _Recomputing(_CachedTorchDispatchMode):
-    keeps: Callable[[OpOverload], bool]
+class _Recomputing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Asks torch's own mode for each operator; of its class nothing is known but that it is a mode."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recomputation: TorchDispatchMode, keeps: Callable[[OpOverload], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recomputation = recomputation
+        self.keeps = keeps
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> Any:
+        with self.recomputation:  # which counts the invocations of an operator from its entry on
+            pass
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         try:
-            return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+            return self.recomputation.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if self.keeps(func) or not all(part in str(error) for part in _MISSING):
                 raise
             return func(*args, **kwargs)
 
 
-def recompute_freely(context: AbstractContextManager[Any], keeps: Callable[[OpOverload], bool]) -> Any:
+def recompute_freely(recomputation: TorchDispatchMode, keeps: Callable[[OpOverload], bool]) -> TorchDispatchMode:
     """Let recomputation run operators that forward did not run, where their outputs are not kept anyway.
 
     `fully_shard` gathers parameters in forward and in recomputation by different operators, above all in a group of one
     rank, and torch takes each of them for a part of the model that has changed.
 
     Args:
-        context: the second of `create_selective_checkpoint_contexts`.
+        recomputation: the second of `create_selective_checkpoint_contexts`.
         keeps: whether outputs of an operator may have been kept.
     """
-    lenient = _Recomputing.__new__(_Recomputing)
-    lenient.__dict__.update(context.__dict__)
-    lenient.keeps = keeps
-    return lenient
+    return _Recomputing(recomputation, keeps)

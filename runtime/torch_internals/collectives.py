@@ -10,7 +10,9 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_to_all_single, wait_tensor
 
 # A group by the name that the schema of a functional collective carries.
-from torch.distributed.distributed_c10d import _resolve_process_group as resolve_process_group
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    _resolve_process_group as resolve_process_group,
+)
 
 __all__ = [
     "AsyncCollectiveTensor",

@@ -82,7 +82,9 @@ autograd_sequence_number: Final[Callable[[], int]] = torch.autograd._get_sequenc
 current_autograd_node: Final[Callable[[], Any]] = torch._C._current_autograd_node
 """The node whose backward runs."""
 
-foreach_norm: Final[Callable[..., list[torch.Tensor]]] = torch._foreach_norm  # documented as beta
+foreach_norm: Final[Callable[..., tuple[torch.Tensor, ...] | list[torch.Tensor]]] = (
+    torch._foreach_norm
+)  # documented as beta
 foreach_mul_: Final[Callable[..., None]] = torch._foreach_mul_  # documented as beta
 fused_adamw_: Final[Any] = torch._fused_adamw_
 """What `torch.optim.AdamW(fused=True)` calls, to measure it by itself."""

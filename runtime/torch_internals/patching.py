@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Final
 
+import torch
+
 from legoai.runtime.torch_internals.table import PATCHES, Patch
 
 _INHERITED: Final = object()
@@ -32,7 +34,7 @@ def left_out(*paths: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def patched(path: str, value: Any) -> Iterator[None]:
-    """Replace something of torch while entered.
+    """Replace something of torch while entered, unless the installed one does without.
 
     Args:
         path: of the table, `module:name` or `module:Class.name`.
@@ -42,8 +44,9 @@ def patched(path: str, value: Any) -> Iterator[None]:
         KeyError: the table does not list it.
         AttributeError: this version of torch does not have it.
     """
-    owner, name = locate(PATCHES[path])
-    if path in _left_out:
+    patch = PATCHES[path]
+    owner, name = locate(patch)
+    if path in _left_out or not is_needed(patch):
         yield
         return
     with patched_attribute(owner, name, value):
@@ -105,6 +108,13 @@ def original(path: str) -> Any:
     """Return what stands now where the table lists a patch; a `staticmethod` or `property` as the class holds it."""
     owner, name = locate(PATCHES[path])
     return inspect.getattr_static(owner, name)
+
+
+def is_needed(patch: Patch) -> bool:
+    """Whether the installed torch needs a patch."""
+    version = torch.__version__
+    between = (not patch.since or version >= patch.since) and (not patch.until or version < patch.until)
+    return between and (patch.build != "cuda" or torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
 
 
 def locate(patch: Patch) -> tuple[Any, str]:

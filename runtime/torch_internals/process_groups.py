@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+
+import torch.distributed as dist
 
 from legoai.runtime.torch_internals.patching import original, patched
 
@@ -14,10 +16,21 @@ _CLOSE = "torch.distributed.elastic.multiprocessing.api:PContext.close"
 
 
 @contextlib.contextmanager
-def group_timeout(timeout: timedelta) -> Iterator[None]:
-    """Give every process group that is made while entered, those of meshes too, the same timeout."""
-    with patched(_TIMEOUT, lambda backend: timeout):
-        yield
+def group_timeout(timeout: timedelta) -> Iterator[Callable[[timedelta], None]]:
+    """Give every process group that is made while entered, those of meshes too, the same timeout.
+
+    Yields a function that gives another one to all of them, and to those that are made from then on.
+    """
+    earlier, now = set(dist.distributed_c10d._world.pg_map), timeout
+
+    def give(other: timedelta) -> None:
+        nonlocal now
+        now = other
+        for group in set(dist.distributed_c10d._world.pg_map) - earlier:
+            dist.distributed_c10d._set_pg_timeout(other, group)
+
+    with patched(_TIMEOUT, lambda backend: now):
+        yield give
 
 
 @contextlib.contextmanager

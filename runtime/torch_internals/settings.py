@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import torch.compiler.config
+import torch.distributed as dist
 
 
 def enable_async_tp() -> None:
@@ -27,7 +28,7 @@ def enable_symmetric_memory(group: str) -> None:
     """Let the ranks of a group read each other's memory, which pieces of products need."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
-    enable_symm_mem_for_group(group)
+    enable_symm_mem_for_group(dist.distributed_c10d.GroupName(group))
 
 
 @contextlib.contextmanager

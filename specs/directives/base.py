@@ -170,6 +170,8 @@ class Directive(Declared):
     axis_use: ClassVar[AxisUse | None] = None
     treatments: ClassVar[Calls | None] = None
     """What a rule of the statement's block may say; None where the statement takes no block."""
+    names_parameters: ClassVar[bool] = False
+    """Whether the paths of its rules may be of parameters too, beside those of modules."""
     subject: ClassVar[str | None] = None
     """The option that is written right after the keyword (``attention flash``), if any."""
     subject_holds_options: ClassVar[bool] = False

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from legoai.specs.directives.base import Directive, option
+from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.hole import Undecided
-from legoai.specs.directives.kinds import Integer
+from legoai.specs.directives.kinds import Integer, ListOf
+
+
+class Stages(Treatment):
+    """Smaller global batches in the first steps: the first one until a step, the next until another, then the full one.
+
+    `stages(global = [256, 512], until = [1000, 5000])` takes 256 samples in each of the first 1000 steps, and 512 in
+    each of the next 4000. Micro batch and mesh stay; fewer micro batches are accumulated.
+    """
+
+    name: ClassVar[str] = "stages"
+
+    batches: tuple[int, ...] = option(
+        ListOf(Integer(minimum=1)), name="global", doc="Samples in one optimizer step of each stage, growing."
+    )
+    until: tuple[int, ...] = option(
+        ListOf(Integer(minimum=1)),
+        doc="For each stage, the optimizer steps after which it ends, counted from the first.",
+    )
 
 
 class Batch(Directive):
@@ -26,6 +44,14 @@ class Batch(Directive):
     seq_len: int | None = option(
         Integer(minimum=1),
         doc="Tokens in a sequence, and in each text of a sample; needed unless a model reads only images.",
+        default=None,
+    )
+    ramp: Stages | None = option(
+        Calls((Stages,)),
+        doc=(
+            "Growth of the global batch over the first steps; by default all are of `global`. Steps of `schedule` and "
+            "`steps` count alike, whatever their batch. Costs are those of the full batch."
+        ),
         default=None,
     )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Boolean, ListOf, Number
+from legoai.specs.directives.kinds import Boolean, Choice, Integer, ListOf, Number
 
 _RATE = Number(minimum=0.0)
+_BETAS = ListOf(Number(minimum=0.0, below=1.0), length=2)
 
 
 class AdamW(Treatment):
@@ -17,13 +18,18 @@ class AdamW(Treatment):
 
     lr: float = option(_RATE, doc="Learning rate.", default=1e-3)
     betas: tuple[float, float] = option(
-        ListOf(Number(minimum=0.0, below=1.0), length=2),
+        _BETAS,
         doc="Decay of the two moments.",
         default=(0.9, 0.999),
     )
     eps: float = option(_RATE, doc="Added to the denominator.", default=1e-8)
     weight_decay: float = option(_RATE, doc="Decoupled weight decay.", default=0.01)
     fused: bool = option(Boolean(), doc="One kernel for the whole update; `foreach` otherwise.", default=True)
+    state: str | None = option(
+        Choice(("int8", "fp8", "int4")),
+        doc="Moments in less than the dtype of the parameters (torchao), of which no program is made yet.",
+        default=None,
+    )
 
 
 class Adam(Treatment):
@@ -33,7 +39,7 @@ class Adam(Treatment):
 
     lr: float = option(_RATE, doc="Learning rate.", default=1e-3)
     betas: tuple[float, float] = option(
-        ListOf(Number(minimum=0.0, below=1.0), length=2),
+        _BETAS,
         doc="Decay of the two moments.",
         default=(0.9, 0.999),
     )
@@ -58,11 +64,58 @@ class Sgd(Treatment):
     )
 
 
+class Group(Treatment):
+    """Other constants for these parameters. What is not given is as in the statement.
+
+    The learning-rate schedule multiplies the rates of all groups alike.
+    """
+
+    name: ClassVar[str] = "group"
+
+    lr: float | None = option(_RATE, doc="Learning rate.", default=None)
+    lr_scale: float | None = option(_RATE, doc="Learning rate, as a multiple of the statement's.", default=None)
+    weight_decay: float | None = option(_RATE, doc="Weight decay.", default=None)
+    betas: tuple[float, float] | None = option(_BETAS, doc="Decay of the two moments.", default=None)
+    eps: float | None = option(_RATE, doc="Added to the denominator.", default=None)
+
+
+class Muon(Treatment):
+    """Muon for the matrices among these parameters (`torch.optim.Muon`); those of other shapes stay with the statement.
+
+    It orthogonalizes the momentum of whole matrices, for which ranks that share some exchange their parts in bf16.
+    """
+
+    name: ClassVar[str] = "muon"
+
+    lr: float = option(_RATE, doc="Learning rate.")
+    momentum: float = option(Number(minimum=0.0, below=1.0), doc="Momentum.", default=0.95)
+    weight_decay: float = option(_RATE, doc="Decoupled weight decay.", default=0.1)
+    nesterov: bool = option(Boolean(), doc="Nesterov momentum.", default=True)
+    ns_steps: int = option(Integer(minimum=1, maximum=99), doc="Steps of the Newton-Schulz iteration.", default=5)
+    adjust_lr: str = option(
+        Choice(("original", "match_rms_adamw")),
+        doc=(
+            "How the rate follows the shape: by the root of rows to columns, or so that updates are as large as those "
+            "of AdamW, whose rate then fits."
+        ),
+        default="original",
+    )
+
+
 class Optimizer(Directive):
-    """The optimizer, an algorithm of `torch.optim`."""
+    """The optimizer, an algorithm of `torch.optim`, and parameters that it treats unlike the others.
+
+    A rule names parameters (`**.bias`), or modules, and then means all parameters inside of them. A parameter follows
+    the rule that names it most closely: itself before a module around it, and an inner module before an outer one. A
+    pattern that matches at several depths, such as `layers.**`, is as close as the outermost of what it matches.
+    `group` without arguments takes parameters out of a wider rule. A tied parameter is one, whichever of its places a
+    rule names.
+    """
 
     keyword: ClassVar[str] = "optimizer"
     subject: ClassVar[str | None] = "algorithm"
+    treatments: ClassVar[Calls | None] = Calls((Group, Muon))
+    names_parameters: ClassVar[bool] = True
 
     algorithm: AdamW | Adam | Sgd = option(
         Calls((AdamW, Adam, Sgd)), doc="The algorithm and its constants.", default=AdamW()

@@ -15,7 +15,9 @@ _FLOOR = Number(minimum=0.0, maximum=1.0)
 _RATE = Number(minimum=0.0)
 _WARMUP_DOC = "Steps from zero to the full rate, or their share of all steps, such as `1%`."
 _FLOOR_DOC = "The last rate, as a share of the full one."
-_FLOOR_LR_DOC = "The last rate itself, in place of `floor`."
+_FLOOR_LR_DOC = (
+    "The last rate itself, in place of `floor`; parameters with another rate end at the same share of theirs."
+)
 
 
 class Constant(Treatment):

@@ -161,5 +161,6 @@ class Shard(Directive):
     treatments: ClassVar[Calls | None] = Calls(
         (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs, Experts, Replicated, Sharded)
     )
+    names_parameters: ClassVar[bool] = True
     layouts: ClassVar[tuple[type[Treatment], ...]] = (Standard,)
     repeats_by_axis: ClassVar[bool] = True

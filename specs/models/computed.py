@@ -34,7 +34,7 @@ def computed_manifest(source: ModelSource) -> Manifest:
     root = _ROOTS[type(config)](templates, config)
     family = FAMILIES[source.target]
     counted, tied = templates.parameter_count(root), False
-    if isinstance(config, LlamaConfig | GPTConfig) and config.tie_embeddings:
+    if not isinstance(config, ViTConfig) and config.tie_embeddings:
         counted, tied = counted - config.vocab_size * config.dim, True
     reads: Reads = Tokens()
     if isinstance(config, ViTConfig):
@@ -177,23 +177,22 @@ def _attended(flow: _Flow, q: int, k: int, v: int) -> None:
 
 def _rotary_attention(templates: _Templates, config: LlamaConfig | MixtralConfig) -> int:
     q_width, kv_width = config.n_heads * config.head_size, config.n_kv_heads * config.head_size
-    bias = isinstance(config, LlamaConfig) and config.qkv_bias
+    bias = config.qkv_bias or config.attention_bias
     children = [
         ("wq", templates.linear(config.dim, q_width, bias=bias)),
         ("wk", templates.linear(config.dim, kv_width, bias=bias)),
         ("wv", templates.linear(config.dim, kv_width, bias=bias)),
-        ("wo", templates.linear(q_width, config.dim, bias=False)),
+        ("wo", templates.linear(q_width, config.dim, bias=config.attention_bias)),
     ]
     flow = _Flow("x", "rope")
     x, rope = 0, 1
-    norms = isinstance(config, LlamaConfig) and config.qk_norm
-    if norms:
+    if config.qk_norm:
         norm = templates.rms_norm(config.head_size, config.norm_eps)
         children += [("q_norm", norm), ("k_norm", norm)]
     q = _heads(flow, "wq", x)
-    q = _rotated(flow, flow.call("q_norm", q) if norms else q, rope)
+    q = _rotated(flow, flow.call("q_norm", q) if config.qk_norm else q, rope)
     k = _heads(flow, "wk", x)
-    k = _rotated(flow, flow.call("k_norm", k) if norms else k, rope)
+    k = _rotated(flow, flow.call("k_norm", k) if config.qk_norm else k, rope)
     v = _heads(flow, "wv", x)
     q, k, v = (flow.step("reshape", "transpose", heads) for heads in (q, k, v))
     _attended(flow, q, k, v)
@@ -203,9 +202,9 @@ def _rotary_attention(templates: _Templates, config: LlamaConfig | MixtralConfig
 
 def _swiglu(templates: _Templates, config: LlamaConfig) -> int:
     children = [
-        ("w1", templates.linear(config.dim, config.hidden_dim, bias=False)),
-        ("w2", templates.linear(config.hidden_dim, config.dim, bias=False)),
-        ("w3", templates.linear(config.dim, config.hidden_dim, bias=False)),
+        ("w1", templates.linear(config.dim, config.hidden_dim, bias=config.mlp_bias)),
+        ("w2", templates.linear(config.hidden_dim, config.dim, bias=config.mlp_bias)),
+        ("w3", templates.linear(config.dim, config.hidden_dim, bias=config.mlp_bias)),
     ]
     flow = _Flow("x")
     gate = flow.step("activation", "silu", flow.call("w1", 0))

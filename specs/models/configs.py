@@ -92,8 +92,21 @@ def _check_types(config: _Config) -> None:
             raise ConfigError(item.name, f"{item.name} must be a finite number, got {value}")
 
 
-_FIELD_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool}
-_TYPE_WORDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false"}
+_FIELD_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
+_TYPE_WORDS: Mapping[type, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a quoted name"}
+
+ROPE_TYPES: Final = ("llama3", "linear", "yarn")
+"""Ways of stretching rotary wavelengths, by their names in the configs of `transformers`."""
+
+_ROPE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "rope_low_freq_factor": ("llama3",),
+    "rope_high_freq_factor": ("llama3",),
+    "rope_original_seq_len": ("llama3", "yarn"),
+    "rope_beta_fast": ("yarn",),
+    "rope_beta_slow": ("yarn",),
+    "rope_attention_factor": ("yarn",),
+}
+"""Fields that some ways of stretching read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +128,7 @@ class LlamaConfig:
     rope_theta: float = field(default=500_000.0, metadata=_doc("base of the rotary frequencies"))
     rope_scaling: float = field(
         default=1.0,
-        metadata=_doc("factor by which Llama 3.1 stretches the long wavelengths; 1 leaves them alone"),
+        metadata=_doc("factor by which `rope_type` stretches wavelengths; 1 leaves them alone"),
     )
     rope_low_freq_factor: float = field(
         default=1.0,
@@ -126,8 +139,26 @@ class LlamaConfig:
         metadata=_doc("wavelengths under `rope_original_seq_len` / this are left alone"),
     )
     rope_original_seq_len: int = field(default=8192, metadata=_doc("sequence length before the stretching, in tokens"))
+    rope_type: str = field(
+        default="llama3",
+        metadata=_switch(
+            '`"llama3"` stretches long wavelengths, `"linear"` all (Chen et al. 2023), `"yarn"` those that turn seldom '
+            "(Peng et al. 2023)"
+        ),
+    )
+    rope_beta_fast: float = field(
+        default=32.0, metadata=_switch("YaRN leaves wavelengths alone that turn more often in the original length")
+    )
+    rope_beta_slow: float = field(
+        default=1.0, metadata=_switch("YaRN stretches wavelengths in full that turn less often in the original length")
+    )
+    rope_attention_factor: float = field(
+        default=0.0, metadata=_switch("YaRN's factor of rotated heads; 0 is `0.1 ln(rope_scaling) + 1`")
+    )
     head_dim: int = field(default=0, metadata=_switch("features of one attention head; 0 is `dim / n_heads`"))
     qkv_bias: bool = field(default=False, metadata=_switch("give queries, keys and values a bias, as Qwen2 does"))
+    attention_bias: bool = field(default=False, metadata=_switch("give all four layers of attention a bias"))
+    mlp_bias: bool = field(default=False, metadata=_switch("give the layers of the feed-forward a bias"))
     qk_norm: bool = field(
         default=False, metadata=_switch("normalise each head's queries and keys before they are rotated, as Qwen3 does")
     )
@@ -135,18 +166,33 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        if self.head_dim < 0:
-            raise ConfigError("head_dim", f"head_dim must be positive, or 0 for dim / n_heads, got {self.head_dim}")
         _check_decoder(self)
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        if self.rope_type not in ROPE_TYPES:
+            raise ConfigError("rope_type", f"rope_type must be one of {', '.join(ROPE_TYPES)}", ROPE_TYPES)
         if self.rope_scaling < 1:
             raise ConfigError("rope_scaling", f"rope_scaling must be at least 1, got {self.rope_scaling}")
-        if not 0 < self.rope_low_freq_factor < self.rope_high_freq_factor:
-            raise ConfigError(
-                "rope_low_freq_factor",
-                f"rope_low_freq_factor = {self.rope_low_freq_factor} must be positive and less than "
-                f"rope_high_freq_factor = {self.rope_high_freq_factor}",
-            )
+        if self.rope_type != "llama3" and self.rope_scaling == 1:
+            raise ConfigError("rope_scaling", f"rope_type = {self.rope_type} stretches by a rope_scaling above 1")
+        for low, high in (("rope_low_freq_factor", "rope_high_freq_factor"), ("rope_beta_slow", "rope_beta_fast")):
+            if not 0 < getattr(self, low) < getattr(self, high):
+                raise ConfigError(
+                    low,
+                    f"{low} = {getattr(self, low)} must be positive and less than {high} = {getattr(self, high)}",
+                )
+        if self.rope_attention_factor < 0:
+            raise ConfigError("rope_attention_factor", "rope_attention_factor must be positive, or 0 for YaRN's own")
+        if self.rope_type == "yarn" and self.rope_theta <= 1:
+            raise ConfigError("rope_theta", f"rope_theta must be above 1 with rope_type = yarn, got {self.rope_theta}")
         _require_positive(self, "rope_original_seq_len")
+        stretching = self.rope_type if self.rope_scaling > 1 else ""
+        for item in fields(self):
+            kinds = _ROPE_FIELDS.get(item.name)
+            if kinds is not None and stretching not in kinds and getattr(self, item.name) != item.default:
+                given = f"rope_type = {self.rope_type}" if stretching else "rope_scaling = 1"
+                raise ConfigError(item.name, f"{item.name} has no effect with {given}: it is for {' and '.join(kinds)}")
 
     @property
     def head_size(self) -> int:
@@ -173,6 +219,14 @@ class MixtralConfig:
     max_seq_len: int = field(metadata=_doc("longest sequence the rotary table covers, in tokens"))
     norm_eps: float = field(default=1e-5, metadata=_doc("added to the mean square inside RMSNorm"))
     rope_theta: float = field(default=1_000_000.0, metadata=_doc("base of the rotary frequencies"))
+    head_dim: int = field(default=0, metadata=_switch("features of one attention head; 0 is `dim / n_heads`"))
+    qkv_bias: bool = field(default=False, metadata=_switch("give queries, keys and values a bias, as Qwen2's do"))
+    attention_bias: bool = field(default=False, metadata=_switch("give all four layers of attention a bias"))
+    qk_norm: bool = field(
+        default=False,
+        metadata=_switch("normalise each head's queries and keys before they are rotated, as Qwen3's do"),
+    )
+    tie_embeddings: bool = field(default=False, metadata=_switch("use one weight for `tok_embeddings` and `output`"))
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -195,7 +249,7 @@ class MixtralConfig:
     @property
     def head_size(self) -> int:
         """Width of one attention head, in features."""
-        return self.dim // self.n_heads
+        return self.head_dim or self.dim // self.n_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +334,13 @@ class ViTConfig:
 def _check_decoder(config: LlamaConfig | MixtralConfig) -> None:
     _require_positive(config, "dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size", "max_seq_len")
     _require_positive(config, "norm_eps", "rope_theta")
-    named = isinstance(config, LlamaConfig) and config.head_dim > 0
+    if config.head_dim < 0:
+        raise ConfigError("head_dim", f"head_dim must be positive, or 0 for dim / n_heads, got {config.head_dim}")
+    if config.qkv_bias and config.attention_bias:
+        raise ConfigError(
+            "qkv_bias", "qkv_bias has no effect: attention_bias gives these layers a bias, and the fourth"
+        )
+    named = config.head_dim > 0
     if not named:
         _require_divides(config, "n_heads", "dim", because="every head is equally wide")
     _require_divides(config, "n_kv_heads", "n_heads", because="query heads share key/value heads evenly")

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -18,20 +18,59 @@ from legoai.specs.models.layers import Embedding, Linear, residual_std
 def rotary_frequencies(config: LlamaConfig | MixtralConfig) -> list[float]:
     """Return the angle per position, in radians, of each of a head's `head_dim / 2` rotated pairs.
 
-    Pair i turns by `theta ** (-2 i / head_dim)` (Su et al. 2021, section 3.2.2). Llama 3.1 slows the pairs with
-    long wavelengths down by `rope_scaling`, those with short ones not at all, and blends linearly in between (Llama
-    models repository, `apply_scaling`).
+    Pair i turns by `theta ** (-2 i / head_dim)` (Su et al. 2021, section 3.2.2). A longer context slows pairs down by
+    `rope_scaling`, as `rope_type` says.
     """
     frequencies = [config.rope_theta ** (-2 * i / config.head_size) for i in range(config.head_size // 2)]
     if isinstance(config, MixtralConfig) or config.rope_scaling == 1:
         return frequencies
+    kept = _KEPT[config.rope_type](config, frequencies)
+    return [
+        frequency * (share + (1 - share) / config.rope_scaling)
+        for frequency, share in zip(frequencies, kept, strict=True)
+    ]
+
+
+def _kept_by_llama3(config: LlamaConfig, frequencies: list[float]) -> list[float]:
+    """Pairs with short wavelengths keep their frequency, those with long ones do not, with a linear blend between.
+
+    As `apply_scaling` of the Llama models repository; the blend is linear in the turns over the original length.
+    """
     low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
-    scaled = []
-    for frequency in frequencies:
-        turns = config.rope_original_seq_len * frequency / (2 * math.pi)
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-        scaled.append(frequency * (kept + (1 - kept) / config.rope_scaling))
-    return scaled
+    turns = (config.rope_original_seq_len * frequency / (2 * math.pi) for frequency in frequencies)
+    return [min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns]
+
+
+def _kept_by_yarn(config: LlamaConfig, frequencies: list[float]) -> list[float]:
+    """The same with a blend that is linear in the number of the pair (Peng et al. 2023, section 3.2).
+
+    It goes from the last pair that turns `rope_beta_fast` times over the original length to the first that turns
+    `rope_beta_slow` times, both rounded to whole pairs as in the code of the paper.
+    """
+
+    def pair_of(turns: float) -> float:
+        ratio = config.rope_original_seq_len / (turns * 2 * math.pi)
+        return config.head_size * math.log(ratio) / (2 * math.log(config.rope_theta))
+
+    first = max(math.floor(pair_of(config.rope_beta_fast)), 0)
+    last = min(math.ceil(pair_of(config.rope_beta_slow)), config.head_size - 1)
+    width = last - first or 0.001
+    return [1 - min(max((pair - first) / width, 0.0), 1.0) for pair in range(len(frequencies))]
+
+
+_KEPT: Final[Mapping[str, Callable[[LlamaConfig, list[float]], list[float]]]] = {
+    "llama3": _kept_by_llama3,
+    "linear": lambda config, frequencies: [0.0] * len(frequencies),
+    "yarn": _kept_by_yarn,
+}
+"""By `rope_type`, how much of its frequency each pair keeps, from 0 to 1."""
+
+
+def rotary_factor(config: LlamaConfig | MixtralConfig) -> float:
+    """Return the factor of rotated queries and keys, which is 1 but for YaRN (Peng et al. 2023, section 3.4)."""
+    if isinstance(config, MixtralConfig) or config.rope_type != "yarn":
+        return 1.0
+    return config.rope_attention_factor or 0.1 * math.log(config.rope_scaling) + 1
 
 
 def apply_rotary(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
@@ -41,7 +80,7 @@ def apply_rotary(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: queries or keys, [B, T, heads, head_dim].
-        rope: `exp(i angle)`, complex, [T, head_dim / 2].
+        rope: `factor exp(i angle)`, complex, [T, head_dim / 2].
 
     Returns:
         A tensor like `x`, computed in the higher precision of the two.
@@ -59,17 +98,18 @@ class Attention(nn.Module):
         self.n_heads = config.n_heads
         self.n_kv_heads = config.n_kv_heads
         self.head_dim = config.head_size
-        bias = isinstance(config, LlamaConfig) and config.qkv_bias
-        norms = isinstance(config, LlamaConfig) and config.qk_norm
+        bias = config.qkv_bias or config.attention_bias
         self.wq = Linear(config.dim, config.n_heads * config.head_size, bias=bias)
         self.wk = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
         self.wv = Linear(config.dim, config.n_kv_heads * config.head_size, bias=bias)
         self.wo = Linear(
-            config.n_heads * config.head_size, config.dim, bias=False, init_std=residual_std(config.n_layers)
+            config.n_heads * config.head_size,
+            config.dim,
+            bias=config.attention_bias,
+            init_std=residual_std(config.n_layers),
         )
-
-        self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if norms else None
-        self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if norms else None
+        self.q_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else None
 
     def forward(self, x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         """Mix positions: `x` is [B, T, dim], `rope` is [at least T, head_dim / 2]; returns [B, T, dim]."""
@@ -117,6 +157,8 @@ class RotaryDecoder(nn.Module):
         self.layers = nn.ModuleDict({str(i): TransformerBlock(config, feed_forward()) for i in range(config.n_layers)})
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.output = Linear(config.dim, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.output.weight = self.tok_embeddings.weight
         self.register_buffer("rope", self._rotary_table(torch.get_default_device()), persistent=False)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
@@ -156,7 +198,7 @@ class RotaryDecoder(nn.Module):
         return (torch.zeros(2, min(8, self.config.max_seq_len), dtype=torch.int64),)
 
     def _rotary_table(self, device: torch.device) -> torch.Tensor:
-        """Return `exp(i angle)` of every position and pair, complex [max_seq_len, head_dim / 2].
+        """Return `factor exp(i angle)` of every position and pair, complex [max_seq_len, head_dim / 2].
 
         The table is complex, since FSDP2 casts the floating-point inputs of a unit to bf16, in which neighbouring far
         positions are one and the same, and leaves complex ones alone. Angles are computed in fp64 and rounded once.
@@ -165,7 +207,9 @@ class RotaryDecoder(nn.Module):
         positions = torch.arange(self.config.max_seq_len, dtype=torch.float64, device=device)
         angles = torch.outer(positions, frequencies)
         double = any(parameter.dtype == torch.float64 for parameter in self.parameters())
-        return torch.polar(torch.ones_like(angles), angles).to(torch.complex128 if double else torch.complex64)
+        return torch.polar(torch.full_like(angles, rotary_factor(self.config)), angles).to(
+            torch.complex128 if double else torch.complex64
+        )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Move or cast parameters, and compute the table anew instead of moving or rounding it."""

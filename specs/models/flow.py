@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifest import Step, StepOp
 from legoai.specs.models.random_operators import RandomOperators
-from legoai.specs.models.torch_internals import tree_leaves
+from legoai.specs.models.torch_internals import tree_leaves, whole_of
 
 _FUNCTIONS: Mapping[StepOp, str] = {
     "add": "add radd iadd sub rsub isub subtract addcmul add_ lerp",
@@ -103,13 +103,15 @@ class FlowRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         made = _tensors(result)
-        if made and self._frames:
+        written: list[torch.Tensor] = []
+        if _writes(func) and isinstance(args[0], torch.Tensor):
+            # With a part its whole is changed: `x[:, :4].copy_(y)`.
+            written = [tensor for tensor in (args[0], whole_of(args[0])) if tensor is not None]
+        if (made or written) and self._frames:
             frame = self._frames[-1]
             name = _function_name(func)
-            step = frame.append(_OPS.get(name, "other"), name, self._sources(frame, (args, kwargs)))
-            if name == "setitem" and isinstance(args[0], torch.Tensor):
-                made.append(args[0])
-            self._made(frame, made, step)
+            step = frame.append(_OPS.get(name, "other"), name, self._sources(frame, (args, kwargs, written)))
+            self._made(frame, [*made, *written], step)
         return result
 
     def _draw(self) -> None:
@@ -186,6 +188,16 @@ def _function_name(func: Any) -> str:
     if name == "__get__":
         name = getattr(func.__self__, "__name__", name)
     return name.strip("_")
+
+
+def _writes(func: Any) -> bool:
+    """Whether a torch function writes to its first argument: `x[i] = y`, `x.copy_(y)`, `x += y`."""
+    name: str = getattr(func, "__name__", "")
+    return name in _WRITING or (name.endswith("_") and not name.startswith("__"))
+
+
+_OPERATORS = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_WRITING = frozenset(["__setitem__", *(f"__i{name}__" for name in _OPERATORS)])
 
 
 def _positional_names(module: nn.Module, count: int) -> tuple[str, ...]:

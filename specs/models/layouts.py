@@ -7,9 +7,12 @@ A layout is written as the rules of a plan, with the paths of the family's modul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from legoai.specs.record import Record
+
+DENSE: Final = "<dense>"
+"""In a path: the numbers of the blocks of a mixture whose feed-forward has no experts."""
 
 
 class LayoutRule(Record):
@@ -22,82 +25,116 @@ class LayoutRule(Record):
     treatment: str
     sequence: bool | None = None
     loss_parallel: bool | None = None
+    when: str | None = None
+    """The field of the model's config that must be true."""
 
 
 class StandardLayouts(Record, kw_only=True):
     """What a family declares: its repeated blocks, and the styles of its modules on `tp` and on `ep`.
 
-    ``tp`` and ``ep`` are empty where the family has no such layout; ``sequence`` says whether ``tp`` has one with
-    sequence parallelism.
+    ``tp`` and ``ep`` are empty where the family has no such layout.
     """
 
     blocks: str
     tp: tuple[LayoutRule, ...] = ()
     ep: tuple[LayoutRule, ...] = ()
+    reasons: Mapping[str, str] = {}
+    """Why there is no layout on `tp`, or no form of it with `sequence` or `loss_parallel`, by these words."""
 
-    @property
-    def has_sequence(self) -> bool:
-        """Whether the layout on `tp` has a form with sequence parallelism."""
-        return any(rule.sequence for rule in self.tp)
+    def has_form(self, option: str) -> bool:
+        """Whether the layout on `tp` has a form with the option."""
+        return any(getattr(rule, option) for rule in self.tp)
 
-    def on(self, axis: str, *, sequence: bool, loss_parallel: bool) -> Iterator[LayoutRule]:
-        """The rules on an axis under these options."""
+    def on(self, axis: str, *, sequence: bool, loss_parallel: bool, fields: Mapping[str, Any]) -> Iterator[LayoutRule]:
+        """The rules on an axis under these options, for a model of the family whose config has these fields."""
         for rule in self.tp if axis == "tp" else self.ep:
-            if rule.sequence in (None, sequence) and rule.loss_parallel in (None, loss_parallel):
+            if rule.sequence not in (None, sequence) or rule.loss_parallel not in (None, loss_parallel):
+                continue
+            if rule.when is not None and not fields.get(rule.when):
+                continue
+            dense = _dense_blocks(fields) if DENSE in rule.path else ()
+            if DENSE not in rule.path:
                 yield rule
+            elif dense:
+                chosen = str(dense[0]) if len(dense) == 1 else f"{{{', '.join(map(str, dense))}}}"
+                yield LayoutRule(rule.path.replace(DENSE, chosen), rule.treatment)
 
 
-_SEQUENCE: Final = "inputs(from = shard(1), to = replicate)"
+def _dense_blocks(fields: Mapping[str, Any]) -> tuple[int, ...]:
+    """The blocks without experts of a Qwen mixture, by the fields of its config and their defaults there."""
+    count, step = fields.get("num_hidden_layers", 24), fields.get("decoder_sparse_step", 1)
+    named = fields.get("mlp_only_layers") or ()
+    if not (isinstance(count, int) and isinstance(step, int) and isinstance(named, list | tuple) and step > 0):
+        return ()
+    return tuple(number for number in range(count) if number in named or (number + 1) % step)
+
+
+_WHOLE: Final = "inputs(from = shard(1), to = replicate)"
 _LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
 
 
-def _ends(embedding: str, norm: str, output: str, *, in_pieces: bool = True) -> tuple[LayoutRule, ...]:
-    """The embedding, the last norm and the output layer of a decoder."""
-    rows, columns = "rowwise(input = replicate", "colwise("
-    found = [
-        LayoutRule(embedding, f"{rows})", sequence=False if in_pieces else None),
-        LayoutRule(output, f"{columns}output = replicate)", False if in_pieces else None, loss_parallel=False),
-        LayoutRule(output, f"{columns}loss_parallel = true)", False if in_pieces else None, loss_parallel=True),
-    ]
-    if in_pieces:
-        found += [
-            LayoutRule(embedding, f"{rows}, output = shard(1))", sequence=True),
-            LayoutRule(norm, "sequence", sequence=True),
-            LayoutRule(output, f"{columns}input = shard(1), output = replicate)", True, loss_parallel=False),
-            LayoutRule(output, f"{columns}input = shard(1), loss_parallel = true)", True, loss_parallel=True),
-        ]
-    return tuple(found)
+def _table(path: str) -> tuple[LayoutRule, ...]:
+    """An embedding whose output is cut along the sequence where that is."""
+    return (
+        LayoutRule(path, "rowwise(input = replicate)", sequence=False),
+        LayoutRule(path, "rowwise(input = replicate, output = shard(1))", sequence=True),
+    )
+
+
+def _logits(norm: str, output: str) -> tuple[LayoutRule, ...]:
+    """The last norm and the output layer of a decoder."""
+    return (
+        LayoutRule(norm, "sequence", sequence=True),
+        LayoutRule(output, "colwise(output = replicate)", sequence=False, loss_parallel=False),
+        LayoutRule(output, "colwise(loss_parallel = true)", sequence=False, loss_parallel=True),
+        LayoutRule(output, "colwise(input = shard(1), output = replicate)", sequence=True, loss_parallel=False),
+        LayoutRule(output, "colwise(input = shard(1), loss_parallel = true)", sequence=True, loss_parallel=True),
+    )
 
 
 def _part(holder: str, inner: str, last: str) -> tuple[LayoutRule, ...]:
     """Matrices of a block that come in pairs: the first by columns, the last by rows."""
     return (
-        LayoutRule(holder, _SEQUENCE, sequence=True),
-        LayoutRule(f"{holder}.{inner}", "colwise"),
-        LayoutRule(f"{holder}.{last}", "rowwise", sequence=False),
+        LayoutRule(holder, _WHOLE, sequence=True),
+        *_pair(holder, inner, last)[:2],
         LayoutRule(f"{holder}.{last}", "rowwise(output = shard(1))", sequence=True),
     )
 
 
+def _pair(holder: str, inner: str, last: str) -> tuple[LayoutRule, ...]:
+    """The same without sequence parallelism."""
+    return (
+        LayoutRule(f"{holder}.{inner}", "colwise"),
+        LayoutRule(f"{holder}.{last}", "rowwise", sequence=False),
+    )
+
+
+def _norms(path: str) -> tuple[LayoutRule, ...]:
+    return (LayoutRule(path, "sequence", sequence=True),)
+
+
+_NO_IMAGE_LOSS: Final = "the classes of images are few, and its loss is computed on all of them"
+_FUSED: Final = "has queries, keys and values in one layer, of which each rank would get one contiguous piece"
+
 _DECODER: Final = (
-    *_ends("tok_embeddings", "norm", "output"),
-    LayoutRule("layers.*.{attention, ffn}_norm", "sequence", sequence=True),
+    *_table("tok_embeddings"),
+    *_logits("norm", "output"),
+    *_norms("layers.*.{attention, ffn}_norm"),
     *_part("layers.*.attention", "{wq, wk, wv}", "wo"),
+    LayoutRule("layers.*.attention.{q_norm, k_norm}", "heads", when="qk_norm"),
 )
 _GPT: Final = StandardLayouts(
     blocks="layers.*",
     tp=(
-        # Positions are added to the embedding's output, which therefore stays whole.
-        *_ends("tok_embeddings", "norm", "output", in_pieces=False),
-        LayoutRule("layers.*.attention.{wq, wk, wv}", "colwise"),
-        LayoutRule("layers.*.attention.wo", "rowwise"),
-        LayoutRule("layers.*.mlp.up", "colwise"),
-        LayoutRule("layers.*.mlp.down", "rowwise"),
+        *_table("tok_embeddings"),
+        # Its output is added to that of `tok_embeddings`, and is cut as that is; alone it is too small to be cut.
+        LayoutRule("pos_embeddings", "rowwise(input = replicate, output = shard(1))", sequence=True),
+        *_logits("norm", "output"),
+        *_norms("layers.*.{attention, mlp}_norm"),
+        *_part("layers.*.attention", "{wq, wk, wv}", "wo"),
+        *_part("layers.*.mlp", "up", "down"),
     ),
 )
-
-QK_NORMS: Final = LayoutRule("layers.*.attention.{q_norm, k_norm}", "heads")
-"""Of a built-in model with `qk_norm`."""
 
 BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "llama3": StandardLayouts(blocks="layers.*", tp=(*_DECODER, *_part("layers.*.feed_forward", "{w1, w3}", "w2"))),
@@ -111,38 +148,141 @@ BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "vit": StandardLayouts(
         blocks="layers.*",
         tp=(
-            LayoutRule("layers.*.attention.{wq, wk, wv}", "colwise"),
-            LayoutRule("layers.*.attention.wo", "rowwise"),
-            LayoutRule("layers.*.mlp.up", "colwise"),
-            LayoutRule("layers.*.mlp.down", "rowwise"),
+            LayoutRule("embedding", "outputs(from = replicate, to = shard(1))", sequence=True),
+            *_norms("layers.*.{attention, mlp}_norm"),
+            *_part("layers.*.attention", "{wq, wk, wv}", "wo"),
+            *_part("layers.*.mlp", "up", "down"),
+            # The class token, which alone goes on to the head, is on one of the ranks.
+            LayoutRule("norm", "inputs(from = shard(1), to = replicate, local = true)", sequence=True),
             LayoutRule("head", "colwise(output = replicate)"),
         ),
+        reasons={"loss_parallel": _NO_IMAGE_LOSS},
     ),
 }
 """Layouts of the built-in families."""
 
-_HF_DECODER: Final = StandardLayouts(
-    blocks="model.layers.*",
-    tp=(
-        *_ends("model.embed_tokens", "model.norm", "lm_head", in_pieces=False),
-        LayoutRule("model.layers.*.self_attn.{q_proj, k_proj, v_proj}", "colwise"),
-        LayoutRule("model.layers.*.self_attn.o_proj", "rowwise"),
-        LayoutRule("model.layers.*.mlp.{gate_proj, up_proj}", "colwise"),
-        LayoutRule("model.layers.*.mlp.down_proj", "rowwise"),
-    ),
-)
+
+def _decoder_of_others(
+    *feed_forward: LayoutRule,
+    attention: str = "{q_proj, k_proj, v_proj}",
+    output: str = "o_proj",
+    norms: str = "{input_layernorm, post_attention_layernorm}",
+    last_norm: str = "model.norm",
+) -> tuple[LayoutRule, ...]:
+    """A decoder of `transformers`, which counts positions from the length of what the embedding gives.
+
+    The embedding's output therefore is whole, and is cut in front of the first block.
+    """
+    return (
+        LayoutRule("model.embed_tokens", "rowwise(input = replicate)"),
+        *_logits(last_norm, "lm_head"),
+        LayoutRule("model.layers.0", "inputs(from = replicate, to = shard(1), local = true)", sequence=True),
+        *_norms(f"model.layers.*.{norms}"),
+        *_part("model.layers.*.self_attn", attention, output),
+        *feed_forward,
+    )
+
+
+_SWIGLU: Final = _part("model.layers.*.mlp", "{gate_proj, up_proj}", "down_proj")
+_NORMS_OF_HEADS: Final = LayoutRule("model.layers.*.self_attn.{q_norm, k_norm}", "heads")
+_MIXTURE: Final = LayoutRule("model.layers.*.mlp", _LOCAL, sequence=True)
+_EXPERTS: Final = (LayoutRule("model.layers.*.mlp.experts", "experts"),)
+_DENSE_BLOCKS: Final = _part(f"model.layers.{DENSE}.mlp", "{gate_proj, up_proj}", "down_proj")
+
+_LLAMA: Final = StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(*_SWIGLU))
+
+
+def _without(rules: tuple[LayoutRule, ...], *options: str) -> tuple[LayoutRule, ...]:
+    """The rules of a family that has no forms with these options."""
+    return tuple(rule for rule in rules if not any(getattr(rule, option) for option in options))
+
+
+_NORMS_BEHIND: Final = "its norms behind attention and feed-forward give DTensors, which are added to plain tensors"
+_SCALED: Final = "its logits are scaled behind the layer that computes them"
 
 HUGGING_FACE: Final[Mapping[str, StandardLayouts]] = {
-    "llama": _HF_DECODER,
-    "mistral": _HF_DECODER,
-    "qwen2": _HF_DECODER,
-    "gemma": _HF_DECODER,
-    "gpt2": StandardLayouts(blocks="transformer.h.*"),
-    "mixtral": StandardLayouts(blocks="model.layers.*"),
-    "qwen3": StandardLayouts(blocks="model.layers.*"),
-    "t5": StandardLayouts(blocks="{encoder, decoder}.block.*"),
-    "vit": StandardLayouts(blocks="vit.layers.*"),
-    "clip": StandardLayouts(blocks="{text_model, vision_model}.encoder.layers.*"),
-    "convnextv2": StandardLayouts(blocks="convnextv2.encoder.stages.*.layers.*"),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "ministral3": _LLAMA,
+    "qwen2": _LLAMA,
+    "smollm3": _LLAMA,
+    "granite": StandardLayouts(
+        blocks="model.layers.*", tp=_without(_LLAMA.tp, "loss_parallel"), reasons={"loss_parallel": _SCALED}
+    ),
+    "gemma": _LLAMA,
+    "qwen3": StandardLayouts(blocks="model.layers.*", tp=(*_LLAMA.tp, _NORMS_OF_HEADS)),
+    "gemma2": StandardLayouts(
+        blocks="model.layers.*",
+        tp=_without(_LLAMA.tp, "sequence", "loss_parallel"),
+        reasons={"sequence": _NORMS_BEHIND, "loss_parallel": _SCALED},
+    ),
+    "gemma3_text": StandardLayouts(
+        blocks="model.layers.*",
+        tp=(*_without(_LLAMA.tp, "sequence"), _NORMS_OF_HEADS),
+        reasons={"sequence": _NORMS_BEHIND},
+    ),
+    "starcoder2": StandardLayouts(
+        blocks="model.layers.*", tp=_decoder_of_others(*_part("model.layers.*.mlp", "c_fc", "c_proj"))
+    ),
+    "phi": StandardLayouts(
+        blocks="model.layers.*",
+        tp=(
+            *_decoder_of_others(
+                *_part("model.layers.*.mlp", "fc1", "fc2"),
+                output="dense",
+                norms="input_layernorm",
+                last_norm="model.final_layernorm",
+            ),
+            LayoutRule("model.layers.*.self_attn.{q_layernorm, k_layernorm}", "heads", when="qk_layernorm"),
+        ),
+    ),
+    "mixtral": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(_MIXTURE), ep=_EXPERTS),
+    "qwen2_moe": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(_MIXTURE, *_DENSE_BLOCKS), ep=_EXPERTS),
+    "qwen3_moe": StandardLayouts(
+        blocks="model.layers.*", tp=(*_decoder_of_others(_MIXTURE, *_DENSE_BLOCKS), _NORMS_OF_HEADS), ep=_EXPERTS
+    ),
+    "deepseek_v3": StandardLayouts(
+        blocks="model.layers.*",
+        ep=_EXPERTS,
+        reasons={"tp": "the rotated part of its keys is one for all heads, and no style sums its gradient over ranks"},
+    ),
+    "phi3": StandardLayouts(blocks="model.layers.*", reasons={"tp": f"its attention {_FUSED}"}),
+    "olmo2": StandardLayouts(
+        blocks="model.layers.*",
+        reasons={"tp": "its norms of queries and keys are taken over all heads, of which each rank would have some"},
+    ),
+    "gpt2": StandardLayouts(blocks="transformer.h.*", reasons={"tp": f"its `c_attn` {_FUSED}"}),
+    "gpt_neox": StandardLayouts(blocks="gpt_neox.layers.*", reasons={"tp": f"its attention {_FUSED}"}),
+    "t5": StandardLayouts(
+        blocks="{encoder, decoder}.block.*",
+        reasons={"tp": "its attention makes a bias for all heads, of which each rank would have some"},
+    ),
+    "vit": StandardLayouts(
+        blocks="vit.layers.*",
+        tp=(
+            *_pair("vit.layers.*.attention", "{q_proj, k_proj, v_proj}", "o_proj"),
+            *_pair("vit.layers.*.mlp", "fc1", "fc2"),
+            LayoutRule("classifier", "colwise(output = replicate)"),
+        ),
+        reasons={
+            "sequence": "how many tokens an image becomes is not known",
+            "loss_parallel": _NO_IMAGE_LOSS,
+        },
+    ),
+    "clip": StandardLayouts(
+        blocks="{text_model, vision_model}.encoder.layers.*",
+        tp=(
+            LayoutRule("text_model.embeddings.token_embedding", "rowwise(input = replicate)"),
+            *_pair("{text_model, vision_model}.encoder.layers.*.self_attn", "{q_proj, k_proj, v_proj}", "out_proj"),
+            *_pair("{text_model, vision_model}.encoder.layers.*.mlp", "fc1", "fc2"),
+        ),
+        reasons={
+            "sequence": "how many tokens an image becomes is not known",
+            "loss_parallel": "its loss compares images with texts, and knows no vocabulary",
+        },
+    ),
+    "convnextv2": StandardLayouts(
+        blocks="convnextv2.encoder.stages.*.layers.*", reasons={"tp": "no style cuts its convolutions"}
+    ),
 }
 """Layouts of Hugging Face models, by the `model_type` of their config."""

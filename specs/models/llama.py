@@ -17,9 +17,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.w1 = Linear(config.dim, config.hidden_dim, bias=False)
-        self.w2 = Linear(config.hidden_dim, config.dim, bias=False, init_std=residual_std(config.n_layers))
-        self.w3 = Linear(config.dim, config.hidden_dim, bias=False)
+        self.w1 = Linear(config.dim, config.hidden_dim, bias=config.mlp_bias)
+        self.w2 = Linear(config.hidden_dim, config.dim, bias=config.mlp_bias, init_std=residual_std(config.n_layers))
+        self.w3 = Linear(config.dim, config.hidden_dim, bias=config.mlp_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Transform each position by itself: [..., dim] to [..., dim]."""
@@ -35,5 +35,3 @@ class Llama(RotaryDecoder):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config, lambda: FeedForward(config))
-        if config.tie_embeddings:
-            self.output.weight = self.tok_embeddings.weight

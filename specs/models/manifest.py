@@ -24,7 +24,7 @@ Every text and number here is data about a model; nothing in a manifest is execu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 from legoai.specs.models.configs import Scalar
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 4
+FORMAT = 5
 """Version of the serialised form; a cached manifest of another version is made anew."""
 
 ModuleKind = Literal[
@@ -270,6 +270,18 @@ class _Modules(Mapping[str, ModuleInfo]):
             made = ModuleInfo(path=path, position=position, **self._template(number).fields)
             self._made[path] = made
         return made
+
+    @cached_property
+    def _all(self) -> dict[str, ModuleInfo]:
+        return {path: self[path] for path in self._places}
+
+    def items(self) -> ItemsView[str, ModuleInfo]:
+        """Every path with its module; the mapping's own view would look each of them up again."""
+        return self._all.items()
+
+    def values(self) -> ValuesView[ModuleInfo]:
+        """Every module, in the order of the paths."""
+        return self._all.values()
 
     def __contains__(self, path: object) -> bool:
         return isinstance(path, str) and self._find(path) is not None

@@ -32,6 +32,11 @@ def storage_key(storage: torch.UntypedStorage) -> int:
     return key
 
 
+def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor of which this one is a view; None where it is none."""
+    return tensor._base
+
+
 # What a torch-function mode gets for `tensor.is_meta`.
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
@@ -45,4 +50,5 @@ __all__ = [
     "storage_key",
     "tree_leaves",
     "tree_map",
+    "whole_of",
 ]

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from legoai.api import PlanError, estimate, lint, load, lower, run, verify
+    from legoai.api import PlanError, estimate, lint, load, lower, run, solve, verify
 
 __version__ = "0.1.0"
-__all__ = ["PlanError", "__version__", "estimate", "lint", "load", "lower", "run", "verify"]
+__all__ = ["PlanError", "__version__", "estimate", "lint", "load", "lower", "run", "solve", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,6 +15,9 @@ from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
+    from legoai.cost.search.solve import Solution
+    from legoai.cost.search.tree import Progress
+    from legoai.dsl.open_plan import OpenPlan
     from legoai.lowering.program import Program
     from legoai.lowering.verify.run import Verdict
 
@@ -102,6 +105,70 @@ def estimate(
     return estimate_program(
         program, plan, linted.analysis.manifest, directory=linted.analysis.directory, profile=profile, rank=rank
     )
+
+
+def solve(
+    path: PathLike,
+    *,
+    settings: Mapping[str, str] | None = None,
+    variant: str | None = None,
+    profile: str | None = None,
+    time_limit: float | None = None,
+    refresh: bool = False,
+) -> Solution:
+    """Fill the holes of a plan, as `legoai solve` does. The first arguments are those of :func:`lint`.
+
+    Candidates are simulated in processes that are forked from this one, in which torch's autograd must not have run;
+    where it has, they are simulated here, one after another. Nothing is written: `Solution.text` is the solved plan.
+
+    Args:
+        path: the plan's file, or `plan.NAME` as on the command line.
+        settings: values for `let` names.
+        variant: solve this variant.
+        profile: other devices than the plan's; see :func:`estimate`.
+        time_limit: seconds after which the best so far is the result.
+        refresh: simulate anew what an earlier search has simulated.
+
+    Raises:
+        PlanError: the plan has errors, cannot be read, or has holes that are not searched.
+        legoai.cost.search.solve.CannotSolveError: the plan has no holes, or nothing is known of its devices' speed.
+    """
+    from legoai.cost.search.solve import CannotSolveError
+    from legoai.dsl.open_plan import OpenPlan
+
+    _, linted = _checked(path, settings, variant)
+    directory = read_source(os.fspath(path)).directory
+    opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
+    if opened.refused:
+        raise PlanError(tuple(opened.refused), linted.files)
+    if not opened.holes:
+        raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
+    return solved(opened, profile=profile, time_limit=time_limit, refresh=refresh)
+
+
+def solved(
+    opened: OpenPlan,
+    *,
+    profile: str | None = None,
+    time_limit: float | None = None,
+    refresh: bool = False,
+    progress: Progress | None = None,
+) -> Solution:
+    """The solution of a plan whose holes are all searched, from whole simulations that are kept on disk.
+
+    Arguments and errors are those of :func:`solve`; ``progress`` is told how far the search is.
+    """
+    from legoai.cost.search.evaluator import WholeSimulation
+    from legoai.cost.search.kept import kept_file, read_kept, write_kept
+    from legoai.cost.search.solve import profile_of, solve
+
+    file = kept_file(profile_of(opened, profile))
+    kept = {} if refresh else read_kept(file)
+    with WholeSimulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
+        try:
+            return solve(opened, evaluator, profile=profile, time_limit=time_limit, progress=progress)
+        finally:
+            write_kept(file, evaluator.kept)
 
 
 def run(

@@ -17,6 +17,7 @@ from legoai.cost.trace.records import Collective, Copy, HostWaitDevice, HostWait
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import chunked_cross_entropy
 from support import simulated
+from support.marks import some_slow
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +165,11 @@ def twice(name: str) -> tuple[bool, bool]:
 
 
 @pytest.mark.parametrize(
-    "name", ["one device", "fsdp and tensor parallel, checkpointed", "fsdp, reduced last", "replicated"]
+    "name",
+    some_slow(
+        ["one device", "fsdp and tensor parallel, checkpointed", "fsdp, reduced last", "replicated"],
+        "fsdp and tensor parallel, checkpointed",
+    ),
 )
 def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):
     whole = simulated.traced(name, micro_batches=8, replay=False)

@@ -79,7 +79,7 @@ def test_explain_of_a_plan_with_errors_explains_what_it_can(capsys: pytest.Captu
         ("after_backward", ["a value of `unit(reshard = …)`"]),
         ("Interleaved1F1B", ["a value of `pipeline (schedule = …)`"]),
         ("flash", ["a value of `attention KERNEL`"]),
-        ("optimizer", ["`optimizer ALGORITHM`", "`offload (optimizer = …)`"]),
+        ("optimizer", ["`optimizer ALGORITHM {", "`offload (optimizer = …)`"]),
         ("hosts", ["`cluster DEVICE(hosts = …)`"]),
     ],
 )

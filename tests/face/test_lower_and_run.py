@@ -14,6 +14,7 @@ from support.command_line import (
     called,
     here,  # noqa: F401
 )
+from support.marks import some_slow
 
 
 def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[str]):
@@ -152,7 +153,7 @@ mesh    (dp_shard = 1)
 """
 
 
-@pytest.mark.parametrize("name", ["random", "my_model"])
+@pytest.mark.parametrize("name", some_slow(("random", "my_model"), "my_model"))
 def test_a_factory_beside_the_plan_is_imported_and_nothing_shadowed(tmp_path: Path, name: str):
     """The plan is called like a module of Python, or like its factory; files beside it are called so, too."""
     folder = tmp_path / "plans"

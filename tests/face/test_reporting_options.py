@@ -204,6 +204,26 @@ def test_no_factory_runs_where_it_is_forbidden(command: str, capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("command", ["lower", "cost", "graph", "run", "verify", "solve"])
+def test_a_plan_whose_factory_may_not_run_goes_no_further(command: str, capsys: pytest.CaptureFixture[str]):
+    status, out, err = called(capsys, command, "hostile.plan", "--no-factories")
+    assert (status, out) == (1, "")
+    assert "LP226" in err
+    done = {"verify": "verified", "solve": "solved"}.get(command, "lowered")
+    assert f"hostile.plan is not {done}: --no-factories, and its model is the factory hostile:build" in err
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("hostile")
+@pytest.mark.parametrize("options", [["--expand"], ["--expand", "--no-factories"], ["--check"], ["--diff"]])
+def test_formatting_runs_no_factory(options: list[str], capsys: pytest.CaptureFixture[str]):
+    write("hostile.plan", FACTORY.replace("batch", "shard standard on tp\nbatch"))
+    _, out, err = called(capsys, "fmt", "hostile.plan", *options)
+    assert out + err
+    assert not Path("ran").exists()
+
+
+@pytest.mark.usefixtures("hostile")
 def test_what_needs_no_model_is_checked_without_the_factory(capsys: pytest.CaptureFixture[str]):
     write("hostile.plan", FACTORY.replace("dp_shard = 4", "dp_shard = 3"))
     status, out, _ = called(capsys, "lint", "hostile.plan", "--no-factories", "--format", "concise")

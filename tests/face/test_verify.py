@@ -450,7 +450,7 @@ def test_a_difference_is_measured_against_what_is_usual():
         "clipped": {},
         "updated": {"a": zero, "b": zero},
         "trained": {"a": zero, "b": zero},
-        "rates": [0.1, 0.2],
+        "rates": {"a": [0.1, 0.2], "b": [0.1, 0.2]},
     }
     own = {
         "gradients": {"a": 1.5 * large, "b": small + 1e-6, "c": None},

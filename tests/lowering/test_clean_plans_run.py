@@ -2,7 +2,8 @@
 
 The plans are drawn from the declarations of the directives (`drawn_plans.py`), on built-in models and on those of
 Hugging Face, and are shrunken as `legoai verify` shrinks them. `pytest -m slow -s` on this file draws hundreds, and
-prints how many were clean. What is compiled runs as it is written: the compiler would take most of the time.
+prints how many were clean. What is compiled runs as it is written, since the compiler would take most of the time, but
+for a few plans.
 """
 
 from __future__ import annotations
@@ -66,16 +67,16 @@ def clean_plans(examples: int, number: int) -> dict[str, Prepared]:
     return found
 
 
-def step(program: str, data: str) -> list[float]:
-    """The loss of one step of a program, uncompiled."""
-    torch.compiler.set_stance("force_eager")
+def step(program: str, data: str, stance: str = "force_eager") -> list[float]:
+    """The loss of one step of a program, uncompiled by default."""
+    torch.compiler.set_stance(stance)
     try:
         return train(program, data, steps=1)["loss"]
     finally:
         torch.compiler.set_stance("default")
 
 
-def take_a_step(plans: dict[str, Prepared], gloo, data: str) -> None:
+def take_a_step(plans: dict[str, Prepared], gloo, data: str, stance: str = "force_eager") -> None:
     """Run the plans, those of as many ranks after each other, since a pool of another size costs seconds."""
 
     def ranks(item: tuple[str, Prepared]) -> int:
@@ -85,7 +86,7 @@ def take_a_step(plans: dict[str, Prepared], gloo, data: str) -> None:
         for text, prepared in several:
             given_data = "synthetic" if isinstance(prepared.reads, Images | ImagesWithTexts) else data
             try:
-                losses = gloo(world)(step, prepared.program.text, given_data)
+                losses = gloo(world)(step, prepared.program.text, given_data, stance)
             except Exception as error:
                 error.add_note(text)
                 raise
@@ -113,3 +114,13 @@ def test_hundreds_of_clean_plans_take_a_step(number: int, gloo, long_text):
     plans = clean_plans(250, number)
     print(f"\n{len(plans)} clean plans of 250")
     take_a_step(plans, gloo, long_text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_some_clean_plans_take_a_compiled_step(gloo, long_text):
+    plans = {text: plan for text, plan in clean_plans(250, 1).items() if ".compile(" in plan.program.text}
+    few = dict(itertools.islice(plans.items(), 12))
+    print(f"\n{len(few)} compiled plans of {len(plans)}")
+    assert len(few) >= 6
+    take_a_step(few, gloo, long_text, "default")

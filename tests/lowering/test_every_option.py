@@ -30,6 +30,7 @@ PATHS = {
     "comm": ("layers.*",),
     "precision": ("layers.*.feed_forward.*",),
     "compile": ("layers.*", "root"),
+    "optimizer": ("layers.*.attention_norm", "layers.0.attention.wq.weight"),
 }
 """Where a treatment of each family can stand; it must show in one of these places."""
 

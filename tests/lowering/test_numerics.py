@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from support.marks import some_slow
 from support.meshed import UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -93,7 +94,12 @@ fsdp on dp_replicate, dp_shard {UNITS}
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    some_slow(
+        PLANS, "fsdp and tensor parallel", "checkpointing of some", "replicas alone", "tensor parallel attention alone"
+    ),
+)
 def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)

@@ -52,6 +52,46 @@ comm      (reduce = last_micro_batch)
 offload   (activations = all)
 optimizer adamw(lr = 3e-4)
 """,
+    "parameter_groups": f"""\
+{HEAD}
+batch (global = 8, micro = 2, seq_len = 64)
+mesh  (dp_shard = 4)
+
+fsdp on dp_shard {{ layers.* = unit }}
+optimizer adamw(lr = 3e-4, weight_decay = 0.1) {{
+  norm                     = group(weight_decay = 0)
+  layers.*.*_norm          = group(weight_decay = 0)
+  {{tok_embeddings, output}} = group(lr_scale = 0.5)
+  layers.{{0..1}}.attention  = group(lr = 1e-4, betas = [0.9, 0.99])
+}}
+schedule cosine(warmup = 20, steps = 300, floor = 0.1)
+""",
+    "muon": """\
+plan muon
+model   llama3("1b")
+cluster h100_sxm
+batch   (global = 64, micro = 1, seq_len = 8192)
+mesh    (dp_replicate = 8)
+
+replicate on dp_replicate (optimizer = sharded)
+optimizer adamw(lr = 3e-4, weight_decay = 0.1) {
+  norm                 = group(weight_decay = 0)
+  layers.**            = muon(lr = 3e-4, adjust_lr = match_rms_adamw)
+  layers.0.**          = muon(lr = 1e-4, momentum = 0.9, ns_steps = 6, nesterov = false)
+  layers.*.attention.wo = group
+}
+""",
+    "ramp": f"""\
+{HEAD}
+batch (
+  global = 64
+  micro = 2
+  seq_len = 64
+  ramp = stages(global = [16, 32], until = [100, 500])
+)
+mesh (dp_shard = 4)
+fsdp on dp_shard {{ layers.* = unit }}
+""",
     "buckets": """\
 plan buckets
 model   llama3("8b")

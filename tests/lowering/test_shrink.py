@@ -257,6 +257,27 @@ def test_the_plans_own_dtypes_can_be_kept():
     assert (kept.plan.precision.master, kept.plan.precision.param) == ("fp32", "bf16")
 
 
+def test_parameters_are_stored_as_they_are_computed_with_where_nothing_casts_them():
+    body = "mesh (pp = 4, dp_replicate = 4)\nreplicate on dp_replicate\npipeline on pp\nprecision (param = fp64)"
+    small = big(body, ranks=2, double=False)
+    assert small.plan.replicate is None
+    assert (small.plan.precision.master, small.plan.precision.param) == ("fp64", "fp64")
+    assert any("master = fp64" in change for change in small.changes)
+
+
+def test_heads_of_their_own_width_stay_such():
+    for model in ('llama3("8b", head_dim = 64)', 'mixtral("8x7b", head_dim = 64)'):
+        config = big("mesh (tp = 2)", model=model).plan.model.source().config()
+        assert config.head_dim not in (0, config.dim // config.n_heads)
+
+
+@pytest.mark.parametrize(("patch", "rest"), [(32, 0), (16, 1)])
+def test_the_tokens_of_an_image_are_divided_as_before(patch: int, rest: int):
+    model, batch = f'vit("b16", patch_size = {patch})', "batch (global = 64, micro = 1)\n"
+    config = big("mesh (tp = 2)", model=model, batch=batch).plan.model.source().config()
+    assert config.n_tokens % 2 == rest
+
+
 def test_buckets_hold_about_as_many_blocks_as_before():
     small = big("mesh (dp_replicate = 8)\nreplicate on dp_replicate (bucket = 800MiB)").plan
     assert small.replicate is not None

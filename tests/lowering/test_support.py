@@ -65,6 +65,10 @@ CASES = {
         "checkpoint {\n  layers.* = budget(50%,\n    by = ilp)\n}",
         {3: "needs the search"},
     ),
+    "budgets beside ranks of cp": (
+        "mesh (cp = 4)\nfsdp on cp { layers.* = unit }\ncontext on cp\ncheckpoint {\n  layers.* = budget(50%)\n}",
+        {5: "beside ranks of `cp`"},
+    ),
     "graph backend": ("mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)", {2: "backend = graph"}),
 }
 

@@ -8,15 +8,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.plans import FULL, lowered
+import pytest
+
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
+
+PLAN = f"""\
+{HEAD.replace("devices = 4", "devices = 2")}
+batch (global = 16, micro = 4, seq_len = 32)
+mesh  (tp = 2)
+{SEQUENCE_PARALLEL}
+checkpoint {{ layers.* = full }}
+optimizer adamw(lr = 3e-4, betas = [0.9, 0.95], weight_decay = 0.1)
+clip      (norm = 1.0)
+schedule  cosine(warmup = 20, steps = 300, floor = 0.1)
+"""
 
 
+@pytest.mark.slow
 def test_torchrun_trains_what_was_lowered(tmp_path: Path):
-    program = lowered(FULL.replace("seq_len = 256", "seq_len = 32"))
+    program = lowered(PLAN)
     (tmp_path / "tiny.py").write_text(program.text)
     (tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 2000)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "tiny.py",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "tiny.py",
         "--steps", "2", "--data", "text.txt", "--device", "cpu", "--out", "run", "--log-every", "0",
     ]  # fmt: skip
     done = subprocess.run(

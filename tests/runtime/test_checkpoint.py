@@ -14,8 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
-from legoai.runtime import checkpoint
-from legoai.runtime.checkpoint import CheckpointMeta, Checkpoints, load, verified_meta
+from legoai.runtime import checkpoint_folder
+from legoai.runtime.checkpoint import CheckpointMeta, checksum, load, verified_meta
+from legoai.runtime.checkpoint_folder import Checkpoints
 from legoai.runtime.errors import RunError, RunErrorCode
 
 SIZE = 1000
@@ -198,12 +199,12 @@ def save_and_crash(root: Path, at: str) -> None:
     def crash(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    whole = getattr(checkpoint, at)
-    setattr(checkpoint, at, crash)
+    whole = getattr(checkpoint_folder, at)
+    setattr(checkpoint_folder, at, crash)
     try:
         save(root, 2)
     finally:
-        setattr(checkpoint, at, whole)
+        setattr(checkpoint_folder, at, whole)
 
 
 @pytest.mark.parametrize("at", ["_make_empty", "_checksums", "_write_durably", "_sync_folder"])
@@ -284,7 +285,7 @@ def forge(path: Path, change) -> None:
     (path / ".metadata").write_bytes(pickle.dumps(metadata if forged is None else forged))
     recorded = json.loads((path / "meta.json").read_text())
     content = path / ".metadata"
-    recorded["files"][".metadata"] = [content.stat().st_size, checkpoint._crc(content)]
+    recorded["files"][".metadata"] = [content.stat().st_size, checksum(content)]
     (path / "meta.json").write_text(json.dumps(recorded))
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from legoai.runtime import ShardedOptimizer, offload
-from legoai.runtime.optim import parameter_groups
+from legoai.runtime.parameter_groups import ParameterGroups
 
 CLASSES = {
     "adamw": (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1, "fused": True}),
@@ -50,7 +50,7 @@ def updates(kind: str, axes: dict[str, int], steps: int = 3) -> dict:
     model = replicated(copy.deepcopy(alone), axes)
     one = optimizer_class(alone.values(), **constants)
     many = ShardedOptimizer(
-        parameter_groups(model.named_parameters()), optimizer_class, axis="dp_replicate", **constants
+        ParameterGroups(model.named_parameters()), optimizer_class, axis="dp_replicate", **constants
     )
     for step in range(steps):
         for group in (*one.param_groups, *many.param_groups):
@@ -102,7 +102,7 @@ def loaded() -> None:
 
     def optimizer() -> ShardedOptimizer:
         return ShardedOptimizer(
-            parameter_groups(model.named_parameters()), torch.optim.AdamW, axis="dp_replicate", **constants
+            ParameterGroups(model.named_parameters()), torch.optim.AdamW, axis="dp_replicate", **constants
         )
 
     first = optimizer()

@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from legoai.runtime.device import Device
 from legoai.runtime.optim import (
     clip_gradients,
-    parameter_groups,
     reduce_partial_gradients,
     set_schedule_step,
     squared_norm_share,
@@ -76,44 +75,6 @@ def test_setting_the_step_is_having_stepped():
         group["lr"] for group in jumped.optimizer.param_groups
     ]
     assert jumped.get_last_lr() == stepped.get_last_lr() and jumped.last_epoch == stepped.last_epoch
-
-
-def groups_of(program: dict) -> list[tuple[int, set[tuple[str, ...] | None]]]:
-    training = programs.trainer(**program).prepare(Device(type="cpu"), seed=0)
-    return [
-        (
-            len(group["params"]),
-            {p.device_mesh.mesh_dim_names if isinstance(p, DTensor) else None for p in group["params"]},
-        )
-        for group in training.optimizer.param_groups
-    ]
-
-
-def test_a_group_never_mixes_meshes(gloo):
-    norms, matrices = 2 * programs.LAYERS, 7 * programs.LAYERS
-    assert gloo(4)(groups_of, {"dp_shard": 2, "tp": 2, "sequence_parallel": False})[0] == [
-        (norms + 3, {("dp_shard",)}),
-        (matrices, {("dp_shard", "tp")}),
-    ]
-    assert gloo(4)(groups_of, {"tp": 4, "sequence_parallel": False})[0] == [
-        (norms + 3, {None}),
-        (matrices, {("tp",)}),
-    ]
-    assert len(gloo(4)(groups_of, {"dp_shard": 4})[0]) == 1
-
-
-def test_weight_decay_can_be_left_to_matrices():
-    model = nn.Sequential(nn.Linear(2, 2), nn.RMSNorm(2))
-    model[0].bias.requires_grad_(False)
-    everything = parameter_groups(model.named_parameters())
-    assert [[p.ndim for p in group["params"]] for group in everything] == [[2, 1]]
-    optimizer = torch.optim.AdamW(
-        parameter_groups(model.named_parameters(), weight_decay_on="matrices"), weight_decay=0.1
-    )
-    assert [(group["weight_decay"], [p.ndim for p in group["params"]]) for group in optimizer.param_groups] == [
-        (0.1, [2]),
-        (0.0, [1]),
-    ]
 
 
 def norm_and_clipped(program: dict) -> tuple[float, dict[str, torch.Tensor]]:

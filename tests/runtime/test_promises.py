@@ -143,11 +143,11 @@ def test_whatever_ends_a_run_is_one_error_with_a_code(capsys, text):
     ],
 )
 def test_errors_of_torch_are_told_apart(text, code):
-    assert explained(RuntimeError(text), timeout=5).code == code
+    assert explained(RuntimeError(text)).code == code
 
 
 def test_a_full_disk_is_told_whatever_was_written():
-    error = explained(OSError(28, os.strerror(28), "out/metrics.jsonl"), timeout=5)
+    error = explained(OSError(28, os.strerror(28), "out/metrics.jsonl"))
     assert error.code == RunErrorCode.FOLDER_NOT_WRITABLE and "the disk is full for out/metrics.jsonl" in error.message
 
 

@@ -14,22 +14,9 @@ import pytest
 import torch
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
-from support import programs
+from support import corpus, programs
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(f"line {n} of a corpus that says {n * n % 97}\n" for n in range(30)))
-    return str(path)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
+data, own_cache = corpus.data, corpus.own_cache
 
 OPTIMIZERS = {
     "AdamW": None,
@@ -65,6 +52,54 @@ def test_going_back_makes_a_branch_that_later_runs_follow(gloo, data, tmp_path):
     assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
     assert pool(fit, steps=4, data=data, out=out, seed=7)[0][0] == 3, "not step 4 of the past that was left"
     assert "step-4-branch-1" in saved(out)
+
+
+def test_a_run_that_went_back_and_crashed_before_it_saved_goes_on_there(gloo, data, tmp_path):
+    [pool], out = [gloo(1)], tmp_path / "run"
+    pool(fit, steps=4, data=data, out=out, checkpoint_every=2)
+    pool(fit, steps=2, data=data, out=out, resume=str(out / "checkpoints" / "step-2"))
+    assert saved(out) == {"step-2", "step-4"}, "nothing was saved on the branch"
+    assert pool(fit, steps=3, data=data, out=out)[0][0] == 2
+    assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
+    other = tmp_path / "other"
+    pool(fit, steps=2, data=data, out=other, resume=str(out / "checkpoints" / "step-2"))
+    assert pool(fit, steps=3, data=data, out=other)[0][0] == 2, "a run in a folder of its own, too"
+    assert saved(other) == {"step-3"}
+
+
+def test_a_damaged_branch_goes_on_from_where_it_began_not_from_what_was_left(gloo, data, tmp_path):
+    pool = gloo(1)
+    pool(fit, steps=4, data=data, out=tmp_path, checkpoint_every=2)
+    pool(fit, steps=3, data=data, out=tmp_path, resume=str(tmp_path / "checkpoints" / "step-2"))
+    damage(tmp_path, "step-3-branch-1")
+    assert pool(fit, steps=3, data=data, out=tmp_path)[0][0] == 2
+    assert saved(tmp_path) == {"step-2", "step-4", "step-3-branch-1"}
+    assert pool(fit, steps=3, data=data, out=tmp_path)[0][0] == 3, "it was saved again, and is good"
+
+
+def fit_in_job(job: str, restarts: int, **options) -> int:
+    """The step that a run continued from whose ranks torchrun has started again some times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RUN_ID", job)
+        patch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+        return fit(**options)[0]
+
+
+def test_ranks_that_are_started_again_go_on_where_they_were(gloo, data, tmp_path):
+    [pool], out = [gloo(1)], tmp_path / "run"
+    pool(fit, steps=4, data=data, out=out, checkpoint_every=2)
+    back = {"data": data, "out": out, "resume": str(out / "checkpoints" / "step-2"), "checkpoint_every": 1}
+    assert pool(fit_in_job, "a", 0, steps=2, **back) == [2], "and crashes before its first checkpoint"
+    assert pool(fit_in_job, "a", 1, steps=3, **back) == [2]
+    assert pool(fit_in_job, "a", 2, steps=5, **back) == [3]
+    assert pool(fit_in_job, "a", 3, steps=5, **back) == [5]
+    branch = {"step-3-branch-1", "step-4-branch-1", "step-5-branch-1"}
+    assert saved(out) <= {"step-2", "step-4", *branch} and saved(out) >= branch
+    assert pool(fit_in_job, "b", 1, steps=3, **{**back, "resume": str(out / "checkpoints" / "step-3-branch-1")}) == [3]
+    assert pool(fit_in_job, "b", 2, steps=4, **{**back, "resume": str(out / "checkpoints" / "step-3-branch-1")}) == [3]
+    assert "step-4-branch-2" in saved(out), "another job was asked to go back once more"
+    new = {"data": data, "out": tmp_path / "new", "resume": "never"}
+    assert [pool(fit_in_job, "c", restarts, steps=restarts + 1, **new) for restarts in (0, 1)] == [[0], [1]]
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_stops_unless_told_to_start_again(gloo, data, tmp_path):

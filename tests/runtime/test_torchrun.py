@@ -16,13 +16,19 @@ import pytest
 
 from legoai.runtime import RunError, launch
 from legoai.runtime.torchrun import _first, threads_per_process
+from support.marks import some_slow
 
 PROGRAM = """
-import os, sys
+import os, sys, time
 import torch
+from legoai.runtime import process_group
 from support import programs
 if os.environ.get("CRASH") == os.environ["RANK"]:
     sys.exit("this rank crashes")
+if "STARTUP" in os.environ:
+    process_group.STARTUP_SECONDS = float(os.environ["STARTUP"])
+if os.environ["RANK"] == "1":
+    time.sleep(float(os.environ.get("LATE", "0")))
 programs.trainer(dp_shard=2, dtype=torch.float32).main()
 """
 
@@ -93,6 +99,28 @@ def test_a_mistake_is_told_once_without_a_traceback(start):
     assert len(told.splitlines()) == 2, told
 
 
+@pytest.mark.slow
+def test_wrong_usage_is_told_once(start):
+    status, told = ends(start(4, "--stepz", "2"))
+    assert status == 2
+    assert told.count("usage: ") == told.count("unrecognized arguments: --stepz 2") == 1, told
+    assert "Traceback" not in told and "error[" not in told
+
+
+@pytest.mark.slow
+def test_a_short_timeout_does_not_cover_the_start(start):
+    status, told = ends(start(2, "--steps", "2", "--timeout", "3", LATE="8"))
+    assert status == 0, told
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_start_is_named(start):
+    status, told = ends(start(2, "--steps", "2", "--timeout", "3", LATE="80", STARTUP="6"))
+    assert status == 1
+    assert "error[RUN061]: rank 0 waited 6 s in a collective before the first step was done, and rank 1 did" in told
+    assert told.count("error[") == 1 and "Traceback" not in told
+
+
 def test_a_crash_names_the_rank_that_failed_first(start):
     status, told = ends(start(2, "--steps", "1", CRASH="1"))
     assert status == 1
@@ -123,6 +151,7 @@ def gone_within(seconds: float, mark: str) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_is_named_and_ended_within_the_timeout(start):
     process = start(2, "--steps", "100000", "--log-every", "1", "--timeout", "20")
     running(process)
@@ -136,6 +165,7 @@ def test_a_rank_that_is_stopped_is_named_and_ended_within_the_timeout(start):
     assert time.monotonic() - stopped_at < 60
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named(start):
     process = start(2, "--steps", "100000", "--log-every", "1")
     running(process)
@@ -146,7 +176,7 @@ def test_a_rank_that_is_killed_is_named(start):
     assert told.count("error[") == 1 and "Traceback" not in told
 
 
-@pytest.mark.parametrize("killed", ["the launcher", "the agent"])
+@pytest.mark.parametrize("killed", some_slow(("the launcher", "the agent"), "the agent"))
 def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, killed):
     process = start(2, "--steps", "100000", "--log-every", "1")
     running(process)
@@ -158,7 +188,7 @@ def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, 
     process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_saves_and_leaves(start, tmp_path, number):
     process = start(2, "--steps", "2000", "--log-every", "1")
     assert any(re.match(r"step +3/", line) for line in process.stderr)

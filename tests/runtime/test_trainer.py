@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
-from support import programs
+from support import corpus, programs
+
+data, own_cache = corpus.data, corpus.own_cache
 
 STEPS = 4
 
@@ -55,21 +57,6 @@ def assert_equal(one: dict, other: dict) -> None:
     assert one["norm"] == other["norm"]
     for name, parameter in one["parameters"].items():
         assert torch.equal(parameter, other["parameters"][name]), name
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    """A corpus small enough that training passes over it more than once."""
-    path = tmp_path_factory.mktemp("data") / "text.txt"
-    path.write_text("".join(f"line {n} of a corpus that says {n * n % 97}\n" for n in range(30)))
-    return str(path)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

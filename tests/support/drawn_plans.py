@@ -149,7 +149,6 @@ _STYLES: Final = {
     "qwen3.json": _llama_of_others("mlp"),
     "qwen3_moe.json": _llama_of_others("mlp"),
     "deepseek_v3.json": (
-        {"model.layers.*.self_attn.{q_b_proj, kv_b_proj}": "colwise", "model.layers.*.self_attn.o_proj": "rowwise"},
         {"lm_head": "colwise(loss_parallel = true)"},
         {
             "model.layers.0.mlp.{gate,up}_proj": "colwise",
@@ -226,15 +225,50 @@ def drawn_plans(draw: st.DrawFn, *, foreign: bool = False) -> DrawnPlan:
     manifest = manifest_of(name, preset)
     values = _Values(draw, manifest)
     sizes = _sizes(values, name, manifest)
-    found: list[Drawn] = [Drawn("model", Called(name, (("", f'"{preset}"'),)))]
+    dimensions = _dimensions(values, name) if foreign else ()
+    found: list[Drawn] = [Drawn("model", Called(name, (("", f'"{preset}"'), *dimensions)))]
     for keyword in FAMILIES:
         if keyword == "model":
             continue
         declared = family(keyword)
         for axes in _axes(values, declared, sizes):
             fitting = _fitting(values, keyword, sizes, manifest)
+            if foreign and keyword == "shard" and values.chance(50):
+                found.append(_standard(values, axes))
+                continue
             found.append(_statement(values, declared, axes, fitting, preset if name == "huggingface" else name))
     return DrawnPlan(tuple(found))
+
+
+_DIMENSIONS: Final[Mapping[str, Sequence[tuple[tuple[str, str], ...]]]] = {
+    "llama3": (
+        (("qk_norm", "true"),),
+        (("head_dim", "16"), ("attention_bias", "true"), ("mlp_bias", "true")),
+        (("qkv_bias", "true"), ("rope_type", '"yarn"'), ("rope_scaling", "4.0")),
+        (("rope_type", '"linear"'), ("rope_scaling", "2.0"), ("tie_embeddings", "true")),
+    ),
+    "mixtral": (
+        (("qk_norm", "true"), ("attention_bias", "true")),
+        (("head_dim", "16"), ("qkv_bias", "true")),
+        (("tie_embeddings", "true"),),
+    ),
+    "gpt2": ((("tie_embeddings", "false"),), (("bias", "false"),)),
+    "gpt3": ((("tie_embeddings", "false"), ("bias", "false")),),
+    "vit": ((("image_size", "56"), ("patch_size", "8")),),
+}
+"""Options of built-in models that change what is computed."""
+
+
+def _dimensions(values: _Values, name: str) -> tuple[tuple[str, str], ...]:
+    """Options of the model that stand beside its preset."""
+    return values.one(_DIMENSIONS[name]) if name in _DIMENSIONS and values.chance(50) else ()
+
+
+def _standard(values: _Values, axes: tuple[str, ...]) -> Drawn:
+    """A standard layout, with some of its options on `tp`."""
+    names = ("sequence", "loss_parallel") if axes == ("tp",) else ()
+    options = tuple((name, "true") for name in names if values.chance(60))
+    return Drawn("shard", "standard", axes, options)
 
 
 def _sizes(values: _Values, model: str, manifest: Manifest) -> dict[str, int]:
@@ -309,6 +343,9 @@ def _fitting(values: _Values, keyword: str, sizes: Mapping[str, int], manifest: 
             "global": str(micro * passes * ranks),
             "micro": str(micro),
             "seq_len": None if length is None else str(length),
+            "ramp": f"stages(global = [{micro * ranks}], until = [1])"
+            if passes > 1 and sizes["pp"] == 1 and values.chance(25)
+            else None,
         }
     if keyword == "pipeline":
         return {"stages": None, "split": None} if values.chance(60) else {}
@@ -338,7 +375,8 @@ def _statement(
             rules[values.parameter()] = placement
         many = 1 if rules and not values.chance(30) else 2 if values.chance(30) else 1
         for _ in range(many if not rules or values.chance(25) else 0):
-            rules[values.path()] = values.treatment(values.one(declared.treatments.treatments))
+            path = values.parameter() if declared.names_parameters and values.chance(30) else values.path()
+            rules[path] = values.treatment(values.one(declared.treatments.treatments))
     return Drawn(declared.keyword, subject, axes, written, tuple(rules.items()))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -36,10 +39,10 @@ class GlooPool:
         self.world = world
         self.pipes: list[Connection] = []
         self.processes = []
-        store = folder / "store"
+        self.folder = folder
         for rank in range(world):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, world, folder, theirs), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -50,15 +53,17 @@ class GlooPool:
 
         Raises:
             Exception: what the first failing rank raised, with its traceback in a note.
-            TimeoutError: a rank did not answer; the pool is closed.
+            TimeoutError: a rank did not answer, with the stacks of all in a note; the pool is closed.
         """
         for pipe in self.pipes:
             pipe.send((function, args, kwargs))
         answers = []
         for rank, pipe in enumerate(self.pipes):
             if not pipe.poll(CALL_SECONDS):
+                error = TimeoutError(f"rank {rank} did not answer within {CALL_SECONDS} s")
+                error.add_note(self._stacks())
                 self.close()
-                raise TimeoutError(f"rank {rank} did not answer within {CALL_SECONDS} s")
+                raise error
             answers.append(pipe.recv())
         failed = [(rank, answer) for rank, answer in enumerate(answers) if not answer[0]]
         if failed:
@@ -72,6 +77,14 @@ class GlooPool:
     @property
     def alive(self) -> bool:
         return bool(self.processes) and all(process.is_alive() for process in self.processes)
+
+    def _stacks(self) -> str:
+        """Where each rank is."""
+        for process in self.processes:
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGUSR1)
+        time.sleep(1)
+        return "\n".join(f"rank {rank}:\n{_stack_file(self.folder, rank).read_text()}" for rank in range(self.world))
 
     def close(self) -> None:
         for pipe in self.pipes:
@@ -87,15 +100,22 @@ class GlooPool:
         self.pipes, self.processes = [], []
 
 
-def _serve(rank: int, world: int, store: Path, pipe: Connection) -> None:
+def _stack_file(folder: Path, rank: int) -> Path:
+    return folder / f"stacks-{rank}.txt"
+
+
+def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
     _end_with_the_session()
+    gc.freeze()  # what the session has made is never garbage here, and each collection would look at all of it
+    stacks = _stack_file(folder, rank).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
     while (call := pipe.recv()) is not None:
         function, args, kwargs = call

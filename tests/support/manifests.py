@@ -50,7 +50,9 @@ def inspected_in_this_process() -> Iterator[None]:
         finally:
             sys.path[:] = path
             for name in set(sys.modules) - known:
-                if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(base_directory):
+                file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+                # A checkout may hold the environment, whose libraries cannot be imported twice.
+                if file.is_relative_to(base_directory) and "site-packages" not in file.parts:
                     del sys.modules[name]
             importlib.invalidate_caches()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.plans import HEAD, lowered
+from support.staged import with_fewer_passes
 
 TRAINING = """\
 batch     (global = 8, micro = 2, seq_len = 32)
@@ -14,4 +15,4 @@ UNITS = "{ layers.* = unit, root = unit }\n"
 
 
 def text_of(body: str, head: str = HEAD) -> str:
-    return lowered(f"{head}{TRAINING}{body}").text
+    return lowered(f"{head}{with_fewer_passes(TRAINING, body)}{body}").text

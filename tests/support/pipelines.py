@@ -28,7 +28,7 @@ batch     (global = {batch}, micro = 2, seq_len = 16)
 optimizer adamw(lr = 1e-2)
 clip      (norm = 1.0)
 mesh      (pp = 4{more})
-{body}pipeline on pp (schedule = {schedule})
+{body}pipeline on pp (schedule = {schedule}, microbatches = 8)
 """
 
 
@@ -42,11 +42,13 @@ def two_ranks(folder: Path, schedule: str, *, sharded: bool = False, micro_batch
     return lower(file)
 
 
-def four_ranks(folder: Path, schedule: str, *, sharded: bool = False, layers: int = 14, body: str = "") -> Program:
-    """A program of four pipeline ranks, of which the middle two are alike."""
+def four_ranks(
+    folder: Path, schedule: str, *, sharded: bool = False, layers: int = 14, body: str = "", passes: int = 1
+) -> Program:
+    """A program of four pipeline ranks, of which the middle two are alike, with 8 micro batches in each pass."""
     shards = 2 if sharded else 1
     file = folder / "tiny.plan"
     more, body = (", dp_shard = 2", KEPT + body) if sharded else ("", body)
-    batch = {"ranks": 4 * shards, "batch": 16 * shards}
+    batch = {"ranks": 4 * shards, "batch": 16 * shards * passes}
     file.write_text(FOUR.format(layers=layers, more=more, body=body, schedule=schedule, **batch))
     return lower(file)

@@ -39,15 +39,14 @@ class Drawn:
 
     def lines(self) -> list[str]:
         """The statement with each option and each rule on a line of its own, so that a line number names one."""
-        head = " ".join([self.keyword, *([f"on {', '.join(self.axes)}"] if self.axes else [])])
-        options, last = self.options, "{"
+        head, options, last = self.keyword, self.options, "{"
         if isinstance(self.subject, Called) and family(self.keyword).subject_holds_options:
             head, options = f"{head} {self.subject.name}", self.subject.options
         elif self.subject is not None:
             head = f"{head} {self.subject}"
-        lines = [head]
+        lines = [" ".join([head, *([f"on {', '.join(self.axes)}"] if self.axes else [])])]
         if options:
-            lines[-1] += " (" if self.subject is None else "("
+            lines[-1] += " (" if self.subject is None or self.axes else "("
             lines += [f"  {name} = {value}" if name else f"  {value}" for name, value in options] + [")"]
         if self.rules:
             lines[-1] += f" {last}"
@@ -134,7 +133,7 @@ def _with_other_values(item: Drawn, line: int | None) -> Iterator[Drawn]:
         for other in other_values(kinds[declared.subject], item.subject):
             yield replace(item, subject=other)
     for index, (name, value) in enumerate(item.options):
-        if line in (None, index + 1):
+        if name in kinds and line in (None, index + 1):  # an option of a standard layout is not the statement's
             for other in other_values(kinds[name], value):
                 yield replace(item, options=(*item.options[:index], (name, other), *item.options[index + 1 :]))
     first = (len(item.options) + 1 if item.options else 0) + 1

@@ -204,7 +204,6 @@ def trainer(
     fused: bool = True,
     plan: str = "tiny",
     plan_hash: str = "sha256:test",
-    weight_decay_on: str = "all",
     tied: bool = False,
     reduce_last: bool = False,
     replicas: int = 1,
@@ -247,6 +246,5 @@ def trainer(
         seq_len=32,
         master_dtype=dtype,
         loss_parallel=loss_parallel,
-        weight_decay_on=weight_decay_on,
         seed=0,
     )

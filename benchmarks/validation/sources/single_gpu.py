@@ -32,12 +32,13 @@ _PRECISION = {
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """A model of the tables: its factory, what checkpointing recomputes, and what it reads, `text` or `image`."""
+    """A model of the tables: its factory, what is recomputed, what it reads (`text` or `image`), if it drops out."""
 
     factory: str
     checkpoint: tuple[str, ...]
     reads: str
     penalty: float = 1e-4
+    drops_out: bool = False
 
 
 _GATED = ("model.layers.*.mlp", "model.layers.*.{input, post_attention}_layernorm", "model.norm")
@@ -48,14 +49,15 @@ _T5 = (
     "decoder.block.*.layer.2",
     "{encoder, decoder}.final_layer_norm",
 )
+_GPT2 = 'causal", config = "gpt2_large", loss_in_fp32 = false'
 _CLIP = ("{text_model, vision_model}.encoder.layers.*",)
 _VIT = 'images", name = "vit_huge_patch14_clip_224.laion2b_ft_in12k_in1k", size = 224'
 _CONVNEXT = 'images", name = "convnextv2_huge.fcmae_ft_in22k_in1k_512", size = 224'
 _MODELS = {
     "GEMMA 2B": _Model('causal", config = "gemma_2b"', _GATED, "text"),
     "LLAMA": _Model('causal", config = "llama3_1b"', _GATED, "text"),
-    "HF GPT2": _Model('causal", config = "gpt2_large", loss_in_fp32 = false', ("transformer.h.*",), "text"),
-    "HF T5": _Model('encoder_decoder", config = "t5_large"', _T5, "text"),
+    "HF GPT2": _Model(_GPT2, ("transformer.h.*",), "text", drops_out=True),
+    "HF T5": _Model('encoder_decoder", config = "t5_large"', _T5, "text", drops_out=True),
     "HF CLIP": _Model('images_with_texts", config = "clip_l14_336"', _CLIP, "text"),
     "TIMM VIT": _Model(_VIT, ("blocks.*",), "image", penalty=0.0),
     "CONVNEXT": _Model(_CONVNEXT, ("stages.*.blocks.*.mlp",), "image", penalty=0.0),
@@ -89,7 +91,8 @@ def convert(row: Row, device: str | None = None) -> Stated:
     )
     if row.text("ac").lower() in ("yes", "true"):
         rules = "".join(f"\n  {path} = full" for path in model.checkpoint)
-        draft.say(f"checkpoint (preserve_rng = false) {{{rules}\n}}")
+        options = "" if model.drops_out else " (preserve_rng = false)"
+        draft.say(f"checkpoint{options} {{{rules}\n}}")
     draft.say("loss eager", _PRECISION[row.text("precision")])
     draft.say(f"optimizer adam(lr = 1e-4, weight_decay = {model.penalty}, fused = false)")
     return draft.done(beside={"workspaces of cuBLAS": 2 * 32 * MIB})

@@ -66,6 +66,38 @@ class OutOfMemory(Rule):
     simulated: ClassVar[bool] = True
 
 
+class RequirementsConflict(Rule):
+    """`require` lines that no values of the plan's holes meet together.
+
+    `legoai solve` looks at every way to fill the holes. The diagnostic names the smallest set of requirements that it
+    cannot meet: without any one of them there is a solution for the others.
+
+    ## Example
+    ```
+    model llama3("8b")
+    mesh (dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    checkpoint { layers.* = auto in [none, full] }
+    require peak_memory <= 40GiB
+    require recompute   <= 1%
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    mesh (dp_shard = 8)
+    fsdp on dp_shard { layers.* = unit }
+    checkpoint { layers.* = auto in [none, full] }
+    require peak_memory <= 40GiB
+    require recompute   <= 30%
+    ```
+    """
+
+    code = "LP716"
+    slug = "requirements-conflict"
+    simulated: ClassVar[bool] = True
+
+
 class MemoryLeftByRecomputation(Rule):
     """Full recomputation on a device of which half stays free.
 

@@ -43,3 +43,48 @@ class UndecidedHole(Rule):
 
     code = "LP011"
     slug = "undecided-hole"
+
+
+class HoleNotSearched(Rule):
+    """A hole that `legoai solve` does not fill.
+
+    Holes are searched where the simulator can tell one value from another: mesh axes, the micro batch, the pipeline,
+    checkpointing, units of `fsdp`, `loss`, `attention`, `comm`, `compile`, `offload` and `context`. A hole of another
+    kind is searched if it names its values: `auto in [a, b]`. What decides what is learned and not what a step costs,
+    such as a learning rate or the global batch, is never searched, nor is a hole in the file of a base plan.
+
+    ## Example
+    ```
+    optimizer adamw(lr = auto in [3e-4, 1e-3])
+    ```
+
+    ## Use instead
+    ```
+    optimizer adamw(lr = 3e-4)
+    ```
+    """
+
+    code = "LP012"
+    slug = "hole-not-searched"
+
+
+class NoLegalAnswers(Rule):
+    """A plan whose holes have no values that are legal together.
+
+    Whatever the holes are filled with, `legoai lint` reports an error. The diagnostic names those that it reports most.
+
+    ## Example
+    ```
+    batch (global = 64, micro = auto in [48, 64], seq_len = 8192)
+    mesh  (dp_shard = auto, tp = 4)
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 64, micro = auto, seq_len = 8192)
+    mesh  (dp_shard = auto, tp = 4)
+    ```
+    """
+
+    code = "LP013"
+    slug = "no-legal-answers"

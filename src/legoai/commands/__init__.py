@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, str]] = {
     "lower": "print the PyTorch program that a plan becomes",
     "cost": "tell what a plan costs in time and memory, without a GPU",
     "check": "simulate plans, and enforce their `require` lines",
+    "solve": "fill the holes of a plan with the values that make it fastest",
     "graph": "draw a plan's mesh, pipeline or step",
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",

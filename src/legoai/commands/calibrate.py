@@ -51,9 +51,9 @@ def run(arguments: Namespace) -> int:
         )
     except NoDeviceError as error:
         raise WrongUsage(str(error)) from error
-    for label, error in errors.items():
-        if error.get("rows"):
-            print(f"{label:24} {error['median']:6.1%} median error on {error['rows']} measurements held out")
+    for label, left_out in errors.items():
+        if left_out.get("rows"):
+            print(f"{label:24} {left_out['median']:6.1%} median error on {left_out['rows']} measurements held out")
     print(f"wrote {path} and {path.with_suffix('.json.gz')}")
     sys.stdout.flush()
     return 0

@@ -87,8 +87,8 @@ def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Dia
         for item in _findings(one, arguments):
             if (item.code, item.label.span) not in seen:
                 seen.add((item.code, item.label.span))
-                in_variant = variant is not None and arguments.variant is None
-                found.append(_in_variant(item, variant) if in_variant else item)
+                named = variant if arguments.variant is None else None
+                found.append(item if named is None else _in_variant(item, named))
     kept, _, unused = suppress.split(found, linted.files.values())
     kept.extend(UnusedSuppression.find(unused, simulated=True))
     return sorted(kept, key=lambda item: item.order)

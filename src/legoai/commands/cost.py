@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, announce, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--html", metavar="OUT", type=output_file, help="write a page with timeline, memory and tables")
     add_profile(parser)
     parser.add_argument("--rank", type=_rank, default=0, metavar="N", help="the rank that is simulated (default: 0)")
+    add_no_factories(parser)
     add_resolution(parser)
 
 

@@ -48,6 +48,11 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--expand", action="store_true", help="change nothing; print the plan with every default visible"
     )
+    parser.add_argument(
+        "--no-factories",
+        action="store_true",
+        help="taken as by the other commands; formatting runs no Python factory, with it or without",
+    )
     add_output(parser)
 
 

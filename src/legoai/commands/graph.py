@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated, write
-from legoai.commands.shared import add_resolution, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, lowered, output_file
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -45,6 +45,7 @@ def configure(parser: ArgumentParser) -> None:
         help="write it to this file (default: -, the terminal)",
     )
     add_profile(parser)
+    add_no_factories(parser)
     add_resolution(parser)
 
 

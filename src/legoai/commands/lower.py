@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, lowered, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 _DESCRIPTION = """\
@@ -37,6 +37,7 @@ def configure(parser: ArgumentParser) -> None:
         default=Path("-"),
         help="write it to this file (default: -, the terminal)",
     )
+    add_no_factories(parser)
     add_resolution(parser)
 
 

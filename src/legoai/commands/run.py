@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 
-from legoai.commands.shared import add_resolution, announce, lowered
+from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered
 
 _DESCRIPTION = """\
 Lower a plan and train it on this machine under torchrun, one process per device of its mesh. The program,
@@ -27,7 +27,9 @@ examples:
 def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai run`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.usage = "%(prog)s [-h] [--nproc N] [--set NAME=VALUE] [--variant NAME] FILE [-- ARGUMENT ...]"
+    parser.usage = (
+        "%(prog)s [-h] [--nproc N] [--no-factories] [--set NAME=VALUE] [--variant NAME] FILE [-- ARGUMENT ...]"
+    )
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
     parser.add_argument(
         "--nproc",
@@ -35,6 +37,7 @@ def configure(parser: ArgumentParser) -> None:
         metavar="N",
         help="processes on this machine (default: the devices of the plan's mesh)",
     )
+    add_no_factories(parser)
     add_resolution(parser)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
@@ -76,6 +77,27 @@ def add_no_factories(parser: ArgumentParser) -> None:
         action="store_false",
         help="never run a Python factory that a plan names as its model, as for a pull request from a stranger",
     )
+
+
+def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
+    """Whether a plan without errors cannot go on since `--no-factories` keeps its model from being known; says so.
+
+    Args:
+        linted: the plan.
+        arguments: of the command.
+        done: what is not done then, such as `lowered`.
+    """
+    assert linted.plan is not None
+    assert linted.analysis is not None
+    if arguments.factories or linted.analysis.manifest is not None:
+        return False
+    show([item for item in linted.diagnostics if item.code == FactoryNotRun.code], linted.files, stream=sys.stderr)
+    print(
+        f"legoai: {linted.resolution.file.name} is not {done}: --no-factories, and its model is the factory "
+        f"{linted.plan.model.target}",
+        file=sys.stderr,
+    )
+    return True
 
 
 def announce(message: str) -> None:
@@ -156,8 +178,10 @@ def lowered(arguments: Namespace) -> tuple[Linted, Program] | None:
     except UnreadableError as error:
         show([error.diagnostic], files_of(error), stream=sys.stderr)
         return None
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     diagnostics = [item for item in linted.diagnostics if item.severity == "error"]
+    if not diagnostics and lacks_factory(linted, arguments, "lowered"):
+        return None
     program = None
     if not diagnostics:
         from legoai.lowering.program import LoweringError, lower

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_resolution, counted, examine, files_of, settings_of, show, summary
+from legoai.commands.shared import (
+    add_no_factories,
+    add_resolution,
+    counted,
+    examine,
+    files_of,
+    lacks_factory,
+    settings_of,
+    show,
+    summary,
+)
 from legoai.dsl.frontend.sources import UnreadableError, read_source, replace_file
 from legoai.dsl.lint import Linted
 
@@ -73,6 +83,7 @@ def configure(parser: ArgumentParser) -> None:
         help="run this program in its place: one that --save-program wrote, or that `legoai lower` wrote of a plan "
         "small enough to be run here as it is, edited by hand",
     )
+    add_no_factories(parser)
     add_resolution(parser)
 
 
@@ -83,11 +94,13 @@ def run(arguments: Namespace) -> int:
     except UnreadableError as error:
         show([error.diagnostic], files_of(error))
         return 1
-    linted = examine(source, settings_of(arguments), arguments.variant, variants=False)
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
         show(errors, linted.files)
         print(f"legoai: {source.name} is not verified: {summary(errors)}", file=sys.stderr)
+        return 1
+    if lacks_factory(linted, arguments, "verified"):
         return 1
 
     from legoai.lowering.program import LoweringError
@@ -127,6 +140,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
     from legoai.lowering.verify.processes import leaving_on_signals
     from legoai.lowering.verify.run import ProgramFailedError, run
 
+    assert linted.analysis is not None
     name = linted.resolution.file.name
     small = prepared.shrunken
     for line in small.changes:
@@ -139,7 +153,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
                 prepared.program,
                 small.plan,
                 reads=prepared.reads,
-                directory=linted.analysis.directory if linted.analysis is not None else ".",
+                directory=linted.analysis.directory,
                 steps=arguments.steps,
                 watch=progress,
             )

@@ -28,7 +28,7 @@ from legoai.specs.device_file import load_device
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("calibrated") / "here.toml"
-    command = ["calibrate", "--device", "cpu", "--processes", "2", "--seconds", "6", "-o", str(path)]
+    command = ["calibrate", "--device", "cpu", "--processes", "2", "--seconds", "2", "-o", str(path)]
     done = subprocess.run(
         [sys.executable, "-m", "legoai", *command], capture_output=True, text=True, timeout=200, check=False
     )
@@ -36,6 +36,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_calibration_can_be_named_in_a_plan(calibrated: Path) -> None:
     measured = load_device(calibrated)
     assert (measured.name, measured.kind, measured.devices_per_host) == ("here", "cpu", 2)
@@ -44,6 +45,7 @@ def test_a_calibration_can_be_named_in_a_plan(calibrated: Path) -> None:
     assert sorted(path.name for path in calibrated.parent.iterdir()) == ["here.json.gz", "here.toml"]
 
 
+@pytest.mark.slow
 def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> None:
     found = load(profile_beside(calibrated))
     (source,) = found.sources
@@ -53,6 +55,7 @@ def test_a_calibration_says_when_with_what_and_how_well(calibrated: Path) -> Non
     assert found.held_out["movement elementwise"]["rows"] > 0
 
 
+@pytest.mark.slow
 def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) -> None:
     found = load(profile_beside(calibrated))
     product = Product(batch=1, m=128, n=128, k=128, rate="fp32", bytes=3 * 4 * 128**2)
@@ -68,6 +71,7 @@ def test_a_calibrated_product_is_as_fast_as_it_was_measured(calibrated: Path) ->
     assert seconds == pytest.approx(took, rel=4.0)
 
 
+@pytest.mark.slow
 def test_a_calibrated_group_has_its_collectives(calibrated: Path) -> None:
     found = load(profile_beside(calibrated))
     cluster = Cluster(device=load_device(calibrated), hosts=1, devices_per_host=2)

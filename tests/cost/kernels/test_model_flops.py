@@ -41,7 +41,14 @@ def test_of_experts_those_count_to_which_a_token_is_routed():
     assert active == pytest.approx(12.9e9, rel=0.005)
 
 
-@pytest.mark.parametrize("model", ['llama3("tiny")', 'mixtral("tiny")', 'gpt2("small")'])
+@pytest.mark.parametrize(
+    "model",
+    [
+        'llama3("tiny")', 'mixtral("tiny")', 'gpt2("small")',
+        'llama3("tiny", head_dim = 32, attention_bias = true, mlp_bias = true, qk_norm = true)',
+        'mixtral("tiny", head_dim = 32, qkv_bias = true, tie_embeddings = true)',
+    ],
+)  # fmt: skip
 def test_the_formula_counts_what_one_device_is_seen_to_compute(model: str):
     formula, captured = simulated.in_a_fork(both_ways, model)
     assert captured == pytest.approx(formula, rel=1e-12)

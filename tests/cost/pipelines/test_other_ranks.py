@@ -36,8 +36,9 @@ def _compared(program: Program, world: int) -> tuple[int, bool]:
     return len(told), told[-1] == whole
 
 
-def check(folder: Path, schedule: str, *, sharded: bool) -> None:
-    count, equal = in_a_fork(_compared, four_ranks(folder, schedule, sharded=sharded), 8 if sharded else 4)
+def check(folder: Path, schedule: str, *, sharded: bool, passes: int = 1) -> None:
+    program = four_ranks(folder, schedule, sharded=sharded, passes=passes)
+    count, equal = in_a_fork(_compared, program, 8 if sharded else 4)
     if (schedule, sharded) in CAPTURED_EACH:
         assert count == 1
     else:
@@ -46,6 +47,16 @@ def check(folder: Path, schedule: str, *, sharded: bool) -> None:
 
 def test_a_rank_that_is_told_from_another_is_as_if_it_had_been_captured(tmp_path: Path):
     check(tmp_path, "1F1B", sharded=True)
+
+
+def test_a_rank_of_several_passes_is_told_from_another(tmp_path: Path):
+    check(tmp_path, "Interleaved1F1B", sharded=False, passes=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_rank_of_several_passes_is_told_from_another_under_every_schedule(schedule: str, tmp_path: Path):
+    check(tmp_path, schedule, sharded=True, passes=2)
 
 
 @pytest.mark.slow

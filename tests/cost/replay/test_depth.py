@@ -7,16 +7,19 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from legoai.cost import capture as capturing
-from legoai.cost.replay.blocks import TAKEN, shorten
-from legoai.cost.replay.depth import lengthen
+from legoai.cost.replay.blocks import shorten
+from legoai.cost.replay.building import piece_of
+from legoai.cost.replay.piece import Piece
+from legoai.cost.replay.repeated_blocks import TAKEN
 from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.records import Kernel, Mark, TensorType
-from legoai.cost.trace.trace import records_of
 from legoai.lowering.program import Program
-from support import combinations, simulated
+from support import ROOT, combinations, simulated
 from support.plans import lowered
 
 LAYERS = 9
@@ -29,7 +32,6 @@ REPEATED = {
     "fsdp in bf16, clipped",
     "fsdp, checkpointed",
     "fsdp, selectively checkpointed",
-    "host memory for parameters and activations",
     "hybrid shards",
     "hybrid shards, reduced last, clipped",
     "tensor parallel",
@@ -43,44 +45,99 @@ REPEATED = {
 """Those whose blocks are known to be equal, and must not be taken one by one."""
 
 
-def deep(name: str) -> tuple[Program, int]:
+def deep(name: str, layers: int = LAYERS, micro_batches: int = 5) -> tuple[Program, int]:
     """Return the program of a combination with more blocks and more micro batches, and its ranks."""
     one = combinations.COMBINATIONS[name]
-    text = re.sub(r"n_layers = \d+", f"n_layers = {LAYERS}", one.text)
-    text = re.sub(r"batch \(global = \d+", f"batch (global = {4 * one.data}", text)
+    text = re.sub(r"n_layers = \d+", f"n_layers = {layers}", one.text)
+    text = re.sub(r"batch \(global = \d+", f"batch (global = {micro_batches * one.data}", text)
     return lowered(text), one.world
 
 
-def both(program: Program, world: int) -> tuple[bool, int]:
-    """Return whether the traces with and without repetition are equal, and how often blocks were repeated."""
-    counted = []
+def compared(programs: dict[tuple[int, int], Program], world: int) -> tuple[list[tuple[int, int]], bool]:
+    """Compare what is composed of the first program's piece with whole captures.
 
-    def count(*args, **kwargs):
-        found = lengthen(*args, **kwargs)
-        counted.append(found is not None)
-        return found
+    Returns:
+        The depths and micro batches of those that are not equal, and whether blocks were repeated.
+    """
+    (_, program), *_ = programs.items()
+    piece = capturing.capture_piece(program, world=world)
+    if not isinstance(piece, Piece):
+        return (
+            [] if piece is None or piece == capturing.capture(program, world=world, replay=False) else [(0, 0)]
+        ), False
+    different = []
+    for (layers, micro_batches), other in programs.items():
+        if micro_batches < piece.taken:
+            continue
+        trace = piece.trace({"layers": layers} if piece.containers else {}, micro_batches)
+        assert trace.segmented
+        if (piece.containers or other is program) and trace != capturing.capture(other, world=world, replay=False):
+            different.append((layers, micro_batches))
+    return different, bool(piece.containers)
 
-    capturing.lengthen = count
-    short = capturing.capture(program, world=world)
-    if any(counted):
-        assert short.segmented and len(short.items) < 0.75 * len(short.records)
-    return short == capturing.capture(program, world=world, replay=False), sum(counted)
 
-
-def check(name: str) -> None:
-    equal, repeated = simulated.in_a_fork(both, *deep(name))
-    assert equal
+def check(name: str, *others: tuple[int, int]) -> None:
+    sizes = ((LAYERS, 5), *others)
+    world = combinations.COMBINATIONS[name].world
+    different, repeated = simulated.in_a_fork(compared, {size: deep(name, *size)[0] for size in sizes}, world)
+    assert different == []
     assert repeated or name not in REPEATED
 
 
 def test_repeated_blocks_are_as_if_they_had_been_taken():
-    check("fsdp and tensor parallel")
+    check("fsdp and tensor parallel", (7, 6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WHOLE if name != "fsdp and tensor parallel"])
 def test_repeated_blocks_are_as_if_they_had_been_taken_in_every_combination(name):
-    check(name)
+    check(name, (6, 7), (12, 4))
+
+
+@pytest.mark.slow
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(layers=st.integers(TAKEN, 14), micro_batches=st.integers(5, 9))
+def test_one_piece_has_the_traces_of_all_depths_and_micro_batches(layers, micro_batches):
+    check("fsdp, checkpointed", (layers, micro_batches))
+
+
+WORKED = ["llama3_8b_8", "llama3_8b_128", "llama3_70b_256", "mixtral_8x7b_64"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKED)
+def test_worked_plans_are_composed(name):
+    sizes = {(layers, times): worked(name, layers, times) for layers, times in ((7, 1), (6, 2))}
+    batches = {size: int(re.search(r"^MICRO_BATCHES = (\d+)", one.text, re.M)[1]) for size, one in sizes.items()}
+    programs = {(layers, batches[layers, times]): one for (layers, times), one in sizes.items()}
+    world = int(re.search(r"_(\d+)$", name)[1])
+    assert simulated.in_a_fork(compared, programs, world) == ([], True)
+
+
+def worked(name: str, layers: int, times: int) -> Program:
+    """Return the program of a worked plan with so many blocks, and so many times its micro batches."""
+    text = (ROOT / "plans" / f"{name}.plan").read_text()
+    text = re.sub(r"(model\s+\w+\(\"\w+\")", rf"\1, n_layers = {layers}", text)
+    return lowered(re.sub(r"\(global = ", f"(global = {times} * ", text))
+
+
+def test_fewer_blocks_and_micro_batches_do_not_follow_from_more():
+    assert simulated.in_a_fork(refused, *deep("fsdp")) == [
+        "the trace of 2 micro batches does not follow from that of 3",
+        "the trace of fewer than 5 blocks does not follow from that of more",
+        "blocks: no container of repeated blocks",
+    ]
+
+
+def refused(program: Program, world: int) -> list[str]:
+    piece = capturing.capture_piece(program, world=world)
+    found = []
+    for depths, micro_batches in (({}, 2), ({"layers": 4}, 4), ({"blocks": 9}, 4)):
+        try:
+            piece.trace(depths, micro_batches)
+        except ValueError as error:
+            found.append(str(error))
+    return found
 
 
 class Block(nn.Module):
@@ -138,7 +195,8 @@ def of_blocks(sizes: list[int]) -> EditableTrace:
 
 def test_edges_may_differ_and_the_middle_may_not():
     model = stack(Block(index) for index in range(7))
-    (repeated,) = shorten(model, ["blocks"])
-    found = lengthen(of_blocks([1, 2, 2, 2, 3]), repeated)
-    assert found is not None and tuple(records_of(found.finished())) == of_blocks([1, 2, 2, 2, 2, 2, 3]).finished()
-    assert lengthen(of_blocks([1, 1, 2, 2, 2]), repeated) is None
+    runs = shorten(model, ["blocks"])
+    piece = piece_of(of_blocks([1, 2, 2, 2, 3]), runs, rank=0, world=1, wanted=0)
+    assert piece is not None and piece.trace().records == of_blocks([1, 2, 2, 2, 2, 2, 3]).finished()
+    assert piece.trace({"blocks": 5}).records == of_blocks([1, 2, 2, 2, 3]).finished()
+    assert piece_of(of_blocks([1, 1, 2, 2, 2]), runs, rank=0, world=1, wanted=0) is None

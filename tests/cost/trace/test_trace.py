@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 
 from legoai.cost.memory.effects import MemoryEffects
@@ -10,7 +9,6 @@ from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.timeline import Cost, Host
-from legoai.cost.trace.editing import EditableTrace, Section
 from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Record, RecordEvent, Resize, WaitEvent
 from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import Trace
@@ -54,7 +52,7 @@ def test_a_segment_counts_once():
     assert len(list(trace.once_each())) == len(records) - len(block(0, 1, 0))
     first, second = (item for item in trace.items if isinstance(item, Instance))
     effects = first.segment.summary(MemoryEffects)
-    assert second.segment.summary(MemoryEffects) is effects and len(effects.changed) == 1
+    assert second.segment.summary(MemoryEffects) is effects and len(effects.changed.slots) == 1
 
 
 def test_memory_of_a_composed_trace_is_that_of_its_records():
@@ -93,26 +91,6 @@ def test_a_composed_trace_is_timed_as_its_records():
     ours, theirs = (simulate(one, price, Host(dispatch_seconds=0.3)) for one in (trace, flat))
     assert list(ours.intervals) == list(theirs.intervals) and len(ours.intervals) == 2
     assert (ours.end, ours.marks) == (theirs.end, theirs.marks)
-
-
-def test_sections_of_equal_records_are_instances_of_one_segment():
-    blocks = [block(number, number + 1, number) for number in range(4)]
-    edited = EditableTrace.of([allocate(0), *itertools.chain(*blocks), Free(4)])
-    size, pattern = len(blocks[0]), edited.records[1 : 1 + len(blocks[0])]
-    for number in range(4):
-        away = Translation({"layers.0": f"layers.{number}"}, {}, range(0), 0) if number else None
-        start = 1 + number * size
-        assert edited.records[start : start + size] == pattern
-        edited.sections.append(Section(start, start + size, away))
-    finished = Trace(rank=0, world=1, stage=0, items=edited.finished())
-    instances = [item for item in finished.items if isinstance(item, Instance)]
-    assert len(instances) == 4 and len({item.segment for item in instances}) == 1 and len(finished.items) == 6
-    spelled = Trace(rank=0, world=1, stage=0, items=edited.spelled_out().finished())
-    assert finished == spelled
-    assert [item.module for item in finished.records if isinstance(item, Kernel)] == [f"layers.{n}" for n in range(4)]
-    alone = EditableTrace.of([*block(0, 1, 0)])
-    alone.sections.append(Section(0, len(alone)))
-    assert not any(isinstance(item, Instance) for item in alone.finished())
 
 
 def price(_: object) -> Cost:

@@ -187,6 +187,55 @@ def test_a_fused_layer_cannot_be_cut_in_contiguous_pieces() -> None:
     )
 
 
+def attention_with(part: str) -> Any:
+    """Attention whose keys or queries meet something that is the same for all heads."""
+    import torch
+    import torch.nn.functional as F  # noqa: N812
+    from torch import nn
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.n_heads, self.head_dim = 4, 8
+            self.wq, self.wk, self.wo = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(32, 32)
+            self.shared = nn.Linear(32, 4 if part == "copied" else 1)
+            self.scale = nn.Parameter(torch.ones(8))
+            self.register_buffer("table", torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            b, t, _ = x.shape
+            q = self.wq(x).view(b, t, -1, 8).transpose(1, 2)
+            half = self.wk(x).view(b, t, -1, 4).transpose(1, 2)
+            k = half.new_empty(*half.shape[:-1], 8)
+            k[..., :4].copy_(half)
+            k[..., 4:].copy_(self.shared(x).view(b, 1, t, 4) if part == "copied" else half)
+            if part == "gate":
+                q = q * torch.sigmoid(self.shared(x)).unsqueeze(1)
+            if part in ("scale", "table"):
+                q = q * getattr(self, part)
+            return self.wo(F.scaled_dot_product_attention(q, k, q).transpose(1, 2).reshape(b, t, -1))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tok = nn.Embedding(64, 32)
+            self.attention = Attention()
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.attention(self.tok(tokens))
+
+    return meta(Model)
+
+
+@pytest.mark.parametrize(
+    ("part", "found"), [("copied", True), ("gate", True), ("scale", True), ("table", False), ("none", False)]
+)
+def test_weights_for_all_heads_do_not_get_the_gradient_of_some(part: str, found: bool) -> None:
+    styles = {"attention.wq": Colwise(), "attention.wk": Colwise(), "attention.wo": Rowwise()}
+    assert follow(attention_with(part), styles) == ([("piece", "attention")] if found else [])
+    assert follow(attention_with(part), {}) == []
+
+
 def test_a_norm_of_heads_needs_a_style() -> None:
     styles = {"attention.wq": Colwise(), "attention.wo": Rowwise()}
     assert follow(fused_attention(norm=True), styles) == [("piece", "attention.q_norm")]

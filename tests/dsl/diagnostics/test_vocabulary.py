@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.diagnostics.vocabulary import TABLE, our_model
+from legoai.dsl.diagnostics.vocabulary import TABLE, TORCHTITAN, our_model, torchtitan
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.topics import topics
 from legoai.lowering.program import lower
@@ -31,6 +31,7 @@ MESHES = (
     "mesh (dp_replicate = 4, dp_shard = 8)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n",
     'model llama3("1b")\nmesh (dp_replicate = 32)\n',
     "mesh (dp_shard = 8, tp = 4)\n" + SHARD,
+    "mesh (dp_shard = 8, tp = 4)\nshard standard on tp (sequence, loss_parallel)\n",
     "mesh (pp = 4, dp_shard = 8)\npipeline on pp\n",
     "mesh (dp_shard = 8, cp = 4)\ncontext on cp\n",
     'model mixtral("8x7b")\nmesh (dp_shard = 32, ep = 8)\nshard on ep { layers.*.feed_forward.experts = experts }\n',
@@ -72,6 +73,12 @@ def test_every_form_lints_and_lowers_over_some_plan(form: str):
             return
         tried.append([f"{item.code} {item.message}" for item in errors])
     raise AssertionError(tried)
+
+
+def test_every_option_of_torchtitan_leads_to_a_statement():
+    rows = dict(torchtitan())
+    assert len(rows) == len(TORCHTITAN)
+    assert sum(ours.strip("`") in FORMS for ours in rows.values()) == len(rows) - 1, "but for a note on `loss_parallel`"
 
 
 def test_every_word_of_ours_is_a_word_of_the_language():

@@ -48,7 +48,11 @@ def codes(text: str, directory: Path = Path()) -> list[str]:
         ('mixtral("tiny")', ""), ('mixtral("tiny")', "(sequence, loss_parallel)"),
         ('gpt3("125m", vocab_size = 50304, tie_embeddings = false)', "(loss_parallel)"),
         ('gpt3("125m", vocab_size = 50304)', ""),
-        ('vit("tiny")', ""),
+        ('gpt2("small", vocab_size = 50304)', "(sequence)"),
+        ('gpt3("125m", vocab_size = 50304, tie_embeddings = false)', "(sequence, loss_parallel)"),
+        ('vit("tiny")', ""), ('vit("b16", patch_size = 32)', "(sequence)"),
+        ('llama3("tiny", qk_norm = true)', ""), ('llama3("tiny", qk_norm = true)', "(sequence, loss_parallel)"),
+        ('mixtral("tiny", qk_norm = true)', "(sequence)"),
     ],
 )  # fmt: skip
 def test_the_layout_on_tp_fits_every_family(model: str, options: str):
@@ -57,6 +61,19 @@ def test_the_layout_on_tp_fits_every_family(model: str, options: str):
     assert [item.message for item in found.diagnostics if item.severity == "error"] == []
     assert found.analysis is not None
     assert found.analysis.assigned(found.analysis.plan.shard[0]).unmatched == []
+
+
+def test_norms_of_heads_have_a_rule_where_the_model_has_them():
+    body = f"{TP}shard standard on tp (sequence)\n"
+    assert rules(head('llama3("tiny", qk_norm = true)') + body)["layers.*.attention.{q_norm, k_norm}"] == "heads"
+    assert "heads" not in rules(head() + body).values()
+
+
+@pytest.mark.parametrize(("image_size", "fits"), [(24, True), (32, False)])
+def test_the_tokens_of_an_image_are_cut_where_tp_divides_them(image_size: int, fits: bool):
+    model = f'vit("tiny", image_size = {image_size})'  # patches of 8, and the class token
+    found = lint(head(model, "") + f"{TP}shard standard on tp (sequence)\n", "a.plan", directory=Path())
+    assert [item.code for item in found.diagnostics if item.severity == "error"] == ([] if fits else ["LP404"])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +133,9 @@ def test_rules_know_that_no_person_wrote_them():
     ("model", "body", "code"),
     [
         ('llama3("tiny")', "shard standard on ep", "LP227"),
-        ('gpt2("small")', "shard standard on tp (sequence)", "LP227"),
+        ('huggingface("config.json", model_type = "gpt2")', "shard standard on tp", "LP227"),
+        ('huggingface("config.json", model_type = "gemma2")', "shard standard on tp (sequence)", "LP227"),
+        ('huggingface("config.json", model_type = "granite")', "shard standard on tp (loss_parallel)", "LP227"),
         ('vit("tiny")', "shard standard on tp (loss_parallel)", "LP227"),
         ('python("support.factories:build")', "fsdp blocks on dp_shard", "LP227"),
         ('huggingface("config.json", model_type = "unheard_of")', "fsdp blocks on dp_shard", "LP227"),

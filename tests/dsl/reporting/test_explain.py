@@ -210,3 +210,15 @@ def test_every_default_of_a_directive_is_listed():
         for option in family(keyword).options:
             if not option.required and option.default is not None:
                 assert (keyword, option.name) in listed
+
+
+def test_a_parameter_has_the_constants_of_its_rule_or_of_the_one_around_it():
+    rules = "{ layers.*.attention = group(lr_scale = 0.5), layers.*.attention.wq.weight = group(weight_decay = 0) }"
+    analysis = analysis_of(f"{PLAN}optimizer adamw(lr = 3e-4) {rules}\n")
+    line = PLAN.count("\n") + 1
+    assert said(analysis, "layers.0.attention.wq", "optimizer") == [
+        ("weight: group(weight_decay = 0)", "human", line),
+    ]
+    assert said(analysis, "layers.0.attention.wk", "optimizer") == [("weight: group(lr_scale = 0.5)", "human", line)]
+    assert said(analysis, "norm", "optimizer") == [("weight: as the statement says", "default", None)]
+    assert not said(analysis_of(PLAN), "norm", "optimizer")

@@ -54,3 +54,45 @@ def test_nothing_else_is_said_of_a_length_that_is_missing() -> None:
     found = codes(f"{sharded}\ncontext on cp\nloss chunked(4)\nbatch (global = 64, micro = 1)")
     assert "LP604" in found
     assert not {"LP404", "LP405", "LP602", "LP641"} & found
+
+
+def ramped(stages: str, rest: str = "") -> set[str]:
+    batch = f"batch (global = 64, micro = 2, seq_len = 256, ramp = stages({stages}))"
+    mesh = "cluster h100_sxm(devices = 4)\nmesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }"
+    return {"LP010", "LP605", "LP606", "LP607"} & codes(f"{batch}\n{mesh}\n{rest}")
+
+
+def test_every_batch_of_a_ramp_divides() -> None:
+    assert not ramped("global = [8, 16], until = [10, 20]")
+    assert ramped("global = [8, 12], until = [10, 20]") == {"LP605"}
+    assert ramped("global = [4], until = [10]") == {"LP605"}
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        "global = [16, 8], until = [10, 20]",
+        "global = [8, 8], until = [10, 20]",
+        "global = [8, 64], until = [10, 20]",
+        "global = [8, 16], until = [20, 10]",
+        "global = [8, 16], until = [10, 10]",
+        "global = [8, 16], until = [10]",
+        "global = [8], until = [10, 20]",
+    ],
+)
+def test_batches_and_steps_of_a_ramp_grow_together(stages: str) -> None:
+    assert ramped(stages) == {"LP606"}
+
+
+def test_a_ramp_ends_before_the_training_does() -> None:
+    stages = "global = [8], until = [100]"
+    assert ramped(stages, "steps 100") == {"LP607"}
+    assert not ramped(stages, "steps 101")
+    assert ramped(stages, "schedule cosine(steps = 100, warmup = 10)") == {"LP607"}
+    assert not ramped(stages, "schedule cosine(steps = 100, warmup = 10)\nsteps 200")
+
+
+def test_a_ramp_under_a_pipeline_is_refused() -> None:
+    batch = "batch (global = 64, micro = 2, seq_len = 256, ramp = stages(global = [32], until = [10]))"
+    mesh = "cluster h100_sxm(devices = 2)\nmesh (pp = 2)\npipeline on pp"
+    assert "LP010" in codes(f"{batch}\n{mesh}")

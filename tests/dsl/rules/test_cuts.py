@@ -206,3 +206,18 @@ def test_the_linter_names_the_line_and_the_module(folder: Path, monkeypatch):
     found = [item for item in lint(PLAN, "theirs.plan", directory=folder).diagnostics if item.severity == "error"]
     assert [(item.code, item.label.span.line) for item in found] == [("LP518", 6)]
     assert "`blocks.0`" in found[0].message
+
+
+def test_one_stage_is_no_cut():
+    configs = Path(__file__).parents[2] / "support" / "huggingface"
+    text = """\
+plan one
+model huggingface("llama.json")
+cluster cpu(devices = 2)
+batch (global = 8, micro = 1, seq_len = 64)
+mesh (pp = 2)
+pipeline on pp (schedule = 1F1B, stages = 1)
+"""
+    found = lint(text, "one.plan", directory=configs)
+    assert found.has_errors
+    assert not any(item.code == "LP518" for item in found.diagnostics)

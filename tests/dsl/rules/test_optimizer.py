@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.rule_plans import codes
+from support.rule_plans import codes, message
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,3 +49,11 @@ def test_pytorch_divides_zero_by_zero_where_epsilon_vanishes() -> None:
 
     assert after_update(torch.float16).isnan().all()
     assert not after_update(torch.bfloat16).isnan().any()
+
+
+@pytest.mark.parametrize("state", ["int8", "fp8", "int4"])
+def test_state_in_a_low_precision_is_refused(state: str) -> None:
+    assert message(f"optimizer adamw(lr = 3e-4, state = {state})", "LP010").startswith(
+        f"`state = {state}` is not lowered"
+    )
+    assert "LP010" not in codes("optimizer adamw(lr = 3e-4)")

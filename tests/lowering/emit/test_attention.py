@@ -32,7 +32,7 @@ def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone)
 
 
 def test_the_kernel_runs_in_forward_in_recomputation_and_in_backward(gloo, data):
-    micro_batches, layers = 4, 4
+    micro_batches, layers = 2, 4
     blocks = STEPS * micro_batches * layers
     recomputed = f"{PLAIN_DOUBLE}checkpoint {{ layers.* = full }}\n"
     [flash] = gloo(1)(counted, text_of(f"{recomputed}attention flash"), data)

@@ -63,7 +63,7 @@ def test_recomputation_runs_what_is_not_kept_and_nothing_else(gloo, data):
         return gloo(1)(counted, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {rules} }}"), data)[0]
 
     attention = "_scaled_dot_product_flash_attention_for_cpu"
-    micro_batches, layers = 4, 4
+    micro_batches, layers = 2, 4
     blocks = STEPS * micro_batches * layers
     none, full = counts("layers.* = none"), counts("layers.* = full")
     assert full[attention] - none[attention] == blocks

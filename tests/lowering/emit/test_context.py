@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import some_slow
 from support.meshed import TRAINING, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -56,7 +57,7 @@ def alone(gloo, data) -> dict:
     return result
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", some_slow(PLANS, "keys gathered, pieces in order", "replicated shards"))
 def test_pieces_of_sequences_train_as_whole_ones_do(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.marks import some_slow
 from support.meshed import UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -132,7 +133,16 @@ def test_what_was_in_host_memory_comes_back_unchanged(name: str, gloo, data, alo
         assert_close(result, alone, TOLERANCE)
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    some_slow(
+        PLANS,
+        "replicas in one bucket",
+        "sharded optimizer",
+        "buckets by bytes, with checkpointing",
+        "optimizer state in host memory",
+    ),
+)
 def test_data_parallelism_trains_as_one_process_does(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import legoai
+from support.marks import some_slow
 from support.meshed import TRAINING, UNITS
 from support.plans import errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
@@ -113,7 +114,9 @@ def alone(gloo, data) -> dict:
     return result
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", some_slow(PLANS, "two groups", "every rank with other experts", "over context ranks alone")
+)
 def test_experts_on_other_ranks_train_as_at_home(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):
         assert_close(result, alone, TOLERANCE)
@@ -142,6 +145,7 @@ def resumed(first: str, second: str, data: str, out: str) -> dict:
     return train(second, data, out=Path(out), resume_other_plan=True)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_continues_with_experts_on_other_ranks(gloo, data, alone, tmp_path):
     names = ("two groups", "every rank with other experts", "over context ranks alone")
     for first, second in zip(names, (*names[1:], names[0]), strict=True):

@@ -14,7 +14,7 @@ from support.staged import train
 
 HEAD = """\
 plan updates
-model   llama3("tiny")
+model   llama3("tiny", n_layers = 1)
 cluster cpu(devices = 2)
 batch   (global = 4, micro = 2, seq_len = 16)
 """

@@ -47,7 +47,7 @@ def errors(body: str) -> set[str]:
 
 def train_anew(text: str, data: str) -> dict:
     torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
-    return train(text, data, validate_every=2, validate_batches=8)
+    return train(text, data, validate_every=2, validate_batches=4)
 
 
 def wrong(gloo, text: str, data: str, unstaged: dict) -> str:
@@ -123,5 +123,5 @@ def test_what_is_compiled_goes_backward_twice_where_the_schedule_splits_it(gloo,
     compiled = "compile { layers.* = aot_eager }\n"
     split = sum(gloo(2)(products, text_of(staged("InterleavedZeroBubble", compiled)), data))
     whole = sum(gloo(2)(products, text_of(staged("Interleaved1F1B", compiled)), data))
-    micro_batches, layers, of_a_layer = 2 * 8, 4, 7
+    micro_batches, layers, of_a_layer = 2 * 4, 4, 7
     assert split - whole > micro_batches * layers * of_a_layer, "most blocks go backward twice, not each: some as one"

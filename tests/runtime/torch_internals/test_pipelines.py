@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import schedules
 
-from legoai.cost.capture import capture
+from legoai.cost.capture import capture, capture_alike
+from legoai.cost.pipelines.actions import Repeats
+from legoai.cost.pipelines.stages import Heard, schedules_heard
+from legoai.cost.simulated.device import SIM
+from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, Mark, WaitWork
 from legoai.cost.trace.trace import Trace
-from support.pipelines import two_ranks
+from legoai.lowering.program import Program
+from support.pipelines import four_ranks, two_ranks
 from support.simulated import in_a_fork
 
 MICRO_BATCHES = 4
@@ -45,3 +57,54 @@ def test_every_action_and_transfer_is_recorded(trace: Trace):
     assert Counter(item.kind for item in transfers) == {"receive": 3 * MICRO_BATCHES, "send": 3 * MICRO_BATCHES}
     waited = {record.work for record in records if isinstance(record, WaitWork)}
     assert {item.work for item in transfers if item.kind == "receive"} <= waited
+
+
+def test_transfers_of_one_operation_are_recorded_as_a_batch(tmp_path: Path):
+    # In 1F1B each rank receives what comes for the next action with the send of what the last one made.
+    trace = in_a_fork(traced, two_ranks(tmp_path, "1F1B", sharded=True, micro_batches=MICRO_BATCHES))
+    last = trace.steps[-1]
+    records = list(trace.records[last.start : last.stop])
+    names = [record.name for record in records if isinstance(record, Mark)]
+    assert names.count(BATCH) == names.count(END_BATCH) == MICRO_BATCHES - 1
+    begin = records.index(Mark(BATCH))
+    together = records[begin : records.index(Mark(END_BATCH))]
+    assert {item.kind for item in together if isinstance(item, Collective)} == {"send", "receive"}
+
+
+class Called(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the operators that go through modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def transferred() -> tuple[list[str], list[str]]:
+    """The operators of two sends and what is recorded of them."""
+    recorder = Capture()
+    with simulated_device(recorder, rank=0, world=2, kind="cuda") as fake:
+        recorder.mesh = init_device_mesh(SIM, (2,), mesh_dim_names=("pp",))
+        with fake, schedules_heard(Heard(recorder, Repeats(recorder, 0))), Dispatch(recorder):
+            operations = [dist.P2POp(dist.isend, torch.empty(4, device=SIM), 1) for _ in range(2)]
+            with Called() as called:
+                schedules._wait_batch_p2p(schedules._batch_p2p(operations))
+    return called.names, [item.kind for item in recorder.records if isinstance(item, Collective)]
+
+
+def test_transfers_in_one_direction_are_no_operators():
+    assert in_a_fork(transferred) == ([], ["send", "send"])
+
+
+def told(program: Program) -> tuple[int, bool]:
+    """How many ranks one capture stands for, and whether the last of them is as if it had been captured."""
+    found = capture_alike(program, world=8, pp=4, coordinate=1, others=[2])
+    return len(found), found[-1] == capture(program, world=8, rank=4, replay=False)
+
+
+def test_a_pass_of_a_rank_stands_for_that_of_another(tmp_path: Path):
+    program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True)
+    assert in_a_fork(told, program) == (2, True)

@@ -12,8 +12,9 @@ from torch.distributed.elastic.multiprocessing.api import PContext
 
 from legoai.runtime.device import Device
 from legoai.runtime.mesh import join_axes, split_off_experts
-from legoai.runtime.process_group import process_group
+from legoai.runtime.process_group import STARTUP_SECONDS, process_group
 from legoai.runtime.torch_internals.process_groups import grace_after_failure
+from support.simulated import in_a_fork
 
 
 def timeouts(seconds: float) -> list[float]:
@@ -25,6 +26,22 @@ def timeouts(seconds: float) -> list[float]:
         groups.append(split_off_experts(mesh["dp_shard"], ep=2).get_group("ep"))
         groups.append(dist.new_group([0, 1, 2, 3]))
     return [timeout_of(group) for group in groups]
+
+
+def start_and_go_on(seconds: float) -> tuple[list[float], list[float]]:
+    """Timeouts of the groups of a run, in a process of its own, before its first step is done and after."""
+    with process_group(Device(type="cpu"), timeout_seconds=seconds) as started:
+        groups = [dist.group.WORLD, init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)).get_group()]
+        before = [timeout_of(group) for group in groups]
+        started()
+        return before, [timeout_of(group) for group in (*groups, dist.new_group([0]))]
+
+
+@pytest.mark.parametrize(("seconds", "start"), [(7.0, STARTUP_SECONDS), (STARTUP_SECONDS + 1, STARTUP_SECONDS + 1)])
+def test_a_short_timeout_holds_from_the_first_step_on(seconds: float, start: float):
+    before, after = in_a_fork(start_and_go_on, seconds)
+    assert set(before) == {start} and len(before) == 2
+    assert set(after) == {seconds} and len(after) == 3
 
 
 def timeout_of(group: dist.ProcessGroup) -> float:

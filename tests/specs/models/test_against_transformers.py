@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ViTConfig
-from legoai.specs.models.decoder import rotary_frequencies
+from legoai.specs.models.decoder import rotary_factor, rotary_frequencies
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.mixtral import Mixtral
@@ -53,10 +53,12 @@ def rotate_exactly(theirs: torch.nn.Module, config: LlamaConfig | MixtralConfig)
     """Check the frequencies against Hugging Face's, then have its angles, which it rounds to fp32, computed in fp64."""
     frequencies = torch.tensor(rotary_frequencies(config), dtype=torch.float64)
     torch.testing.assert_close(frequencies, theirs.model.rotary_emb.inv_freq.double(), rtol=1e-6, atol=0)
+    factor = rotary_factor(config)
+    assert factor == pytest.approx(theirs.model.rotary_emb.attention_scaling, rel=1e-12)
 
     def forward(x, position_ids):
         angles = (position_ids[..., None].double() * frequencies).repeat(1, 1, 2)
-        return angles.cos(), angles.sin()
+        return angles.cos() * factor, angles.sin() * factor
 
     theirs.model.rotary_emb.forward = forward
 
@@ -68,8 +70,34 @@ def assert_same_logits(ours: torch.nn.Module, theirs: torch.nn.Module, inputs: t
         torch.testing.assert_close(ours.double()(inputs), expected, rtol=0, atol=error * expected.std().item())
 
 
-@pytest.mark.parametrize("scaling", [1.0, 8.0])
-def test_llama(scaling):
+UNSCALED = {"rope_type": "default"}
+ORIGINAL = {"rope_original_seq_len": 128}
+SCALINGS = {
+    "none": ({}, UNSCALED),
+    "llama3": (
+        {"rope_scaling": 8.0, **ORIGINAL, "rope_low_freq_factor": 1.5, "rope_high_freq_factor": 6.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5, "high_freq_factor": 6.0},
+    ),
+    "linear": ({"rope_type": "linear", "rope_scaling": 3.0}, {"rope_type": "linear", "factor": 3.0}),
+    "yarn": ({"rope_type": "yarn", "rope_scaling": 4.0, **ORIGINAL}, {"rope_type": "yarn", "factor": 4.0}),
+    "yarn of other shares": (
+        {
+            "rope_type": "yarn",
+            "rope_scaling": 16.0,
+            **ORIGINAL,
+            "rope_beta_fast": 8.0,
+            "rope_beta_slow": 2.0,
+            "rope_attention_factor": 1.25,
+        },
+        {"rope_type": "yarn", "factor": 16.0, "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.25},
+    ),
+}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_llama(scaling, biased):
+    ours_scaled, theirs_scaled = SCALINGS[scaling]
     config = LlamaConfig(
         dim=64,
         n_layers=2,
@@ -78,18 +106,12 @@ def test_llama(scaling):
         hidden_dim=96,
         vocab_size=100,
         max_seq_len=512,
-        rope_scaling=scaling,
-        rope_original_seq_len=128,
+        rope_theta=500.0,  # so that pairs lie on both sides of every boundary
+        attention_bias=biased,
+        mlp_bias=biased,
+        **ours_scaled,
     )
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if scaling != 1:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling,
-            "low_freq_factor": config.rope_low_freq_factor,
-            "high_freq_factor": config.rope_high_freq_factor,
-            "original_max_position_embeddings": config.rope_original_seq_len,
-        }
+    rope = {"rope_theta": config.rope_theta, "original_max_position_embeddings": 128, **theirs_scaled}
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
             hidden_size=64,
@@ -101,6 +123,8 @@ def test_llama(scaling):
             max_position_embeddings=512,
             rms_norm_eps=config.norm_eps,
             rope_parameters=rope,
+            attention_bias=biased,
+            mlp_bias=biased,
         )
     )
     randomise(theirs)
@@ -144,7 +168,17 @@ def test_llama_with_heads_of_their_own_width_is_qwen(name, options):
     assert_same_logits(ours, theirs, torch.randint(100, (2, 30)), error=FP32_NORM)
 
 
-def test_mixtral():
+MIXTURE = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "num_experts_per_tok": 2, "experts_implementation": "eager", "vocab_size": 100, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe"])
+def test_mixtral(name):
+    """Qwen3's mixture has norms of heads, heads of their own width and, here, biases and tied embeddings."""
+    others = name == "Qwen3Moe"
+    options = {"head_dim": 24, "qk_norm": True, "attention_bias": True, "tie_embeddings": True} if others else {}
     config = MixtralConfig(
         dim=64,
         n_layers=2,
@@ -155,19 +189,16 @@ def test_mixtral():
         top_k=2,
         vocab_size=100,
         max_seq_len=64,
+        **options,
     )
-    theirs = transformers.MixtralForCausalLM(
-        transformers.MixtralConfig(
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            intermediate_size=96,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            experts_implementation="eager",
-            vocab_size=100,
-            max_position_embeddings=64,
+    sizes = {"intermediate_size": 96, "num_local_experts": 4}
+    if others:
+        sizes = {"moe_intermediate_size": 96, "num_experts": 4, "norm_topk_prob": True, "head_dim": 24}
+        sizes |= {"attention_bias": True, "tie_word_embeddings": True}
+    theirs = getattr(transformers, f"{name}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(
+            **MIXTURE,
+            **sizes,
             rms_norm_eps=config.norm_eps,
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
         )
@@ -175,12 +206,13 @@ def test_mixtral():
     randomise(theirs)
     rotate_exactly(theirs, config)
     state = renamed(theirs.state_dict(), DECODER_NAMES)
-    for name in [name for name in state if name.endswith("gate_up_proj")]:
-        prefix = name.removesuffix("gate_up_proj")
-        state[f"{prefix}w1"], state[f"{prefix}w3"] = state.pop(name).chunk(2, dim=1)
+    for item in [item for item in state if item.endswith("gate_up_proj")]:
+        prefix = item.removesuffix("gate_up_proj")
+        state[f"{prefix}w1"], state[f"{prefix}w3"] = state.pop(item).chunk(2, dim=1)
         state[f"{prefix}w2"] = state.pop(f"{prefix}down_proj")
     ours = Mixtral(config)
     ours.load_state_dict(state)
+    assert (ours.output.weight is ours.tok_embeddings.weight) == others
     assert_same_logits(ours, theirs, torch.randint(100, (2, 30)), error=FP32_NORM)
 
 

@@ -40,13 +40,15 @@ DECODER = {"n_layers": st.integers(1, 3), "hidden_dim": SMALL, "vocab_size": SMA
 
 @st.composite
 def llamas(draw: st.DrawFn) -> dict:
-    options = {
-        "tie_embeddings": st.booleans(),
-        "qkv_bias": st.booleans(),
-        "qk_norm": st.booleans(),
-        "head_dim": st.sampled_from([0, 2, 4, 6]),
-    }
-    return {**draw(heads()), **draw(st.fixed_dictionaries(DECODER | options))}
+    return {**draw(heads()), **draw(st.fixed_dictionaries(DECODER | {"mlp_bias": st.booleans()})), **draw(options())}
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict:
+    """What a Llama and a mixture may have beside their dimensions."""
+    found = {name: draw(st.booleans()) for name in ("tie_embeddings", "qk_norm")}
+    biased = draw(st.sampled_from(["", "qkv_bias", "attention_bias"]))
+    return {**found, "head_dim": draw(st.sampled_from([0, 2, 4, 6])), **({biased: True} if biased else {})}
 
 
 @st.composite
@@ -55,7 +57,7 @@ def mixtrals(draw: st.DrawFn) -> dict:
     # Experts are matrices of whole blocks of 8.
     of_heads["dim"] *= 8
     found = {**of_heads, **draw(st.fixed_dictionaries(DECODER)), "hidden_dim": 8 * draw(SMALL)}
-    return {**found, "n_experts": experts, "top_k": draw(st.integers(1, experts))}
+    return {**found, **draw(options()), "n_experts": experts, "top_k": draw(st.integers(1, experts))}
 
 
 @st.composite

@@ -96,6 +96,7 @@ def in_this_process():
         yield
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_factory_is_announced_run_once_and_remembered_until_its_sources_change(workplace):
     manifest = workplace.load("python", "factories.models:build", depth=3)
     assert manifest.parameter_count == 10 * 8 + 3 * (8 * 8 + 8)
@@ -119,6 +120,7 @@ def test_a_factory_is_announced_run_once_and_remembered_until_its_sources_change
     assert list(workplace.cache.iterdir()) == [entry]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_factory_may_be_an_attribute_of_a_class(workplace):
     assert workplace.load("python", "factories.models:Holder.build").parameter_count == 224
 
@@ -157,6 +159,7 @@ def assert_error(workplace, target, arguments, kind, words):
     assert not list(workplace.directory.glob("cache/*"))
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_missing_import_of_the_factory_is_the_factorys_failure(workplace):
     workplace.write("factories/broken.py", "import no_such_package")
     error = workplace.error("python", "factories.broken:build")
@@ -243,6 +246,7 @@ def test_the_cache_is_in_the_users_cache_directory(monkeypatch, tmp_path):
     assert default_cache_directory() == tmp_path / ".cache" / "legoai" / "manifests"
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_cache_that_cannot_be_written_is_done_without(workplace):
     workplace.cache.write_text("a file, not a directory")
     assert workplace.load("python", "factories.models:build").parameter_count == 224

@@ -1,0 +1,132 @@
+"""Key of a piece: the digest of what it depends on, and how the trace of one program follows from it."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from legoai.cost.code_state import state_of_code
+from legoai.cost.replay.file import FORMAT
+from legoai.cost.replay.repeated_blocks import TAKEN
+from legoai.specs.cluster import Device
+from legoai.specs.models.manifest import BlockList
+
+_NAMES: Final = frozenset({"PLAN", "PLAN_HASH"})
+"""Constants of a program that only name it."""
+_MICRO_BATCHES: Final = "MICRO_BATCHES"
+_DEPTH: Final = "n_layers"
+"""The field of a built-in model's config that is its number of blocks."""
+_FEW: Final = 3
+_FEW_ASKED: Final = 5
+"""Micro batches of a step from which on all are like a few: more where the program asks which is the last."""
+_SOURCES: Final = ("cost", "runtime", "specs")
+"""Folders of the package that decide what is captured of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One of the programs whose traces follow from the same piece.
+
+    Attributes:
+        key: of the piece.
+        depths: the number of blocks of each container, by its path.
+        micro_batches: of a step.
+    """
+
+    key: str
+    depths: dict[str, int]
+    micro_batches: int
+
+
+def variation_of(
+    text: str,
+    repeated: Sequence[str],
+    lists: Sequence[BlockList],
+    *,
+    world: int,
+    rank: int,
+    kind: str,
+    gpu: Device | None,
+) -> Variation | None:
+    """Return which piece a program's trace follows from, and how; None where the text does not say so.
+
+    The digest is over the program without comments, name, global batch, number of micro batches and depth; over the
+    ranks, the kind of device, and for compiled programs the device; and over the versions and sources of what captures.
+
+    Args:
+        text: of a program whose model is a built-in one.
+        repeated: paths of the model's lists of blocks whose blocks the program treats equally.
+        lists: the model's lists of blocks.
+        world: number of ranks for which it was lowered.
+        rank: the one that is simulated.
+        kind: whose kernels the device has.
+        gpu: the plan's device.
+    """
+    tree = ast.parse(text)
+    depths = {one.path: len(one.names) for one in lists if one.path in repeated}
+    taken_out = _Variable(depths if len(lists) == len(depths) == 1 else {}, asks=".is_last" in text)
+    taken_out.visit(tree)
+    if taken_out.micro_batches is None:
+        return None
+    compiled = "compile" in text
+    parts = [
+        FORMAT,
+        ast.unparse(tree),
+        sorted(repeated),
+        [world, rank, kind, repr(gpu) if compiled else ""],
+        state_of_code(*_SOURCES),
+    ]
+    if not taken_out.deep:
+        depths = {}
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return Variation(key, depths, taken_out.micro_batches)
+
+
+class _Variable(ast.NodeTransformer):
+    """Takes out of a program what other programs of the same piece have otherwise.
+
+    Attributes:
+        depths: of the containers whose blocks the program treats equally.
+        asks: whether the program asks which micro batch is the last.
+        micro_batches: of a step; None where the program has no such constant.
+        deep: whether the depth was taken out.
+    """
+
+    def __init__(self, depths: dict[str, int], *, asks: bool) -> None:
+        self.depths, self.asks = depths, asks
+        self.micro_batches: int | None = None
+        self.deep = False
+
+    def visit_Module(self, node: ast.Module) -> ast.AST:
+        """Leave out the docstring, which names the plan's file."""
+        if node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+            del node.body[0]
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        """Take out constants that name the program, and the number of micro batches."""
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) if name in _NAMES:
+                node.value = ast.Constant(None)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(count))) if (
+                name == _MICRO_BATCHES
+            ):
+                self.micro_batches = count
+                node.value = ast.Constant(min(count, _FEW_ASKED if self.asks else _FEW))
+        return self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
+        """Take out the global batch, which follows from the micro batches, and the depth."""
+        match node:
+            case ast.keyword(arg="global_batch"):
+                node.value = ast.Constant(None)
+            case ast.keyword(arg=name, value=ast.Constant(value=int(depth))) if (
+                name == _DEPTH and depth > TAKEN and list(self.depths.values()) == [depth]
+            ):
+                self.deep = True
+                node.value = ast.Constant(TAKEN + 1)
+        return self.generic_visit(node)

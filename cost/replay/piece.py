@@ -1,0 +1,338 @@
+"""Piece: what was captured of a program of few blocks and micro batches, from which longer traces are composed.
+
+A piece is a sequence of parts. Each is a segment whose instances differ only in numbers and in the names of blocks;
+those of a block in the middle follow each other, one for every block that was not captured, and those of a micro batch
+in the middle likewise. Every number of a part is known as a sum: a base, so many periods for the block that made it,
+and so many larger ones for the micro batch. Composing a trace is computing these sums, for all instances at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legoai.cost.replay.lists import ListKernel, Stretch, stretched_length
+from legoai.cost.replay.repeated_blocks import RepeatedBlocks
+from legoai.cost.trace.garbage import uncollected
+from legoai.cost.trace.marks import MICRO_BATCH
+from legoai.cost.trace.numbers import NONE, renumbered
+from legoai.cost.trace.records import Allocate, Mark, Record
+from legoai.cost.trace.segments import Instance, Item, Segment
+from legoai.cost.trace.trace import Trace
+from legoai.cost.trace.translation import Translation
+
+Integers: TypeAlias = NDArray[np.int64]
+
+_KEPT: Final = 16
+"""Lengths of a list of blocks for which what depends on the length is kept."""
+
+
+class Term(NamedTuple):
+    """A number of a part, which depends on the block and micro batch of the instance, and on how many there are.
+
+    Attributes:
+        base: of all that is like it.
+        container: of the block that made it; `NONE` where it is not counted by blocks.
+        block: the block's place, counted from 1; 0 where it is not counted by blocks.
+        from_end: whether the blocks that were not captured come before it.
+        each_block: whether it moves with the instance's block.
+        batch: the micro batch that made it, counted from 1 for the first that is repeated.
+        each_batch: whether it moves with the instance's micro batch.
+        last_batch: whether it moves with the last micro batch that is repeated.
+    """
+
+    base: int
+    container: int = NONE
+    block: int = 0
+    from_end: bool = False
+    each_block: bool = False
+    batch: int = 0
+    each_batch: bool = False
+    last_batch: bool = False
+
+
+class Move(NamedTuple):
+    """The block of a longer model that is meant where a part names one that was captured.
+
+    Attributes:
+        container: of the block.
+        kept: its index among those that were captured.
+        block: the index of the block that is meant.
+        from_end: whether the blocks that were not captured come before it.
+        each_block: whether it moves with the instance's block.
+    """
+
+    container: int
+    kept: int
+    block: int
+    from_end: bool
+    each_block: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alone:
+    """A record by itself: a mark, or one that depends on the number of blocks or of micro batches.
+
+    Attributes:
+        record: as it was captured.
+        term: its number.
+        grows: how its list of tensors, or its storage, grows with the blocks.
+        moves: for the names in it.
+        batch: of the mark of a micro batch.
+    """
+
+    record: Record
+    term: Term | None = None
+    grows: ListKernel | Stretch | None = None
+    moves: tuple[Move, ...] = ()
+    batch: Term | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbers:
+    """The numbers of a part as columns of terms, of which numbers that follow each other have one.
+
+    Attributes:
+        own: for storages, collectives and events that the part makes, in the order of their slots: the column of the
+            first, how many there are, and whether they follow each other.
+        size: columns of these; those of the numbers that the part names besides come behind them.
+        terms: the fields of the terms, each a row with a value for each column.
+    """
+
+    own: tuple[tuple[int, int, bool], ...]
+    size: int
+    terms: Integers
+
+    @classmethod
+    def of(cls, own: Sequence[Sequence[Term]], outside: Sequence[Term]) -> Numbers:
+        """Return the numbers of a part.
+
+        Args:
+            own: storages, collectives and events that it makes.
+            outside: those that it names besides.
+        """
+        columns: list[Term] = []
+        ranges = []
+        for terms in own:
+            follow = len(terms) > 0 and all(
+                term == terms[0]._replace(base=terms[0].base + index) for index, term in enumerate(terms)
+            )
+            ranges.append((len(columns), len(terms), follow))
+            columns += terms[:1] if follow else terms
+        size = len(columns)
+        columns += outside
+        return cls(tuple(ranges), size, np.array(columns, dtype=np.int64).reshape(-1, len(Term.__match_args__)).T)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Neighbouring records that have instances.
+
+    Attributes:
+        segment: the records.
+        numbers: those that they make and name.
+        moves: for the names in them.
+        container: whose block they repeat; `NONE` for none.
+        backwards: whether they repeat it from the last to the first.
+    """
+
+    segment: Segment
+    numbers: Numbers
+    moves: tuple[Move, ...] = ()
+    container: int = NONE
+    backwards: bool = False
+
+
+Node: TypeAlias = Alone | Part
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Piece:
+    """What was captured of a program, from which its trace is composed for any depth and number of micro batches.
+
+    Attributes:
+        rank: global rank that was simulated.
+        world: ranks of the program.
+        containers: of repeated blocks.
+        taken: micro batches of a step that were captured: the fewest for which a trace can be composed.
+        wanted: micro batches of a step of the program that was captured.
+        fixed: whether it can be composed for no other number of micro batches.
+        before: parts before the micro batch that is repeated.
+        repeated: its parts.
+        behind: parts behind it.
+        period: more than any base of a number.
+    """
+
+    rank: int
+    world: int
+    containers: tuple[RepeatedBlocks, ...]
+    taken: int
+    wanted: int
+    fixed: bool
+    before: tuple[Node, ...]
+    repeated: tuple[Node, ...]
+    behind: tuple[Node, ...]
+    period: int
+    _grown: dict[tuple[int, tuple[int, ...]], Record] = field(default_factory=dict, repr=False)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether traces of other programs follow from it."""
+        return bool(self.containers) or not self.fixed
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The number of blocks of each container, by its path, of the program that was captured."""
+        return {one.prefix.rstrip("."): len(one.names) for one in self.containers}
+
+    def trace(self, depths: Mapping[str, int] | None = None, micro_batches: int | None = None) -> Trace:
+        """Compose the trace of a program of some depth, that takes so many micro batches in a step.
+
+        Args:
+            depths: the number of blocks of each container by its path; those that are not named have as many as in the
+                program that was captured.
+            micro_batches: of a step; None for as many as the program that was captured takes.
+
+        Raises:
+            ValueError: the trace of so few blocks or micro batches is another one, which must be captured.
+        """
+        wanted = self.wanted if micro_batches is None else micro_batches
+        if wanted < self.taken or (self.fixed and wanted != self.taken):
+            raise ValueError(f"the trace of {wanted} micro batches does not follow from that of {self.taken}")
+        unknown = (depths or {}).keys() - self.depths.keys()
+        if unknown:
+            raise ValueError(f"{', '.join(sorted(unknown))}: no container of repeated blocks")
+        blocks = self.depths | dict(depths or {})
+        for one in self.containers:
+            if blocks[one.prefix.rstrip(".")] < len(one.kept):
+                raise ValueError(f"the trace of fewer than {len(one.kept)} blocks does not follow from that of more")
+        names = tuple(one.names_of(blocks[one.prefix.rstrip(".")]) for one in self.containers)
+        with uncollected():
+            items = tuple(_Composition(self, names, wanted - self.taken).items())
+        return Trace(rank=self.rank, world=self.world, stage=0, items=items)
+
+    def grown(self, node: Alone, missing: tuple[int, ...]) -> Record:
+        """Return a record that grows with the blocks, where there are so many further ones of each container."""
+        key = id(node), missing
+        found = self._grown.get(key)
+        if found is None:
+            if len(self._grown) > _KEPT * 100:
+                self._grown.clear()
+            found = self._grown[key] = _grown(node, missing)
+        return found
+
+
+class _Composition:
+    """One trace that is composed of a piece.
+
+    Args:
+        piece: of which.
+        names: of the blocks of each container.
+        more: further micro batches.
+    """
+
+    def __init__(self, piece: Piece, names: tuple[tuple[str, ...], ...], more: int) -> None:
+        self.piece, self.names, self.more = piece, names, more
+        self.missing = tuple(len(own) - len(one.kept) for own, one in zip(names, piece.containers, strict=True))
+        self.block_period = piece.period
+        self.batch_period = piece.period * (2 + max(map(len, names), default=0))
+        self.translations: dict[tuple[tuple[Move, ...], int], Translation | None] = {}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items of the trace."""
+        yield from self._once(self.piece.before)
+        if self.piece.repeated:
+            batches = range(self.more + 1)
+            nodes = [list(self._of_batches(node, batches)) for node in self.piece.repeated]
+            for batch in batches:
+                for found in nodes:
+                    yield from found[batch]
+        yield from self._once(self.piece.behind)
+
+    def _once(self, nodes: Sequence[Node]) -> Iterator[Item]:
+        for node in nodes:
+            for found in self._of_batches(node, range(1)):
+                yield from found
+
+    def _of_batches(self, node: Node, batches: range) -> Iterator[list[Item]]:
+        """Yield the items of a node in each micro batch."""
+        if isinstance(node, Alone):
+            for batch in batches:
+                yield [self._alone(node, batch)]
+            return
+        numbers, segment = node.numbers, node.segment
+        blocks = range(1 if node.container == NONE else self.missing[node.container] + 1)
+        if node.backwards:
+            blocks = blocks[::-1]
+        translations = [self._translation(node.moves, block) for block in blocks]
+        size = numbers.size
+        for rows in self._rows(numbers, blocks, batches):
+            found: list[Item] = []
+            for row, translation in zip(rows, translations, strict=True):
+                own = [
+                    range(row[column], row[column] + count) if contiguous else row[column : column + count]
+                    for column, count, contiguous in numbers.own
+                ]
+                found.append(Instance(segment, tuple(own), row[size:], translation))  # type: ignore[arg-type]
+            yield found
+
+    def _rows(self, numbers: Numbers, blocks: range, batches: range) -> list[list[list[int]]]:
+        """Return the numbers of a part in each micro batch and block, by column."""
+        base, container, block, from_end, each_block, batch, each_batch, last_batch = numbers.terms
+        missing = np.array((*self.missing, 0), dtype=np.int64)[container]  # `NONE` is the last
+        first = base + self.block_period * (block + from_end * missing)
+        first += self.batch_period * (batch + self.more * last_batch)
+        by_block = np.arange(blocks.start, blocks.stop, blocks.step)[:, None] * (self.block_period * each_block)
+        by_batch = np.arange(len(batches))[:, None, None] * (self.batch_period * each_batch)
+        found: list[list[list[int]]] = (first + by_block[None, :, :] + by_batch).tolist()
+        return found
+
+    def _value(self, term: Term, batch: int) -> int:
+        blocks = term.block + (self.missing[term.container] if term.from_end else 0)
+        batches = term.batch + (batch if term.each_batch else 0) + (self.more if term.last_batch else 0)
+        return term.base + self.block_period * blocks + self.batch_period * batches
+
+    def _alone(self, node: Alone, batch: int) -> Record:
+        record = node.record if node.grows is None else self.piece.grown(node, self.missing)
+        if node.moves and (translation := self._translation(node.moves, 0)) is not None:
+            record = translation.record(record)
+        if node.batch is not None:
+            number = node.batch.base + (batch if node.batch.each_batch else 0)
+            return Mark(f"{MICRO_BATCH}{number + (self.more if node.batch.last_batch else 0)}")
+        return record if node.term is None else renumbered(record, self._value(node.term, batch))
+
+    def _translation(self, moves: tuple[Move, ...], block: int) -> Translation | None:
+        """Return the translation to the names that are meant; None where they are the same."""
+        if not moves:
+            return None
+        key = moves, block
+        if key not in self.translations:
+            modules = {}
+            for move in moves:
+                one, names = self.piece.containers[move.container], self.names[move.container]
+                place = move.block + (self.missing[move.container] if move.from_end else 0)
+                place += block if move.each_block else 0
+                if one.kept[move.kept] != names[place]:
+                    modules[f"{one.prefix}{one.kept[move.kept]}"] = f"{one.prefix}{names[place]}"
+            self.translations[key] = Translation(modules, {}, range(0), 0) if modules else None
+        return self.translations[key]
+
+
+def _grown(node: Alone, missing: Sequence[int]) -> Record:
+    if isinstance(node.grows, ListKernel):
+        return node.grows.grown(missing)
+    record = node.record
+    assert isinstance(record, Allocate)
+    assert node.grows is not None
+    return Allocate(
+        storage=record.storage,
+        bytes=record.bytes * stretched_length(node.grows, missing) // node.grows[0],
+        stream=record.stream,
+        category=record.category,
+        module=record.module,
+        phase=record.phase,
+    )

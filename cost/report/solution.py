@@ -1,0 +1,205 @@
+"""Terminal table and JSON form of a solution; `docs/solve-output.md` documents the fields of the latter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from legoai.cost.report import words
+from legoai.cost.search.solve import Solution
+from legoai.cost.search.tree import Choices, Evaluated
+from legoai.specs.directives.require import METRICS
+
+FORMAT_VERSION: Final = 1
+"""Adding a field keeps the version; removing or changing one increments it."""
+
+_SMALL: Final = 0.001
+"""Share of the step below which a difference is not named."""
+
+STATUSES: Final = {
+    "optimal": "no better candidate is left",
+    "time_limit": "stopped at the time limit",
+    "interrupted": "interrupted",
+    "infeasible": "no candidate is feasible",
+}
+
+
+def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool = False) -> dict[str, Any]:
+    """The solution as plain data: seconds, bytes and shares.
+
+    Args:
+        solution: of a plan.
+        estimate: of the best candidate, as `legoai cost --json` gives it.
+        every: list every evaluated candidate.
+    """
+    found, objective = solution.found, solution.objective
+    body: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "status": found.status,
+        "objective": {
+            "direction": objective.direction,
+            "metric": objective.metric,
+            "dimension": METRICS[objective.metric].dimensions[0],
+            "value": solution.value,
+        },
+        "bound": found.bound,
+        "gap": solution.gap,
+        "solve_time_s": solution.seconds,
+        "candidates": {
+            "enumerated": found.total,
+            "pruned": {
+                "by_rules": dict(sorted(found.refused.items())),
+                "by_bound": found.bounded,
+            },
+            "evaluated": len(found.evaluated),
+            "failed": len(found.failed),
+            "simulated": solution.simulated,
+        },
+        "choices": _choices(solution, solution.best.choices) if solution.best is not None else [],
+        "baselines": [
+            {
+                "name": item.name,
+                "note": item.note,
+                **(_candidate(solution, item.found) if item.found is not None else {}),
+            }
+            for item in solution.baselines
+        ],
+        "estimate": estimate,
+    }
+    if every:
+        body["all"] = [_candidate(solution, item) for item in solution.ranked()]
+    return body
+
+
+def _choices(solution: Solution, choices: Choices) -> list[dict[str, Any]]:
+    return [
+        {"line": hole.span.line, "hole": hole.what, "value": hole.choices[index]}
+        for hole, index in zip(solution.plan.holes, choices, strict=True)
+        if index is not None
+    ]
+
+
+def _candidate(solution: Solution, item: Evaluated) -> dict[str, Any]:
+    figures = item.figures
+    return {
+        "choices": _choices(solution, item.choices),
+        "step_time_s": figures.step_time,
+        "peak_active_bytes": figures.metric("peak_memory", "bytes"),
+        "peak_reserved_bytes": figures.metric("reserved_memory", "bytes"),
+        "exposed_communication_by_axis_s": dict(figures.exposed),
+        "bubble_fraction": figures.bubble,
+        "recompute_s": figures.recompute,
+        "objective": solution.of(item),
+        "verdict": verdict(item),
+    }
+
+
+def verdict(item: Evaluated) -> str:
+    """`feasible`, or what stands against a candidate."""
+    if item.figures.fits is False:
+        return "does not fit"
+    return "violates " + ", ".join(required.metric for required in item.violated) if item.violated else "feasible"
+
+
+def terminal(solution: Solution, *, top: int = 5) -> str:
+    """The solution in lines of text: the answers, the best few candidates, and what they are compared with.
+
+    Args:
+        solution: of a plan.
+        top: candidates to show.
+    """
+    blocks = [list(_head(solution)), list(_answers(solution)), list(_table(solution, top)), list(_failures(solution))]
+    return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block) + "\n"
+
+
+def _head(solution: Solution) -> Iterator[str]:
+    found, objective = solution.found, solution.objective
+    dimension = METRICS[objective.metric].dimensions[0]
+    if solution.value is None:
+        yield f"no solution: {STATUSES[found.status]}"
+    else:
+        known = "" if found.bound is None else f", bound {words.bound(found.bound, dimension)}"
+        gap = "" if solution.gap is None else f", gap {words.share(solution.gap)}"
+        so_far = ": the best so far" if found.status in ("time_limit", "interrupted") else ""
+        value = words.bound(solution.value, dimension)
+        yield f"{objective.metric} {value}{known}{gap} ({STATUSES[found.status]}{so_far})"
+    refused = sum(found.refused.values())
+    yield (
+        f"{found.total:,} ways to fill {len(solution.plan.holes)} holes: {refused:,} not legal, {found.bounded:,} "
+        f"excluded by a bound, {len(found.evaluated):,} evaluated with {solution.simulated:,} programs"
+    )
+
+
+def _answers(solution: Solution) -> Iterator[str]:
+    if solution.best is not None:
+        chosen = _choices(solution, solution.best.choices)
+        width = max(len(item["hole"]) for item in chosen)
+        for item in chosen:
+            yield f"  {item['hole']:<{width}}  {item['value']}  (line {item['line']})"
+
+
+def _table(solution: Solution, top: int) -> Iterator[str]:
+    shown = [(f"{place}", item, "") for place, item in enumerate(solution.ranked()[:top], start=1)]
+    baselines = [(item.name, item.found, item.note) for item in solution.baselines]
+    rows = [("", *(hole.what for hole in solution.plan.holes), "step", "memory", "exposed", "bubble", "recompute", "")]
+    for name, one, note in [*shown, *baselines]:
+        if one is None:
+            rows.append((name, *("" for _ in solution.plan.holes), "", "", "", "", "", note))
+        else:
+            rows.append((name, *_row(solution, one)))
+    if len(rows) == 1:
+        return
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+
+
+def _row(solution: Solution, item: Evaluated) -> Sequence[str]:
+    figures = item.figures
+    values = [
+        "" if index is None else hole.choices[index]
+        for hole, index in zip(solution.plan.holes, item.choices, strict=True)
+    ]
+    exposed = [f"{axis} {words.seconds(took)}" for axis, took in figures.exposed.items() if took]
+    return (
+        *values,
+        words.seconds(figures.step_time),
+        words.size(figures.metric("peak_memory", "bytes")),
+        ", ".join(exposed) or "none",
+        words.share(figures.bubble),
+        words.share(figures.recompute / figures.step_time),
+        _why(solution, item),
+    )
+
+
+def _why(solution: Solution, item: Evaluated) -> str:
+    """Why a candidate loses against the best: what stands against it, or the part of its step that grows most."""
+    best = solution.best
+    if best is None or not item.feasible:
+        return verdict(item)
+    if item.choices == best.choices:
+        return "the solution"
+    parts = {name: seconds - _parts(best)[name] for name, seconds in _parts(item).items() if name in _parts(best)}
+    parts |= {name: seconds for name, seconds in _parts(item).items() if name not in parts}
+    slower = item.figures.step_time - best.figures.step_time
+    name, most = max(parts.items(), key=lambda pair: pair[1])
+    relative = slower / best.figures.step_time
+    by = f"{'+' if slower >= 0 else ''}{100 * relative:.1f}% step"
+    return by if most <= _SMALL * best.figures.step_time else f"{by}: {words.seconds(most)} more {name}"
+
+
+def _parts(item: Evaluated) -> dict[str, float]:
+    figures = item.figures
+    return {
+        "computation": figures.compute - figures.recompute,
+        "recomputation": figures.recompute,
+        "waiting": figures.waiting,
+        **{f"exposed communication on {axis}": took for axis, took in figures.exposed.items()},
+    }
+
+
+def _failures(solution: Solution) -> Iterator[str]:
+    if solution.found.failed:
+        count = len(solution.found.failed)
+        reason = solution.found.failed[0][1]
+        yield f"{count} candidate{'s' if count > 1 else ''} could not be simulated, and are not in the bound: {reason}"

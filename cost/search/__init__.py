@@ -1,0 +1,1 @@
+"""The search: holes of a plan filled so that a figure of the estimate is best and every requirement is met."""

@@ -1,0 +1,258 @@
+"""Lower bounds of a candidate's step time and memory that need no simulation.
+
+Each is admissible: no simulation of the candidate, nor of any plan that the holes left in it may become, gives less.
+Where a bound depends on a hole, that part of it is 0.
+
+Time. Kernels of one rank run one after another, and no product is faster than the fastest rate that its profile can
+give (:func:`fastest_rate`). All ranks together do at least the products that the model asks for: of each linear layer
+one in forward and two in backward for each token, attention's once in forward and twice in backward, and once more what
+is recomputed. A rank does at least its share of its stages' products, since what is not sharded is done by each rank
+again. In a pipeline a rank begins when the first micro batch has passed the stages before its own, and the step ends
+when the last has gone back through them.
+
+Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or, when
+the backward of a micro batch begins, parameters and optimizer state with the blocks' inputs, which every treatment
+keeps, the inputs of linear layers that are not recomputed, and the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.kernels.model_flops import DECODERS
+from legoai.cost.machine.cluster import Machine, machine_of
+from legoai.cost.profiles import AttentionModel, ProductModel, Profile
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import local_tokens, micro_batches
+from legoai.dsl.analysis.bounds import logits_bytes
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.facts import below, holders
+from legoai.dsl.analysis.pipeline import is_staged, splits_backward, stage_count, stage_of, stages_of_ranks
+from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.dsl.analysis.state import state_bytes
+from legoai.specs.directives.checkpoint import Every, Full
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.reads import Tokens
+
+_FACTORS: Final = 2
+"""Products in the backward of a product: one for each factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """No simulation gives less: seconds of a step, and bytes of active memory on the fullest rank."""
+
+    step_time: float = 0.0
+    memory: float = 0.0
+
+
+@dataclass(slots=True)
+class BoundsOf:
+    """Bounds of the candidates of one plan.
+
+    Args:
+        profile: of other devices than the plan's.
+    """
+
+    profile: str | None = None
+    _machines: dict[str, Machine] = field(default_factory=dict)
+    _work: tuple[Manifest, list[tuple[str, int, int]]] | None = None
+
+    def machine(self, analysis: Analysis) -> Machine:
+        """The machine of a candidate whose cluster is decided.
+
+        Raises:
+            Undecided: the cluster is a hole.
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        use = analysis.plan.cluster
+        key = f"{use.device} {use.profile} {use.hosts} {use.devices} {use.fabric}"
+        if key not in self._machines:
+            self._machines[key] = machine_of(use, 1, directory=analysis.directory, override=self.profile)
+        return self._machines[key]
+
+    def __call__(self, analysis: Analysis) -> Bounds:
+        """The bounds of a candidate, which may have holes.
+
+        Raises:
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        try:
+            seconds = self._seconds(analysis)
+        except Undecided:
+            seconds = 0.0
+        return Bounds(step_time=seconds, memory=_memory(analysis))
+
+    def _seconds(self, analysis: Analysis) -> float:
+        plan, manifest = analysis.plan, analysis.manifest
+        if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
+            return 0.0
+        linear, attention = _rates(analysis, self.machine(analysis).profile)
+        if not linear:
+            return 0.0
+        held, work = self._work or (None, [])
+        if held is not manifest:
+            work = list(_work(manifest, decoder=plan.model.family in DECODERS))
+            self._work = manifest, work
+        fused = plan.attention.kernel != "flex"
+        length = plan.batch.length
+        seconds = {path: elements / linear for path, elements, _ in work if elements}
+        if fused:
+            # The mask leaves half of 4 H Q T.
+            seconds |= {path: 2 * width * length / attention for path, _, width in work if width}
+        again = _recomputed(analysis, seconds)
+        tokens = plan.batch.global_batch * length
+        everything = (sum(seconds.values()) * (1 + _FACTORS) + sum(again.values())) * tokens / plan.mesh.world_size
+        staged = plan.pipeline is not None and is_staged(analysis) and not isinstance(plan.pipeline.schedule, OrderFile)
+        try:
+            return max(everything, _pipelined(analysis, seconds, again)) if staged else everything
+        except Undecided:
+            return everything
+
+
+def fastest_rate(model: ProductModel | AttentionModel) -> float:
+    """The most floating-point operations per second that a model gives any product or attention.
+
+    Under a power limit the sustained rate is a limit by itself. Else the formula's best rate counts, times the most
+    that a measurement or a leaf of the forest lifts it: what is interpolated lies between them.
+    """
+    curve = model.curve
+    ratios = [*(model.table.ratios if model.table is not None else ())]
+    if model.forest is not None:
+        ratios += [value for value, at in zip(model.forest.value, model.forest.feature, strict=True) if at < 0]
+    lifted = model.scale * math.exp(min([0.0, *ratios]))
+    if isinstance(model, AttentionModel):
+        return curve.peak * max(limit for limit, *_ in model.curve.limits.values()) / lifted
+    if model.curve.sustained is not None:
+        return curve.peak * model.curve.sustained
+    return curve.peak * model.curve.efficiency * max(rate for *_, rate in model.curve.tiles) / lifted
+
+
+def _rates(analysis: Analysis, profile: Profile) -> tuple[float, float]:
+    """The fastest rates of linear layers and of attention, whatever the dtype of a part of them."""
+    precision = analysis.plan.precision
+    names = {precision.param, precision.master}
+    if "fp32" in names:
+        names.add("tf32")
+    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in precision.rules):
+        names |= {"fp8", "mxfp8"}
+    products = max((fastest_rate(model) for name, model in profile.products.items() if name in names), default=0.0)
+    fused = [fastest_rate(model) for (_, _, name), model in profile.attention.items() if name in names]
+    return products, max([products, *fused])
+
+
+def _work(manifest: Manifest, *, decoder: bool) -> Iterator[tuple[str, int, int]]:
+    """Of each linear layer, operations of one token's forward; of each attention of a decoder, the heads' width."""
+    for path, module in manifest.modules.items():
+        if module.kind == "linear":
+            yield path, 2 * sum(item.numel for item in module.parameters if len(item.shape) == 2), 0
+        elif module.kind == "attention" and decoder:
+            yield path, 0, int(module.attributes["n_heads"]) * int(module.attributes["head_dim"])
+
+
+def _recomputed(analysis: Analysis, seconds: dict[str, float]) -> dict[str, float]:
+    """Least seconds of one token's recomputation, by the recomputing module.
+
+    torch stops to recompute when all that was saved is there again, so that the last product of a module may be left
+    out: the largest counts as that one. Compiled modules choose by themselves what they recompute.
+    """
+    if analysis.plan.compile is not None:
+        return {}
+    try:
+        rules = recomputed_modules(analysis)
+    except Undecided:
+        return {}
+    whole = {path for path, rule in rules.items() if isinstance(rule.treatment, Full | Every)}
+    inside: dict[str, list[float]] = {}
+    for path, took in seconds.items():
+        outermost = [holder for holder in holders(path) if holder in whole][-1:]
+        for holder in outermost:
+            inside.setdefault(holder, []).append(took)
+    return {path: max(0.0, sum(parts) - max(parts)) for path, parts in inside.items()}
+
+
+def _pipelined(analysis: Analysis, seconds: dict[str, float], again: dict[str, float]) -> float:
+    """The busiest rank's own work, after the first micro batch has come to it and before the last has gone back."""
+    plan = analysis.plan
+    count, batches = stage_count(analysis), micro_batches(plan)
+    if count is None or batches is None:
+        return 0.0
+    tokens = plan.batch.micro_batch * plan.batch.length / (plan.mesh.cp * plan.mesh.tp)
+    forward, more = [0.0] * count, [0.0] * count
+    for held, sums in ((seconds, forward), (again, more)):
+        for path, took in held.items():
+            stage = stage_of(analysis, path)
+            if stage is not None:
+                sums[stage] += took * tokens
+    split = splits_backward(analysis)
+    longest = 0.0
+    for stages in stages_of_ranks(analysis):
+        own = sum(forward[stage] * (1 + _FACTORS) + more[stage] for stage in stages) * batches
+        before = range(min(stages))
+        fill = sum(forward[stage] for stage in before)
+        drain = 0.0 if split else sum(forward[stage] * _FACTORS + more[stage] for stage in before)
+        longest = max(longest, own + fill + drain)
+    return longest
+
+
+def _memory(analysis: Analysis) -> float:
+    try:
+        state = state_bytes(analysis)
+    except Undecided:
+        return 0.0
+    if state is None:
+        return 0.0
+    try:
+        live = state.parameters + state.optimizer + _activations(analysis)
+    except Undecided:
+        live = 0
+    return max(state.total, live)
+
+
+def _activations(analysis: Analysis) -> int:
+    """Least bytes of what one micro batch leaves for its backward, on the fullest rank."""
+    plan = analysis.plan
+    logits = (logits_bytes(analysis) or 0) if plan.mesh.pp == 1 else 0
+    return logits + _block_inputs(analysis)
+
+
+def _block_inputs(analysis: Analysis) -> int:
+    plan, manifest = analysis.plan, analysis.manifest
+    assert manifest is not None
+    offloaded = plan.offload is not None and plan.offload.activations != "none"
+    if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
+        return 0
+    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
+    recomputed = recomputed_modules(analysis)
+    if any(below(blocks[0], path) for path in recomputed):
+        return 0
+    width = len(blocks) * int(plan.model.source().config().dim)
+    if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
+        width += _linear_inputs(manifest, blocks, recomputed)
+    size = min(DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param])
+    return width * local_tokens(plan) * size // (plan.mesh.pp * plan.mesh.tp)
+
+
+def _linear_inputs(manifest: Manifest, blocks: Sequence[str], recomputed: Collection[str]) -> int:
+    """Least features that the linear layers of blocks keep of a token for their weights' gradients.
+
+    Layers of one module may share an input, which has one width: each width counts once in each module. What is inside
+    of a recomputing module is not kept.
+    """
+    inside = set(blocks)
+    widths: dict[str, set[int]] = {}
+    for path, module in manifest.modules.items():
+        if module.kind == "linear":
+            above = list(holders(path))
+            if not inside.isdisjoint(above) and not any(other in recomputed for other in (path, *above)):
+                widths.setdefault(above[0], set()).add(int(module.attributes["in_features"]))
+    return sum(map(sum, widths.values()))

@@ -1,0 +1,275 @@
+"""Evaluator: the figures of candidates; the first of its kind lowers and simulates each of them whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
+from legoai.cost.simulated.forking import begin_forked, may_fork, processors
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.lowering.program import LoweringError, Program, lower
+from legoai.runtime.signals import held_signals
+from legoai.specs.directives.require import METRICS
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+
+T = TypeVar("T")
+
+
+class OutOfTimeError(Exception):
+    """The time for evaluating is over."""
+
+
+class WorkerKilledError(RuntimeError):
+    """A process that simulated a candidate was killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a candidate costs in a step.
+
+    Attributes:
+        metrics: every figure that a plan may require, by name and dimension: `step_time seconds`.
+        fits: whether it fits its devices; None where their memory is not known.
+        compute: seconds of the busiest rank in which a kernel runs, recomputation included.
+        recompute: seconds of recomputation.
+        exposed: seconds of exposed communication by mesh axis.
+        waiting: seconds in which the busiest rank does none of these: copies, the host, the pipeline.
+        bubble: share of the step in which pipeline ranks wait.
+        profile: name and hash of the profile that the figures rest on.
+    """
+
+    metrics: Mapping[str, float]
+    fits: bool | None
+    compute: float
+    recompute: float
+    exposed: Mapping[str, float]
+    waiting: float
+    bubble: float
+    profile: str
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of a step."""
+        return self.metrics["step_time seconds"]
+
+    def metric(self, name: str, dimension: str) -> float:
+        """A figure that a plan may require, as `Estimate.metric` gives it."""
+        return self.metrics[f"{name} {dimension}"]
+
+    @staticmethod
+    def of(found: Estimate) -> Figures:
+        """The figures of an estimate."""
+        one = found.slowest.breakdown
+        return Figures(
+            metrics={
+                f"{name} {dimension}": found.metric(name, dimension)
+                for name, metric in METRICS.items()
+                for dimension in metric.dimensions
+            },
+            fits=found.fits,
+            compute=one.compute,
+            recompute=found.recompute,
+            exposed=dict(found.exposed_by_axis),
+            waiting=one.copies + one.host + one.idle,
+            bubble=found.bubble_fraction,
+            profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoFigures:
+    """Why a candidate has no figures."""
+
+    reason: str
+
+
+Outcome = Figures | NoFigures
+
+
+class Evaluator(Protocol):
+    """Gives candidates their figures."""
+
+    @property
+    def simulated(self) -> int:
+        """Programs that were simulated, or whose figures were kept from an earlier one; equal ones count once."""
+
+    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        """The outcome of each candidate, in their order.
+
+        Raises:
+            OutOfTimeError: ``deadline``, a time of `time.monotonic`, has passed; candidates before it have theirs.
+        """
+
+
+_IDENTITY: Final = re.compile(r"^PLAN_HASH = .*$", re.MULTILINE)
+
+
+class WholeSimulation:
+    """An evaluator that lowers every candidate and simulates its program from beginning to end.
+
+    Candidates with the same program are simulated once. Programs are simulated in forked processes where that is
+    possible, else here.
+
+    Args:
+        directory: of the plan's file.
+        profile: of other devices than the plan's.
+        workers: processes; by default as many as there are processors.
+        kept: figures of earlier simulations, by :func:`program_key`; new ones are added.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        profile: str | None = None,
+        workers: int | None = None,
+        kept: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.profile = profile
+        self.workers = workers or processors()
+        self.kept = kept if kept is not None else {}
+        self._used: set[str] = set()
+        self._failed: dict[str, NoFigures] = {}
+        self._pool: ProcessPoolExecutor | None = None
+        self._ours: list[Any] = []
+
+    @property
+    def simulated(self) -> int:
+        """Different programs that were asked for."""
+        return len(self._used)
+
+    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        """As :meth:`Evaluator.evaluate`."""
+        keys: list[str | NoFigures] = []
+        running: dict[str, Future[Outcome] | Callable[[], Outcome]] = {}
+        for candidate in candidates:
+            try:
+                program = lower(candidate)
+            except LoweringError as error:
+                keys.append(NoFigures(reason=error.diagnostics[0].message))
+                continue
+            key = program_key(program, self.profile)
+            keys.append(key)
+            if key not in self.kept and key not in self._failed and key not in running:
+                assert candidate.manifest is not None
+                running[key] = self._begin(program, candidate.plan, candidate.manifest)
+        for found in keys:
+            if isinstance(found, NoFigures):
+                yield found
+                continue
+            key = found
+            if key in running:
+                self._finish(key, running.pop(key), deadline)
+            self._used.add(key)
+            kept = self.kept.get(key)
+            yield self._failed[key] if kept is None else Figures(**kept)
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in self._ours:
+                process.terminate()
+            for process in self._ours:
+                process.join()
+            self._pool = None
+
+    def __enter__(self) -> WholeSimulation:
+        """Processes are started when they are needed."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End them."""
+        self.close()
+
+    def _begin(self, program: Program, plan: Plan, manifest: Manifest) -> Future[Outcome] | Callable[[], Outcome]:
+        if self._pool is None and self.workers > 1 and may_fork():
+            context = multiprocessing.get_context("fork")
+            self._pool = ProcessPoolExecutor(
+                self.workers, mp_context=context, initializer=begin_forked, initargs=(signal.SIG_IGN,)
+            )
+        job = (program, plan, manifest, self.directory, self.profile)
+        if self._pool is None:
+            return lambda: _outcome(*job)
+        before = set(multiprocessing.active_children())
+        with held_signals():
+            submitted = self._pool.submit(_outcome, *job)
+        self._ours += [process for process in multiprocessing.active_children() if process not in before]
+        return submitted
+
+    def _finish(self, key: str, running: Future[Outcome] | Callable[[], Outcome], deadline: float | None) -> None:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0.0:
+            raise OutOfTimeError
+        try:
+            outcome = running.result(left) if isinstance(running, Future) else running()
+        except FutureTimeoutError:
+            raise OutOfTimeError from None
+        except BrokenProcessPool:
+            raise WorkerKilledError("a process that simulated a plan was killed; is there too little memory?") from None
+        if isinstance(outcome, Figures):
+            self.kept[key] = outcome.document()
+        else:
+            self._failed[key] = outcome
+
+
+def apart(function: Callable[[], T]) -> T:
+    """Call a function that simulates in a forked process, where that is possible: this one stays able to fork.
+
+    Raises:
+        WorkerKilledError: the process was killed.
+    """
+    if not may_fork():
+        return function()
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_begin_apart, initargs=(function,)) as pool:
+        try:
+            answer: T = pool.submit(_call_apart).result()
+            return answer
+        except BrokenProcessPool:
+            raise WorkerKilledError("a process that simulated a plan was killed; is there too little memory?") from None
+
+
+_apart: list[Callable[[], Any]] = []
+"""What a forked process calls; it is forked with it, so that it need not be sent."""
+
+
+def _begin_apart(function: Callable[[], Any]) -> None:
+    begin_forked(signal.SIG_DFL)
+    _apart.append(function)
+
+
+def _call_apart() -> Any:
+    return _apart[-1]()
+
+
+def program_key(program: Program, profile: str | None) -> str:
+    """The identity of what a program does: equal for plans whose programs differ in nothing but the plan's hash."""
+    text = _IDENTITY.sub("", program.text)
+    return hashlib.sha256(f"{profile}\n{program.repeated_blocks}\n{text}".encode()).hexdigest()
+
+
+def _outcome(program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None) -> Outcome:
+    try:
+        with contextlib.redirect_stdout(None):
+            return Figures.of(estimate(program, plan, manifest, directory=directory, profile=profile))
+    except CannotEstimateError as error:
+        return NoFigures(reason=str(error))

@@ -1,0 +1,51 @@
+"""Figures of earlier simulations, kept on disk for as long as nothing that they rest on changes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.code_state import state_of_code
+from legoai.dsl.frontend.sources import replace_file
+from legoai.specs.cache import private_cache
+
+_MOST_FILES: Final = 16
+"""Files that are kept: one for each state of this package, of torch and of a profile."""
+_SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
+"""Folders of the package that decide what figures a plan has."""
+
+Kept = dict[str, dict[str, Any]]
+"""Figures by the key of a program."""
+
+
+def kept_file(profile: str) -> Path | None:
+    """The file of the figures that rest on a profile, by its name and hash; None where nothing can be kept."""
+    folder = private_cache("figures")
+    digest = hashlib.sha256(f"{state_of_code(*_SOURCES)} {profile}".encode()).hexdigest()[:24]
+    return None if folder is None else folder / f"{digest}.json"
+
+
+def read_kept(path: Path | None) -> Kept:
+    """The figures of a file; none where it cannot be read."""
+    if path is None:
+        return {}
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def write_kept(path: Path | None, kept: Kept) -> None:
+    """Add figures to a file, as a whole or not at all; the oldest files go."""
+    if path is None or not kept:
+        return
+    with contextlib.suppress(OSError):
+        whole = {**read_kept(path), **kept}
+        replace_file(path, json.dumps(whole, sort_keys=True))
+        others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
+        for old in others[_MOST_FILES:]:
+            old.unlink(missing_ok=True)

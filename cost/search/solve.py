@@ -1,0 +1,352 @@
+"""Solution of a plan with holes: the best answers, how good they are, what they are compared with, and their text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import legoai
+from legoai.cost.machine.cluster import machine_of
+from legoai.cost.profiles import ProfileError
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, WorkerKilledError
+from legoai.cost.search.tree import Choices, Evaluated, Found, Progress, Search, evaluated, objective_of
+from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
+from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
+from legoai.dsl.formatting import edit
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.cluster import CatalogueError
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.require import METRICS, Objective, Requirement
+from legoai.specs.plan import Solved
+from legoai.specs.span import Span
+from legoai.specs.units import format_bytes, format_fraction, format_seconds
+
+_MOST_RULED: Final = 24
+"""Candidates that the rule of thumb tries at most."""
+
+
+_FiguresOf = Callable[[Choices], Evaluated | None]
+"""Evaluates a candidate; None where it is not legal or cannot be simulated."""
+
+
+class _Searches(Protocol):
+    def __call__(self, without: Sequence[Span] = (), *, first_feasible: bool = False) -> Found:
+        """Search without some requirements."""
+
+
+class CannotSolveError(ValueError):
+    """A plan that cannot be solved; the message says why, for the plan's author."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """A candidate that the solution is compared with.
+
+    Attributes:
+        name: `rule of thumb`, or `present values`.
+        found: the candidate; None where there is none.
+        note: why there is none.
+    """
+
+    name: str
+    found: Evaluated | None
+    note: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Solution:
+    """What solving a plan comes to.
+
+    Attributes:
+        plan: with its holes.
+        objective: what was optimised.
+        found: the candidates, the best of them, and the bound.
+        seconds: that the search took.
+        simulated: different programs among the evaluated candidates.
+        baselines: what the best is compared with.
+        diagnostics: why there is no solution.
+    """
+
+    plan: OpenPlan
+    objective: Objective
+    found: Found
+    seconds: float
+    simulated: int = 0
+    baselines: tuple[Baseline, ...] = ()
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    @property
+    def best(self) -> Evaluated | None:
+        """The best candidate that fits its devices and meets every requirement."""
+        return self.found.best
+
+    @property
+    def value(self) -> float | None:
+        """The objective of the best candidate."""
+        return None if self.best is None else self.of(self.best)
+
+    @property
+    def gap(self) -> float | None:
+        """How much better than the best candidate any could be, as a share of its objective; None if not known."""
+        if self.value is None or self.found.bound is None:
+            return None
+        return abs(self.value - self.found.bound) / abs(self.value) if self.value else 0.0
+
+    def of(self, candidate: Evaluated) -> float:
+        """A candidate's objective."""
+        return candidate.figures.metric(self.objective.metric, METRICS[self.objective.metric].dimensions[0])
+
+    def ranked(self) -> list[Evaluated]:
+        """The evaluated candidates, best first; behind them those that are not feasible."""
+        sign = 1 if self.objective.direction == "minimize" else -1
+        return sorted(self.found.evaluated, key=lambda item: (not item.feasible, sign * self.of(item)))
+
+    def text(self, choices: Choices, *, pinned: bool = False, record: bool = True) -> str:
+        """The plan's text with a candidate's answers behind its holes, and the solver's line.
+
+        Args:
+            choices: of the candidate.
+            pinned: write plain values in the place of holes, and no line of the solver.
+            record: write the solver's line.
+        """
+        file = self.plan.resolution.file
+        answers = {
+            hole.span: hole.choices[index]
+            for hole, index in zip(self.plan.holes, choices, strict=True)
+            if index is not None
+        }
+        text = edit.write_answers(file, answers)
+        if pinned:
+            return edit.without_solved(_file(edit.pin(_file(text, file.name)), file.name))
+        if not record or self.best is None:
+            return text
+        candidate = self.plan.candidate(choices)
+        solved = Solved(
+            digest=candidate.plan.digest,
+            version=legoai.__version__,
+            profile=self.best.figures.profile,
+            gap=round(self.gap or 0.0, 6),
+        )
+        return edit.write_solved(_file(text, file.name), solved)
+
+
+def solve(
+    plan: OpenPlan,
+    evaluator: Evaluator,
+    *,
+    profile: str | None = None,
+    time_limit: float | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """Find the answers of a plan's holes that are best for its objective, and meet its requirements.
+
+    Args:
+        plan: with its holes, none of them refused.
+        evaluator: of candidates.
+        profile: of other devices than the plan's.
+        time_limit: seconds after which the best so far is the result.
+        progress: is told how far the search is.
+
+    Raises:
+        CannotSolveError: nothing is known of the speed of the devices, or a process was killed.
+    """
+    assert not plan.refused, "a hole that is not searched"
+    begin = time.monotonic()
+    deadline = None if time_limit is None else begin + time_limit
+    objective = objective_of(plan.resolution.plan.objective if plan.resolution.plan is not None else None)
+    bounds = BoundsOf(profile)
+    profile_of(plan, profile)
+
+    def search(without: Sequence[Span] = (), *, first_feasible: bool = False) -> Found:
+        return Search(
+            plan, bounds=bounds, evaluator=evaluator, objective=objective, without=without,
+            first_feasible=first_feasible, deadline=deadline, progress=progress,
+        ).run()  # fmt: skip
+
+    try:
+        found = search()
+        solution = Solution(plan=plan, objective=objective, found=found, seconds=0.0)
+        _compare(solution, search, evaluator, deadline)
+    except WorkerKilledError as error:
+        raise CannotSolveError(str(error)) from error
+    solution.simulated = evaluator.simulated
+    solution.seconds = time.monotonic() - begin
+    return solution
+
+
+def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, deadline: float | None) -> None:
+    """Add what the best candidate is compared with, or why there is none."""
+    plan, found = solution.plan, solution.found
+    try:
+        if found.status == "infeasible":
+            solution.diagnostics = _why_infeasible(plan, found, search)
+        elif found.best is not None:
+            solution.baselines = tuple(_baselines(plan, found, evaluator, deadline))
+    except KeyboardInterrupt:
+        found.status = "interrupted"
+
+
+def _file(text: str, name: str) -> PlanFile:
+    return parse(text, name).file
+
+
+def profile_of(plan: OpenPlan, profile: str | None) -> str:
+    """Name and hash of the profile of a plan's devices, or of ``profile`` in their place.
+
+    Raises:
+        CannotSolveError: nothing is known of the speed of the devices.
+    """
+    assert plan.resolution.plan is not None
+    use = plan.resolution.plan.cluster
+    if any(isinstance(value, Hole) for value in (use.hosts, use.devices, use.fabric)):
+        use = ClusterUse(device=use.device, profile=use.profile)
+    try:
+        found = machine_of(use, 1, directory=plan.directory, override=profile).profile
+    except (ProfileError, CatalogueError) as error:
+        raise CannotSolveError(str(error)) from error
+    return f"{found.name}@{found.hash}"
+
+
+def _why_infeasible(plan: OpenPlan, found: Found, search: _Searches) -> list[Diagnostic]:
+    """The smallest set of requirements that cannot be met together, or why there is no candidate without them."""
+    requirements = plan.resolution.plan.require if plan.resolution.plan is not None else ()
+    spans = [item.origin.span for item in requirements if item.origin.span is not None]
+    without = search(spans, first_feasible=True) if spans else found
+    if without.status in ("time_limit", "interrupted") and without.best is None:
+        found.status = without.status
+        return []
+    if without.best is None:
+        return [_nothing_fits(plan, without)]
+    left = list(requirements)
+    for item in requirements:
+        fewer = [other for other in left if other is not item]
+        kept = {other.origin.span for other in fewer}
+        tried = search([span for span in spans if span not in kept], first_feasible=True)
+        if tried.status == "infeasible":
+            left = fewer
+    return [_conflict(left, found)]
+
+
+def _conflict(left: Sequence[Requirement], found: Found) -> Diagnostic:
+    first, *others = left
+    assert first.origin.span is not None
+    names = " and ".join(f"`{item.metric} {item.comparison} …`" for item in left)
+    help = [f"relax {'one of them' if others else 'it'}, or give the holes more values to choose from"]
+    for item in left:
+        values = [done.figures.metric(item.metric, item.dimension) for done in found.evaluated]
+        if values:
+            least = min(values) if item.comparison in ("<=", "<") else max(values)
+            help.append(f"the best `{item.metric}` of all candidates is {_shown(least, item.dimension)}")
+    return RequirementsConflict.at(
+        first.origin.span,
+        f"no values of the holes meet {names}" + (" together" if others else ""),
+        label="cannot be met" + (" beside the others" if others else ""),
+        others=[Label(item.origin.span, "beside this one") for item in others if item.origin.span is not None],
+        help=help,
+    )
+
+
+def _shown(value: float, dimension: str) -> str:
+    written = {"bytes": format_bytes, "seconds": format_seconds, "fraction": format_fraction}.get(dimension)
+    return f"{value:,.0f}" if written is None else written(value)
+
+
+def _nothing_fits(plan: OpenPlan, found: Found) -> Diagnostic:
+    """Why there is no candidate even without requirements: none is legal, none can be simulated, or none fits."""
+    assert plan.holes
+    span = plan.holes[0].span
+    others = [Label(hole.span, "beside this one") for hole in plan.holes[1:]]
+    if not found.evaluated and not found.failed:
+        reasons = [f"{found.errors[code].message} ({code})" for code, _ in found.refused.most_common(3)]
+        return NoLegalAnswers.at(
+            span, f"none of the {found.total} ways to fill the holes is legal", label="no legal value",
+            others=others, help=reasons,
+        )  # fmt: skip
+    if not found.evaluated:
+        return NoLegalAnswers.at(
+            span, "no way to fill the holes can be simulated", label="no candidate", others=others,
+            help=[reason for _, reason in found.failed[:1]],
+        )  # fmt: skip
+    least = min(item.figures.metric("reserved_memory", "bytes") for item in found.evaluated)
+    place = plan.resolution.plan.cluster.place("device") if plan.resolution.plan is not None else None
+    return OutOfMemory.at(
+        place or span,
+        f"none of {len(found.evaluated)} candidates fits its devices: the smallest reserves {_shown(least, 'bytes')}",
+        label="too little memory",
+        others=[Label(hole.span, "searched") for hole in plan.holes],
+        help=["use more devices, or give the holes values that take less memory"],
+    )
+
+
+def _baselines(plan: OpenPlan, found: Found, evaluator: Evaluator, deadline: float | None) -> list[Baseline]:
+    known = {item.choices: item for item in found.evaluated}
+
+    def figures(choices: Choices) -> Evaluated | None:
+        """The candidate, where it is legal and can be simulated."""
+        if choices in known:
+            return known[choices]
+        if found.status != "optimal":
+            raise OutOfTimeError
+        candidate = plan.candidate(choices)
+        if candidate.errors or candidate.analysis is None:
+            return None
+        [outcome] = evaluator.evaluate([candidate.analysis], deadline)
+        if not isinstance(outcome, Figures):
+            return None
+        known[choices] = evaluated(choices, candidate, outcome)
+        return known[choices]
+
+    result = []
+    assert found.best is not None
+    answered = any(hole.answer is not None for hole in plan.holes)
+    for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
+        try:
+            one, note = find(plan, found.best.choices, figures)
+        except OutOfTimeError:
+            one, note = None, "out of time"
+        result.append(Baseline(name=name, found=one, note=note))
+    return result
+
+
+def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf) -> tuple[Evaluated | None, str]:
+    """Least `tp · pp` that fits, then the largest micro batch; what else is open as it is solved."""
+    own = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
+    if not own:
+        return None, "no degree and no micro batch is open"
+    ways: list[Choices] = [solved]
+    for index in own:
+        ways = [
+            (*way[:index], value, *way[index + 1 :]) for way in ways for value in range(len(plan.holes[index].choices))
+        ]
+    legal = []
+    for way in ways:
+        candidate = plan.candidate(way)
+        if not candidate.errors and candidate.analysis is not None:
+            mesh, micro = candidate.plan.mesh, candidate.plan.batch.micro_batch
+            legal.append((mesh.tp * mesh.pp, -micro, mesh.tp, way))
+    for _, _, _, way in sorted(legal)[:_MOST_RULED]:
+        one = figures(way)
+        if one is not None and one.feasible:
+            return one, ""
+    return None, "no candidate of the rule fits" if len(legal) <= _MOST_RULED else f"none of {_MOST_RULED} tried fits"
+
+
+def _present(plan: OpenPlan, _: Choices, figures: _FiguresOf) -> tuple[Evaluated | None, str]:
+    """The plan with the answers that its text has."""
+    chosen = tuple(
+        hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None
+        for hole in plan.holes
+    )
+    if None in chosen:
+        return None, "not every hole has an answer"
+    one = figures(chosen)
+    return one, "" if one is not None else "the answers are not legal"

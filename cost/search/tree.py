@@ -1,0 +1,310 @@
+"""Branch and bound over the holes of a plan: partial answers are pruned by lint's own rules and by lower bounds.
+
+A node is an answer for the first holes, in the order of :func:`order_of`. Nodes are taken best bound first. Lint's
+rules speak of a plan with holes as far as it is decided, so that a contradiction takes the whole subtree away. What is
+complete is evaluated, a fixed number of candidates at a time, so that the result does not depend on how many processes
+evaluate them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from legoai.cost.estimate import within
+from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.directives.require import METRICS, Objective, Requirement
+from legoai.specs.span import Span
+
+AT_ONCE: Final = 8
+"""Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
+
+Choices = tuple[int | None, ...]
+"""For each hole the index of its choice; None while it is open."""
+
+Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
+Progress = Callable[[int, float | None, float | None], None]
+"""Is told how many candidates were evaluated, the best objective and its bound, None where there is none yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A candidate with its figures.
+
+    Attributes:
+        choices: for each hole.
+        figures: of the candidate.
+        violated: the requirements that they violate.
+    """
+
+    choices: Choices
+    figures: Figures
+    violated: tuple[Requirement, ...]
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it fits its devices and meets every requirement."""
+        return self.figures.fits is not False and not self.violated
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What a search found.
+
+    Attributes:
+        status: `optimal` where nothing better is left, `infeasible` where no candidate is feasible.
+        best: the best feasible candidate.
+        bound: no feasible candidate has a better objective; None where nothing is known.
+        evaluated: every candidate that was evaluated, in that order.
+        total: all answers that there are.
+        refused: of these, those that lint's rules refuse, by the code of the first error.
+        bounded: of these, those that a bound excludes.
+        failed: candidates without figures, and why.
+        errors: an error for each code of ``refused``, the first that was met.
+    """
+
+    status: Status = "optimal"
+    best: Evaluated | None = None
+    bound: float | None = None
+    evaluated: list[Evaluated] = field(default_factory=list)
+    total: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    bounded: int = 0
+    failed: list[tuple[Choices, str]] = field(default_factory=list)
+    errors: dict[str, Diagnostic] = field(default_factory=dict)
+
+
+def objective_of(plan_objective: Objective | None) -> Objective:
+    """What is optimised: the plan's objective, or the time of a step."""
+    return plan_objective or Objective(direction="minimize", metric="step_time")
+
+
+def order_of(holes: Sequence[OpenHole]) -> list[int]:
+    """Indices of holes in the order in which they are answered: what decides most about others comes first."""
+    first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3}
+
+    def rank(index: int) -> tuple[int, int]:
+        hole = holes[index]
+        # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
+        return (0 if hole.owner is None else first.get(hole.owner, 4)), index
+
+    return sorted(range(len(holes)), key=rank)
+
+
+class Search:
+    """One search over the answers of a plan.
+
+    Args:
+        plan: with its holes.
+        bounds: of its candidates.
+        evaluator: of its candidates.
+        objective: what is optimised.
+        without: spans of `require` lines that are left out.
+        first_feasible: stop at the first feasible candidate.
+        deadline: a time of `time.monotonic` at which to stop.
+        progress: is told how far it is.
+    """
+
+    def __init__(
+        self,
+        plan: OpenPlan,
+        *,
+        bounds: BoundsOf,
+        evaluator: Evaluator,
+        objective: Objective,
+        without: Sequence[Span] = (),
+        first_feasible: bool = False,
+        deadline: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.plan = plan
+        self.bounds = bounds
+        self.evaluator = evaluator
+        self.objective = objective
+        self.without = tuple(without)
+        self.first_feasible = first_feasible
+        self.deadline = deadline
+        self.say = progress or (lambda count, best, bound: None)
+        self.order = order_of(plan.holes)
+        self.found = Found(total=math.prod(len(hole.choices) for hole in plan.holes))
+        self._heap: list[tuple[float, int, Choices]] = []
+
+    def run(self) -> Found:
+        """Search until nothing better is left, or until the deadline or an interrupt.
+
+        Raises:
+            ProfileError: nothing is known of the speed of the devices.
+            CatalogueError: a device that is not known or not complete.
+        """
+        found = self.found
+        try:
+            self._run()
+        except OutOfTimeError:
+            found.status = "time_limit"
+        except KeyboardInterrupt:
+            found.status = "interrupted"
+        if found.status == "optimal" and found.best is None:
+            found.status = "infeasible"
+        bounds = [item[0] for item in self._heap] if found.status in ("time_limit", "interrupted") else []
+        if found.best is not None:
+            bounds.append(self.cost(found.best))
+        if bounds and min(bounds) > -math.inf:
+            found.bound = self._value(min(bounds))
+        if found.status == "optimal":
+            found.bounded += sum(self._below(item[2]) for item in self._heap)
+        return found
+
+    def cost(self, candidate: Evaluated) -> float:
+        """What is minimised: the objective, negative where it is maximised."""
+        dimension = METRICS[self.objective.metric].dimensions[0]
+        value = candidate.figures.metric(self.objective.metric, dimension)
+        return value if self.objective.direction == "minimize" else -value
+
+    def _value(self, cost: float) -> float:
+        return cost if self.objective.direction == "minimize" else -cost
+
+    def _run(self) -> None:
+        nothing: Choices = (None,) * len(self.plan.holes)
+        root = self.plan.candidate(nothing, without=self.without)
+        if root.errors:
+            self._refuse(nothing, root)
+            return
+        self._push(nothing, root, -math.inf)
+        batch: list[tuple[float, int, Choices]] = []
+        try:
+            while self._heap or batch:
+                self._in_time()
+                if self._heap and self._heap[0][0] < self._incumbent() and len(batch) < AT_ONCE:
+                    node = heapq.heappop(self._heap)
+                    if None in node[2]:
+                        self._expand(node)
+                    else:
+                        batch.append(node)
+                elif batch:
+                    self._evaluate(batch)
+                    if self.first_feasible and self.found.best is not None:
+                        return
+                else:
+                    return
+        finally:
+            # What was chosen and not evaluated is still open, and its bound counts.
+            for node in batch:
+                heapq.heappush(self._heap, node)
+
+    def _in_time(self) -> None:
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            raise OutOfTimeError
+
+    def _incumbent(self) -> float:
+        return math.inf if self.found.best is None else self.cost(self.found.best)
+
+    def _expand(self, node: tuple[float, int, Choices]) -> None:
+        cost, _, choices = node
+        hole = next(index for index in self.order if choices[index] is None)
+        try:
+            for value in range(len(self.plan.holes[hole].choices)):
+                chosen = (*choices[:hole], value, *choices[hole + 1 :])
+                candidate = self.plan.candidate(chosen, without=self.without)
+                if candidate.errors:
+                    self._refuse(chosen, candidate)
+                else:
+                    self._push(chosen, candidate, cost)
+        except KeyboardInterrupt:
+            heapq.heappush(self._heap, node)
+            raise
+
+    def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
+        if candidate.analysis is not None:
+            bounds = self.bounds(candidate.analysis)
+            full = self._capacity(candidate) < bounds.memory
+            if full or any(_excludes(bounds, item) for item in candidate.plan.require):
+                self.found.bounded += self._below(choices)
+                return
+            least = max(least, self._least(bounds, candidate))
+        undecided = sum(value is None for value in choices)
+        heapq.heappush(self._heap, (least, undecided, choices))
+
+    def _capacity(self, candidate: Candidate) -> float:
+        """Bytes of a device's memory; infinite where that is not known."""
+        assert candidate.analysis is not None
+        try:
+            memory = self.bounds.machine(candidate.analysis).device.memory
+        except Undecided:
+            return math.inf
+        return math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes
+
+    def _least(self, bounds: Bounds, candidate: Candidate) -> float:
+        """A bound of the cost."""
+        metric = self.objective.metric
+        if self.objective.direction == "minimize":
+            return {"step_time": bounds.step_time, "peak_memory": bounds.memory}.get(metric, 0.0)
+        batch = candidate.plan.batch
+        if metric == "tokens_per_s" and bounds.step_time > 0.0 and candidate.errors == ():
+            devices = candidate.plan.cluster.hosts * (candidate.plan.cluster.devices_per_host(self.plan.directory) or 1)
+            return -batch.global_batch * (batch.seq_len or 1) / bounds.step_time / devices
+        return -math.inf
+
+    def _refuse(self, choices: Choices, candidate: Candidate) -> None:
+        first = candidate.errors[0]
+        self.found.refused[first.code] += self._below(choices)
+        self.found.errors.setdefault(first.code, first)
+
+    def _below(self, choices: Choices) -> int:
+        """How many complete answers a node stands for."""
+        holes = zip(self.plan.holes, choices, strict=True)
+        return math.prod(len(hole.choices) for hole, index in holes if index is None)
+
+    def _evaluate(self, batch: list[tuple[float, int, Choices]]) -> None:
+        """Evaluate the batch, and take out of it what is evaluated."""
+        candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
+        analyses = [item.analysis for item in candidates if item.analysis is not None]
+        assert len(analyses) == len(batch)
+        for candidate, outcome in zip(candidates, self.evaluator.evaluate(analyses, self.deadline), strict=True):
+            _, _, choices = batch.pop(0)
+            self._keep(choices, candidate, outcome)
+            self._report()
+
+    def _keep(self, choices: Choices, candidate: Candidate, outcome: Outcome) -> None:
+        found = self.found
+        if isinstance(outcome, NoFigures):
+            found.failed.append((choices, outcome.reason))
+            return
+        done = evaluated(choices, candidate, outcome)
+        found.evaluated.append(done)
+        if done.feasible and (found.best is None or self.cost(done) < self.cost(found.best)):
+            found.best = done
+
+    def _report(self) -> None:
+        best = self.found.best
+        least = self._heap[0][0] if self._heap else -math.inf
+        self.say(
+            len(self.found.evaluated),
+            None if best is None else self._value(self.cost(best)),
+            self._value(least) if math.isfinite(least) else None,
+        )
+
+
+def evaluated(choices: Choices, candidate: Candidate, figures: Figures) -> Evaluated:
+    """A candidate with its figures, and with the requirements that they violate."""
+    violated = tuple(
+        item for item in candidate.plan.require if not within(figures.metric(item.metric, item.dimension), item)
+    )
+    return Evaluated(choices=choices, figures=figures, violated=violated)
+
+
+def _excludes(bounds: Bounds, item: Requirement) -> bool:
+    """Whether no plan with these bounds can meet a requirement."""
+    least = {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
+    return item.metric in least and item.comparison in ("<=", "<", "==") and least[item.metric] > item.bound

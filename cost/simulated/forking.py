@@ -1,0 +1,34 @@
+"""Forked processes that simulate: whether they can be started, how many, and how they begin."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+import torch
+
+from legoai.cost.simulated.device import backend
+from legoai.runtime.signals import release_signals
+
+
+def may_fork() -> bool:
+    """Whether processes can be forked: autograd's threads, which a simulation starts, would be missing in them."""
+    return not backend.used and hasattr(os, "fork") and multiprocessing.parent_process() is None
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def begin_forked(interrupt: signal.Handlers) -> None:
+    """Begin a forked process.
+
+    Args:
+        interrupt: what an interrupt does, of which the parent tells: end the process, or nothing.
+    """
+    signal.signal(signal.SIGINT, interrupt)
+    release_signals()
+    # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.
+    torch.set_num_threads(1)

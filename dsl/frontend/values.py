@@ -1,0 +1,85 @@
+"""Forms of values in the syntax tree: which kinds they could be of, and how a message calls them."""
+
+from __future__ import annotations
+
+from legoai.dsl.frontend.scope import is_function
+from legoai.dsl.frontend.syntax import Auto, Boolean, Call, ListValue, Name, Number, String, Value
+from legoai.specs.directives import kinds
+from legoai.specs.directives.base import Calls
+from legoai.specs.units import UNITS
+
+
+def fits(node: Value, kind: kinds.Kind) -> bool:
+    """Whether a value of this form could be of the kind."""
+    if isinstance(kind, kinds.Either):
+        return any(fits(node, item) for item in kind.kinds)
+    if isinstance(node, Name):
+        return isinstance(kind, kinds.Choice | kinds.Listed | Calls | kinds.ModulePath)
+    if isinstance(node, Call) and not is_function(node):
+        return isinstance(kind, Calls)
+    if isinstance(node, String):
+        return isinstance(kind, kinds.Text | kinds.ModulePath)
+    if isinstance(node, ListValue):
+        return isinstance(kind, kinds.ListOf)
+    if isinstance(node, Boolean):
+        return isinstance(kind, kinds.Boolean)
+    return isinstance(kind, kinds.Integer | kinds.Number | kinds.Size | kinds.Fraction)
+
+
+def names_of(kind: kinds.Kind) -> tuple[str, ...]:
+    """The names that a value of the kind may be, or may be called by."""
+    if isinstance(kind, kinds.Choice):
+        return kind.names
+    if isinstance(kind, kinds.Listed):
+        return kind.names()
+    if isinstance(kind, Calls):
+        return tuple(treatment.name for treatment in kind.treatments)
+    if isinstance(kind, kinds.Either):
+        return tuple(name for item in kind.kinds for name in names_of(item))
+    return ()
+
+
+def in_treatment(node: Value, kind: kinds.Kind) -> list[str]:
+    """Help on an amount that stands where only a treatment may that takes it: `bytes(25MB)` for `25MB`."""
+    if isinstance(kind, kinds.Either):
+        return [line for item in kind.kinds for line in in_treatment(node, item)]
+    if not isinstance(node, Number) or not isinstance(kind, Calls):
+        return []
+    dimension = UNITS[node.unit][0] if node.unit in UNITS else "number"
+    wanted = {"bytes": kinds.Size, "number": kinds.Integer}.get(dimension)
+    takes = [item for item in kind.treatments if wanted and item.options and isinstance(item.options[0].kind, wanted)]
+    return [f"write `{item.name}({node.text}{node.unit})`" for item in takes]
+
+
+def computed(node: Value, value: float, dimension: str) -> str | None:
+    """A number that is computed, or named by a `let`, for a message; None for what the text itself says."""
+    if isinstance(node, Number) or dimension not in ("number", "fraction"):
+        return None
+    return f"`{value:g}`"
+
+
+def describe_value(node: Value) -> str:
+    """What a value is, in words for a message."""
+    if isinstance(node, Name):
+        return f"`{node.text}`"
+    if isinstance(node, Call):
+        return f"`{node.name.text}(…)`"
+    if isinstance(node, String):
+        return "a string"
+    if isinstance(node, Boolean):
+        return f"`{'true' if node.value else 'false'}`"
+    if isinstance(node, ListValue):
+        return "a list"
+    if isinstance(node, Auto):
+        return "`auto`"
+    return f"`{node.text}{node.unit}`" if isinstance(node, Number) else "a number"
+
+
+def short(expected: str) -> str:
+    """What was expected, where it is short enough for a label."""
+    return expected if len(expected) <= 60 else "one of these"
+
+
+def uncapitalised(sentence: str) -> str:
+    """The sentence as it goes on another one."""
+    return sentence[:1].lower() + sentence[1:] if sentence[1:2].islower() else sentence

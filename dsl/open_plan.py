@@ -1,0 +1,401 @@
+"""Open plan: the holes of a plan, the values that each may take, and the plans that answers make of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.merge import Reads
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Node, Statement, Value, children
+from legoai.dsl.lint import Announce, Linted, errors, manifest_of
+from legoai.specs.directives import kinds
+from legoai.specs.directives.base import Calls, Declared, Directive, PathRule
+from legoai.specs.directives.batch import Batch, Stages
+from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every, Selective
+from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.comm import Comm, Units
+from legoai.specs.directives.compile import Compile
+from legoai.specs.directives.fsdp import Fsdp
+from legoai.specs.directives.hole import Hole, Undecided
+from legoai.specs.directives.loss import ChunkedLoss, Loss
+from legoai.specs.directives.mesh import AXES, Mesh
+from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.directives.precision import Precision
+from legoai.specs.directives.replicate import ReplicateUse
+from legoai.specs.directives.shard import Shard
+from legoai.specs.plan import Plan
+from legoai.specs.record import Record, replace
+from legoai.specs.span import Span
+
+_LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "steps", "seed", "save", "evaluate")
+"""Statements that decide what is learned, or what is written beside it, and not what a step costs."""
+
+_MOST_CHOICES: Final = 4096
+"""Members of a domain: more than the divisors of any number of devices, and few enough to be looked at."""
+
+_RULES: Final = "rules"
+"""Stands for the option where a hole is the treatment of a rule."""
+
+_SELECTIVE: Final = ("attention", "attention, matmul", "attention, alternate_matmul")
+
+_TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
+    (Checkpoint, _RULES): (
+        "none",
+        *(f"selective([{keep}])" for keep in _SELECTIVE),
+        "every(2)",
+        "every(3)",
+        "budget(0.75)",
+        "budget(0.5)",
+        "budget(0.25)",
+        "full",
+    ),
+    (Every, "n"): ("2", "3", "4", "6", "8"),
+    (Selective, "keep"): tuple(f"[{keep}]" for keep in _SELECTIVE),
+    (Budget, "amount"): ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"),
+    (Fsdp, _RULES): ("unit", "unit(reshard = after_backward)", "unit(reshard = never)", "none"),
+    (Loss, "form"): ("eager", "fused", "chunked(2)", "chunked(4)", "chunked(8)", "chunked(16)"),
+    (ChunkedLoss, "n"): ("2", "4", "8", "16", "32"),
+    (Compile, _RULES): ("none", "inductor"),
+    (Comm, "prefetch"): ("implicit", "units(2, 2)", "units(3, 3)"),
+    (Comm, _RULES): ("bucket(module)", "bucket(group)"),
+    (Units, "forward"): ("0", "1", "2", "3", "4"),
+    (Units, "backward"): ("0", "1", "2", "3", "4"),
+    (Pipeline, "split"): ("even", "even(loss = 1)", "even(embedding = 1, loss = 1)"),
+    (ReplicateUse, "bucket"): ("25MB", "50MB", "100MB", "200MB"),
+}
+"""The values of holes without a domain, as a plan writes them; the first is what PyTorch's own recipes take."""
+
+
+class OpenHole(Record, kw_only=True):
+    """A hole to be filled.
+
+    ``what`` names it in words; ``choices`` are the values to choose from, as a plan writes them, and ``nodes`` the same
+    as trees. ``answer`` is the text of the answer that the plan has for it already. ``owner`` is the statement or
+    treatment that it stands in; None for an option of a standard layout, whose rules depend on the answer.
+    """
+
+    span: Span
+    what: str
+    owner: type[Declared] | None
+    choices: tuple[str, ...]
+    nodes: tuple[Value, ...]
+    answer: str | None
+
+
+class Candidate(Record, kw_only=True):
+    """The plan that some answers make.
+
+    ``analysis`` is None where the answers leave no plan to speak of: its ``errors`` say why, or it takes more answers.
+    """
+
+    analysis: Analysis | None
+    errors: tuple[Diagnostic, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan. A candidate without one is asked for nothing."""
+        assert self.analysis is not None
+        return self.analysis.plan
+
+
+class OpenPlan:
+    """A plan with holes. Answers that its text has already are open too: they are decided anew.
+
+    Args:
+        linted: of the plan, without errors.
+        directory: where files that the plan names are looked up.
+        settings: values of `let` names, as for linting.
+        read: how a base plan is read.
+        announce: is told before a model factory is run.
+    """
+
+    def __init__(
+        self,
+        linted: Linted,
+        *,
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        read: Reads | None = None,
+        announce: Announce | None = None,
+    ) -> None:
+        self.resolution = linted.resolution
+        self.directory = directory
+        self._settings = settings
+        self._read = read
+        open_answers: dict[Span, Value | None] = dict.fromkeys(self.resolution.scope.asked)
+        found = self._resolve(open_answers)
+        while found.scope.asked.keys() - open_answers.keys():
+            open_answers |= dict.fromkeys(found.scope.asked)
+            found = self._resolve(open_answers)
+        self._open = open_answers
+        self._base = linted.analysis
+        self.refused: list[Diagnostic] = []
+        """What is wrong with holes that cannot be searched."""
+        self.analysis: Analysis | None = None
+        """Of the plan with all its holes open; None where a statement cannot be read without an answer."""
+        if found.plan is not None:
+            if self._base is None:
+                # A statement that cannot be read before a hole is answered kept the linter from looking further.
+                manifest = manifest_of(found.plan, found, directory, announce)
+                if isinstance(manifest, Diagnostic):
+                    self.refused.append(manifest)
+                else:
+                    self._base = Analysis(found.plan, manifest, directory, resolution=found)
+            manifest = None if self._base is None else self._base.manifest
+            self.analysis = Analysis(found.plan, manifest, directory, resolution=found, like=self._base)
+        self.holes = tuple(self._holes(found))
+
+    def candidate(self, choices: Sequence[int | None], *, without: Sequence[Span] = ()) -> Candidate:
+        """The plan in which each hole has the value of this index, or stays open, with the errors of linting it.
+
+        Args:
+            choices: for each of :attr:`holes`.
+            without: spans of `require` lines that are left out.
+        """
+        answers: dict[Span, Value | None] = dict(self._open)
+        for hole, index in zip(self.holes, choices, strict=True):
+            if index is not None:
+                answers[hole.span] = hole.nodes[index]
+        resolution = self._resolve(answers)
+        mistakes = tuple(item for item in resolution.diagnostics if item.severity == "error")
+        if mistakes or resolution.plan is None or resolution.unreadable:
+            return Candidate(analysis=None, errors=mistakes)
+        plan = resolution.plan
+        if without:
+            plan = replace(plan, require=tuple(item for item in plan.require if item.origin.span not in without))
+        manifest = self._base.manifest if self._base is not None else None
+        analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base)
+        return Candidate(analysis=analysis, errors=tuple(errors(analysis)))
+
+    def _resolve(self, answers: Mapping[Span, Value | None]) -> Resolution:
+        file = self.resolution.file
+        return resolve(
+            file.text, file.name, directory=self.directory, settings=self._settings, variant=self.resolution.variant,
+            read=self._read, answers=answers,
+        )  # fmt: skip
+
+    def _holes(self, found: Resolution) -> Iterator[OpenHole]:
+        text = found.file.text
+        for span, (node, asked) in sorted(found.scope.asked.items()):
+            uses = list(_uses(found.plan, span)) if found.plan is not None else []
+            problem = _never(span, found, uses)
+            if problem is None and node.domain is not None:
+                choices = self._written(node, found)
+            elif problem is None:
+                lists = [self._legal(use, kind) for use, kind in _paired(uses, asked)]
+                choices = [item for item in lists[0] if all(item in other for other in lists[1:])]
+            if problem is None and not choices:
+                problem = "holes of this kind are not searched without a domain"
+            elif problem is None and len(choices) > _MOST_CHOICES:
+                problem = f"the domain has {len(choices)} values, more than the {_MOST_CHOICES} that are searched"
+            if problem is not None:
+                self.refused.append(_refusal(span, problem))
+                continue
+            answer = text[node.answer.span.start : node.answer.span.end] if node.answer is not None else None
+            yield OpenHole(
+                span=span,
+                what=_named(uses, node, text),
+                owner=type(uses[0][0]) if uses else None,
+                choices=tuple(choices),
+                nodes=tuple(map(_value, choices)),
+                answer=answer,
+            )
+        asked_for = found.scope.asked
+        for statement in found.statements:
+            if not isinstance(statement, Let):
+                self.refused.extend(
+                    _refusal(node.span, "this hole stands where nothing is searched")
+                    for node in _autos(statement)
+                    if node.span not in asked_for
+                )
+
+    def _written(self, node: Auto, found: Resolution) -> list[str]:
+        """The members of the hole's own domain."""
+        if isinstance(node.domain, ListValue):
+            text = found.files[node.span.file].text
+            return list(dict.fromkeys(text[item.span.start : item.span.end] for item in node.domain.items))
+        assert node.domain is not None
+        ends = [found.scope.arithmetic(end) for end in (node.domain.first, node.domain.last)]
+        first, last = (0 if isinstance(end, Diagnostic) else int(end[0]) for end in ends)
+        return [str(value) for value in range(first, min(last, first + _MOST_CHOICES) + 1)]
+
+    def _legal(self, use: _Use | None, kind: kinds.Kind) -> list[str]:
+        """The values of a hole without a domain, by where it stands, else by its kind; none where none are known."""
+        if use is not None:
+            owner, field = use
+            computed = _COMPUTED.get((type(owner), field))
+            if computed is not None and self.analysis is not None:
+                try:
+                    return computed(self.analysis)
+                except Undecided:
+                    return []
+            written = _TEXTS.get((type(owner), field))
+            if written is not None:
+                return list(written)
+            if (type(owner), field) in _WITH_DOMAIN:
+                return []
+        return list(_of_kind(kind))
+
+
+_Use = tuple[Declared, str]
+"""A statement or treatment, and the field of its option that is a hole."""
+
+
+def _uses(value: Any, span: Span) -> Iterator[_Use]:
+    """The places of a plan at which the hole stands."""
+    if isinstance(value, Plan):
+        for directive in value.directives():
+            yield from _uses(directive, span)
+    elif isinstance(value, Declared):
+        for item in value.options:
+            held = getattr(value, item.field)
+            if isinstance(held, Hole):
+                if value.origin(item.field).span == span:
+                    yield value, item.field
+            elif isinstance(held, tuple) and any(isinstance(part, Hole) for part in held):
+                whole = value.origin(item.field).span
+                if whole is not None and _inside(span, whole):
+                    yield value, item.field
+            else:
+                yield from _uses(held, span)
+        for rule in value.rules if isinstance(value, Directive) else ():
+            if isinstance(rule.treatment, Hole):
+                if rule.origin.span is not None and _inside(span, rule.origin.span):
+                    yield value, _RULES
+            else:
+                yield from _uses(rule.treatment, span)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _uses(item, span)
+    elif isinstance(value, PathRule):
+        yield from _uses(value.treatment, span)
+
+
+def _inside(inner: Span, outer: Span) -> bool:
+    return inner.file == outer.file and outer.start <= inner.start and inner.end <= outer.end
+
+
+def _paired(uses: Sequence[_Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[_Use | None, kinds.Kind]]:
+    """Each use with its kind; a hole that a `let` names may have several."""
+    if not uses:
+        yield from ((None, kind) for kind in asked)
+        return
+    for owner, field in uses:
+        kind = owner.treatments if field == _RULES and isinstance(owner, Directive) else None
+        yield (owner, field), kind or type(owner).option(field).kind
+
+
+def _never(span: Span, found: Resolution, uses: Sequence[_Use]) -> str | None:
+    """Why a hole cannot be searched whatever its domain."""
+    if span.file != found.file.name:
+        return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
+    statement = next((item for item in found.statements if _inside(span, item.span)), None)
+    keywords = {owner.keyword for owner, _ in uses if isinstance(owner, Directive)}
+    if isinstance(statement, Statement):
+        keywords.add(statement.keyword.text)
+    learned = next((keyword for keyword in _LEARNED if keyword in keywords), None)
+    if learned is not None:
+        return f"`{learned}` decides what is learned or written, not what a step costs"
+    for owner, field in uses:
+        name = type(owner).option(field).name if field != _RULES else ""
+        if (isinstance(owner, Batch) and field != "micro_batch") or isinstance(owner, Stages):
+            return f"`{name}` decides what is learned, not what a step costs"
+        if isinstance(owner, Checkpoint) and field == "preserve_rng":
+            return f"`{name}` decides what is learned, not what a step costs"
+    return None
+
+
+def _refusal(span: Span, problem: str) -> Diagnostic:
+    help = ["name the values to choose from: `auto in [a, b]`"] if "without" in problem else ["give the value"]
+    return HoleNotSearched.at(span, problem, label="not searched", help=help)
+
+
+def _named(uses: Sequence[_Use], node: Auto, text: str) -> str:
+    if not uses:
+        words = re.findall(r"\w+", text[: node.span.start].rpartition("\n")[2])
+        return words[-1] if words else "hole"
+    owner, field = uses[0]
+    if field == _RULES:
+        assert isinstance(owner, Directive)
+        undecided = [rule for rule in owner.rules if isinstance(rule.treatment, Hole)]
+        rule = next(item for item in undecided if item.origin.span is not None and _inside(node.span, item.origin.span))
+        return f"{owner.keyword} {rule.path}"
+    name = type(owner).option(field).name
+    return f"{owner.keyword} {name}" if isinstance(owner, Directive) else name
+
+
+def _autos(node: Node) -> Iterator[Auto]:
+    if isinstance(node, Auto):
+        yield node
+        return
+    for child in children(node):
+        yield from _autos(child)
+
+
+def _value(text: str) -> Value:
+    """The tree of a value's text."""
+    [statement] = parse(f"let answer = auto -> {text}", "an answer").file.statements
+    assert isinstance(statement, Let)
+    assert isinstance(statement.value, Auto)
+    assert statement.value.answer is not None
+    return statement.value.answer
+
+
+def _of_kind(kind: kinds.Kind) -> Iterator[str]:
+    """Every value of a kind that has few."""
+    if isinstance(kind, kinds.Choice):
+        yield from kind.names
+    elif isinstance(kind, kinds.Boolean):
+        yield from ("false", "true")
+    elif isinstance(kind, kinds.Either):
+        for item in kind.kinds:
+            yield from _of_kind(item)
+    elif isinstance(kind, Calls):
+        yield from (item.name for item in kind.treatments if not any(option.required for option in item.options))
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive number, ascending."""
+    low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return low + [number // value for value in reversed(low) if value * value != number]
+
+
+def _degrees(analysis: Analysis) -> list[str]:
+    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
+    return [] if per_host is None else [str(value) for value in divisors(analysis.plan.cluster.hosts * per_host)]
+
+
+def _micro_batches(analysis: Analysis) -> list[str]:
+    return [str(value) for value in divisors(analysis.plan.batch.global_batch)]
+
+
+def _stages(analysis: Analysis) -> list[str]:
+    if analysis.manifest is None:
+        return []
+    blocks = sum(map(len, analysis.manifest.block_lists))
+    return [str(value) for value in range(1, blocks + 1)]
+
+
+_COMPUTED: Final[dict[tuple[type[Declared], str], Callable[[Analysis], list[str]]]] = {
+    **{(Mesh, axis): _degrees for axis in AXES},
+    (Batch, "micro_batch"): _micro_batches,
+    (Pipeline, "microbatches"): _micro_batches,
+    (Pipeline, "stages"): _stages,
+}
+"""The values of holes without a domain that depend on the plan: divisors, and numbers of stages."""
+
+_WITH_DOMAIN: Final = (
+    *((Precision, item.field) for item in Precision.options),
+    *((ClusterUse, item.field) for item in ClusterUse.options),
+    (Precision, _RULES),
+    (Shard, _RULES),
+)
+"""Holes that are searched only among values that a person names: they change numbers, or what is paid for."""

@@ -1,0 +1,51 @@
+"""Copies of directives and of a plan with other values and rules, which keep where these stand in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from legoai.specs.directives.base import Declared, Directive, PathRule
+from legoai.specs.plan import Plan
+from legoai.specs.record import replace
+
+D = TypeVar("D", bound=Declared)
+
+Rewrite = Callable[[Directive, PathRule[Any]], PathRule[Any] | None]
+
+
+def changed(declared: D, **values: Any) -> D:
+    """A copy of a directive or treatment with other values; it keeps where its values stand."""
+    fields: dict[str, Any] = {item.field: getattr(declared, item.field) for item in declared.options}
+    if isinstance(declared, Directive):
+        fields |= {"axes": declared.axes, "rules": declared.rules, "arguments": declared.arguments}
+    return type(declared)(**{**fields, "origins": declared.origins, **values})
+
+
+def with_every_rule(plan: Plan, rewrite: Rewrite) -> Plan:
+    """The plan with every rule rewritten, or without it where nothing is left of it."""
+
+    def over(directive: D) -> D:
+        assert isinstance(directive, Directive)
+        return with_rules(directive, lambda rule: rewrite(directive, rule))
+
+    found = replace(plan, shard=tuple(over(item) for item in plan.shard))
+    for field in ("fsdp", "checkpoint", "comm", "precision", "compile", "optimizer"):
+        directive = getattr(plan, field)
+        if directive is not None and directive.rules:
+            found = replace(found, **{field: over(directive)})
+    return found
+
+
+def with_rules(directive: D, rewrite: Callable[[PathRule[Any]], PathRule[Any] | None]) -> D:
+    """The directive with its rules rewritten, or without one where None is left of it."""
+    assert isinstance(directive, Directive)
+    if not directive.rules:
+        return directive
+    found = [rewrite(rule) for rule in directive.rules]
+    return changed(directive, rules=tuple(rule for rule in found if rule is not None))
+
+
+def of_statement(directive: Directive) -> Mapping[str, Any]:
+    """Where the statement itself stands, without its values."""
+    return {name: origin for name, origin in directive.origins.items() if name in ("", "keyword")}

@@ -1,0 +1,205 @@
+"""`legoai solve`: fills the holes of a plan so that it is as fast as its requirements allow."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import TYPE_CHECKING
+
+from legoai.commands import WrongUsage
+from legoai.commands.cost import Progress, add_profile, write
+from legoai.commands.shared import (
+    add_no_factories,
+    add_resolution,
+    announce,
+    examine,
+    files_of,
+    lacks_factory,
+    output_file,
+    settings_of,
+    show,
+    summary,
+)
+from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source, replace_file
+from legoai.dsl.open_plan import OpenPlan
+
+if TYPE_CHECKING:
+    from legoai.cost.search.solve import Solution
+
+_DESCRIPTION = """\
+Fill the holes of a plan, every `auto`, with the values that make its objective best and meet its `require`
+lines, and write them behind the holes of the same text: `auto -> 8`. The objective is the plan's `minimize`
+or `maximize`, else the time of a step. Answers that a plan has already are decided anew.
+
+Every value that is tried is linted by the rules of `legoai lint`, and simulated as by `legoai cost`. What is
+printed besides is a bound: no values of the holes are better than that.
+
+The exit status is 1 if the plan has errors or no values meet its requirements, and 2 if it cannot be solved.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai solve plan.auto                     the best few, and what they cost
+  legoai solve plan.auto --in-place          write the answers into the file
+  legoai solve plan.auto -o solved.plan      write them into another file
+  legoai solve plan.auto --time-limit 60     the best within a minute
+  legoai solve plan.auto --in-place --pin    plain values in the place of the holes
+  legoai solve plan.auto --json --all        every candidate
+"""
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai solve`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--in-place", action="store_true", help="write the answers into the plan's file")
+    place.add_argument(
+        "-o", "--output", metavar="OUT", type=output_file, help="write the solved plan into another file"
+    )
+    parser.add_argument("--pin", action="store_true", help="write plain values in the place of the holes")
+    parser.add_argument("--top", metavar="K", type=_count, default=5, help="candidates to show (default: 5)")
+    parser.add_argument(
+        "--time-limit", metavar="S", type=_seconds, help="stop after so many seconds with the best so far"
+    )
+    parser.add_argument("--refresh", action="store_true", help="simulate anew what an earlier search has simulated")
+    parser.add_argument("--json", action="store_true", help="print the solution as JSON")
+    parser.add_argument("--all", action="store_true", help="with --json, every candidate that was evaluated")
+    add_profile(parser)
+    add_no_factories(parser)
+    add_resolution(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Solve; returns 1 where the plan has errors or no solution."""
+    if arguments.all and not arguments.json:
+        raise WrongUsage("--all belongs to --json")
+    try:
+        source = read_source(arguments.file)
+    except UnreadableError as error:
+        show([error.diagnostic], files_of(error), stream=sys.stderr)
+        return 1
+    if arguments.in_place and source.path is None:
+        raise WrongUsage("standard input cannot be rewritten in place: use -o")
+    settings = settings_of(arguments)
+    linted = examine(source, settings, arguments.variant, variants=False, factories=arguments.factories)
+    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    opened = None
+    if not errors and lacks_factory(linted, arguments, "solved"):
+        return 1
+    if not errors:
+        opened = OpenPlan(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
+        errors = opened.refused
+    if errors or opened is None:
+        show(errors, linted.files, stream=sys.stderr)
+        print(f"legoai: {source.name} is not solved: {summary(errors)}", file=sys.stderr)
+        return 1
+    if not opened.holes:
+        raise WrongUsage(f"{source.name} has no holes: write `auto` where a value is to be found")
+    solution, estimate = _solved(opened, arguments)
+    if solution.diagnostics:
+        show(solution.diagnostics, linted.files, stream=sys.stderr)
+    _print(solution, estimate, arguments)
+    if solution.best is None:
+        return 1
+    record = not settings and arguments.variant is None
+    text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
+    if arguments.in_place:
+        assert source.path is not None
+        replace_file(source.path, text)
+        print(f"wrote {source.name}", file=sys.stderr)
+    elif arguments.output is not None:
+        write(arguments.output, text)
+    return 0
+
+
+def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str, object] | None]:
+    """The solution, and the best candidate's estimate where it is to be printed."""
+    plan = opened.resolution.plan
+    assert plan is not None
+    if plan.model.family == "python":
+        announce(f"building the model with {plan.model.target} in processes of this one, to simulate it")
+    progress = Progress()
+    progress("reading torch")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from legoai.api import solved
+    from legoai.cost.report.words import bound as shown
+    from legoai.cost.search.solve import CannotSolveError
+    from legoai.specs.directives.require import METRICS
+
+    gc.freeze()
+    metric = plan.objective.metric if plan.objective is not None else "step_time"
+    dimension = METRICS[metric].dimensions[0]
+
+    def say(count: int, best: float | None, least: float | None) -> None:
+        words = "none feasible" if best is None else f"best {shown(best, dimension)}"
+        progress(f"{count} candidates, {words}" + ("" if least is None else f", bound {shown(least, dimension)}"))
+
+    try:
+        solution = solved(
+            opened,
+            profile=arguments.profile,
+            time_limit=arguments.time_limit,
+            refresh=arguments.refresh,
+            progress=say,
+        )
+        progress.clear()
+        estimate = _estimate(solution, arguments.profile) if arguments.json and solution.best is not None else None
+        return solution, estimate
+    except CannotSolveError as error:
+        raise WrongUsage(f"{opened.resolution.file.name} cannot be solved: {error}") from error
+    finally:
+        gc.unfreeze()
+        progress.clear()
+
+
+def _estimate(solution: Solution, profile: str | None) -> dict[str, object]:
+    """The best candidate's estimate, as `legoai cost --json` prints it."""
+    from legoai.cost.estimate import estimate
+    from legoai.cost.report.causes import Causes
+    from legoai.cost.report.document import document
+    from legoai.cost.search.evaluator import apart
+    from legoai.lowering.program import lower
+
+    assert solution.best is not None
+    analysis = solution.plan.candidate(solution.best.choices).analysis
+    assert analysis is not None
+
+    def simulated() -> dict[str, object]:
+        assert analysis.manifest is not None
+        found = estimate(
+            lower(analysis), analysis.plan, analysis.manifest, directory=analysis.directory, profile=profile
+        )
+        return document(found, Causes(analysis))
+
+    return apart(simulated)
+
+
+def _print(solution: Solution, estimate: dict[str, object] | None, arguments: Namespace) -> None:
+    from legoai.cost.report.solution import document, terminal
+
+    if arguments.json:
+        print(json.dumps(document(solution, estimate, every=arguments.all), indent=2))
+    else:
+        sys.stdout.write(terminal(solution, top=arguments.top))
+        if solution.best is not None and not arguments.in_place and arguments.output is None:
+            print("\nnothing is written: --in-place writes the answers into the plan, -o into another file")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a number of candidates, at least 1, not {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise ArgumentTypeError(f"expected a number of seconds above 0, not {text!r}")
+    return seconds

@@ -1,0 +1,185 @@
+"""Pieces survive in a file, under a key of what they depend on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+
+from legoai.cost import capture as capturing
+from legoai.cost.replay import store
+from legoai.cost.replay.file import load, save
+from legoai.cost.replay.key import Variation, variation_of
+from legoai.cost.replay.piece import Piece
+from legoai.cost.replay.store import keep_piece, kept_piece
+from legoai.specs.cluster import device
+from support import simulated
+from support.plans import lowered, manifest_of, resolved
+
+TEXT = """\
+plan small
+model     llama3("tiny", n_layers = 9, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 128)
+cluster   h100_sxm(hosts = 1)
+batch     (global = 32, micro = 1, seq_len = 32)
+mesh      (dp_shard = 8)
+fsdp      on dp_shard { layers.* = unit, root = unit }
+optimizer adamw(lr = 1e-3)
+clip      (norm = 1.0)
+"""
+
+
+def variation(text: str = TEXT, *, gpu: str = "h100_sxm", **options) -> Variation:
+    """Return which piece the trace of a plan follows from."""
+    plan = resolved(text)
+    program, manifest = lowered(text), manifest_of(plan.model.source())
+    arguments = {"world": plan.mesh.world_size, "rank": 0, "kind": "cuda", "gpu": device(gpu)} | options
+    found = variation_of(program.text, program.repeated_blocks, manifest.block_lists, **arguments)
+    assert found is not None
+    return found
+
+
+def changed(old: str, new: str) -> str:
+    assert old in TEXT
+    return TEXT.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("n_layers = 9", "n_layers = 30"),
+        ("global = 32", "global = 64"),
+        ("plan small", "# a comment\n\nplan other"),
+        ("plan small\n", "plan small\nrequire peak_memory <= 70GiB\n"),
+    ],
+)
+def test_depth_micro_batches_and_names_are_not_in_the_key(old, new):
+    assert variation(changed(old, new)).key == variation().key
+
+
+def test_what_was_taken_out_is_told():
+    found = variation(changed("n_layers = 9", "n_layers = 30").replace("global = 32", "global = 64"))
+    assert (found.depths, found.micro_batches) == ({"layers": 30}, 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("dim = 32", "dim = 64"),
+        ("hidden_dim = 64", "hidden_dim = 128"),
+        ("vocab_size = 128", "vocab_size = 256"),
+        ("seq_len = 32", "seq_len = 64"),
+        ("micro = 1", "micro = 2"),
+        ("global = 32", "global = 16"),  # two micro batches: none is between two others
+        ("global = 32", "global = 8"),
+        ("n_layers = 9", "n_layers = 5"),  # too few to leave any out
+        ("n_layers = 9", "n_layers = 4"),
+        ("layers.* = unit,", "layers.* = unit(reshard = after_backward),"),
+        ("layers.* = unit, ", ""),
+        ("adamw(lr = 1e-3)", "adamw(lr = 1e-3, fused = false)"),
+        ("adamw(lr = 1e-3)", "sgd(lr = 1e-3)"),
+        ("clip      (norm = 1.0)\n", ""),
+        ("clip      (norm = 1.0)\n", "clip      (norm = 1.0)\ncheckpoint { layers.* = full }\n"),
+        ("clip      (norm = 1.0)\n", "clip      (norm = 1.0)\ncheckpoint { layers.* = selective([matmul]) }\n"),
+        ("clip      (norm = 1.0)\n", "clip      (norm = 1.0)\nprecision (param = bf16, reduce = bf16)\n"),
+        ("clip      (norm = 1.0)\n", "clip      (norm = 1.0)\ncompile { layers.* = inductor }\n"),
+        ("clip      (norm = 1.0)\n", "clip      (norm = 1.0)\nattention math\n"),
+    ],
+)
+def test_what_changes_what_a_block_does_is_in_the_key(old, new):
+    assert variation(changed(old, new)).key != variation().key
+
+
+def test_ranks_and_kernels_are_in_the_key_and_the_device_of_a_compiled_program_is():
+    assert len({variation(**one).key for one in ({}, {"rank": 1}, {"kind": "cpu"}, {"world": 16})}) == 4
+    compiled = changed("clip      (norm = 1.0)\n", "compile { layers.* = inductor }\n")
+    assert variation(gpu="a100_sxm80").key == variation().key
+    assert variation(compiled, gpu="a100_sxm80").key != variation(compiled).key
+
+
+def test_versions_and_sources_are_in_the_key(monkeypatch):
+    found = variation().key
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    assert variation().key != found
+    monkeypatch.undo()
+    monkeypatch.setattr("legoai.cost.replay.key._sources", lambda: "others")
+    assert variation().key != found
+
+
+def test_programs_without_the_constant_have_no_key():
+    text = re.sub(r"^MICRO_BATCHES = .*$", "MICRO_BATCHES = 2 * 2", lowered(TEXT).text, flags=re.M)
+    assert variation_of(text, (), (), world=8, rank=0, kind="cuda", gpu=None) is None
+
+
+@pytest.fixture(scope="module")
+def written() -> str:
+    """A piece as it is written."""
+    return simulated.in_a_fork(captured)
+
+
+def captured() -> str:
+    piece = capturing.capture_piece(lowered(TEXT), world=8)
+    assert isinstance(piece, Piece)
+    text = save(piece)
+    again = load(text)
+    assert save(again) == text
+    for depths, micro_batches in (({}, None), ({"layers": 5}, 3), ({"layers": 12}, 9)):
+        assert again.trace(depths, micro_batches) == piece.trace(depths, micro_batches)
+    return text
+
+
+def test_a_piece_survives_as_text(written):
+    assert load(written).depths == {"layers": 9} and load(written).repeats
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of the cache, which is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "legoai" / "pieces"
+
+
+def test_what_is_kept_is_found_under_its_key_alone(written, folder):
+    assert kept_piece("a") is None
+    keep_piece("a", load(written))
+    found = kept_piece("a")
+    assert found is not None and found.trace() == load(written).trace()
+    assert kept_piece("b") is None
+    assert [file.name for file in folder.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("how", ["half", "empty", "bytes", "other", "table", "version"])
+def test_a_damaged_file_counts_as_none_and_is_written_again(written, folder, how):
+    keep_piece("a", load(written))
+    parts = json.loads(written)
+    damaged = {
+        "half": written[: len(written) // 2].encode(),
+        "empty": b"",
+        "bytes": b"\xff\x00\x80",
+        "other": b"[1, 2]",
+        "table": json.dumps(parts | {"records": parts["records"][:3]}).encode(),
+        "version": json.dumps(parts | {"format": 0}).encode(),
+    }
+    (folder / "a.json").write_bytes(damaged[how])
+    assert kept_piece("a") is None
+    keep_piece("a", load(written))
+    assert (folder / "a.json").read_text() == written
+
+
+def test_those_not_used_for_longest_are_removed(written, folder, monkeypatch):
+    monkeypatch.setattr(store, "MOST_BYTES", 3 * len(written) + 10)
+    for age, key in enumerate("abc"):
+        keep_piece(key, load(written))
+        os.utime(folder / f"{key}.json", (1000 + age, 1000 + age))
+    assert kept_piece("a") is not None
+    keep_piece("d", load(written))
+    assert sorted(file.stem for file in folder.iterdir()) == ["a", "c", "d"]
+
+
+def test_a_folder_that_others_may_write_is_not_read(written, folder):
+    keep_piece("a", load(written))
+    folder.chmod(0o777)
+    assert kept_piece("a") is None
+    keep_piece("b", load(written))
+    assert not (folder / "b.json").exists()

@@ -1,0 +1,91 @@
+"""Lower bounds never exceed what a whole simulation of the candidate says."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.search.bounds import BoundsOf
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.program import lower
+from support.simulated import in_a_fork
+
+HEADS = {
+    "cpu": 'model llama3("tiny", n_layers = 2)\ncluster cpu(devices = 4)\nprecision (param = fp32, reduce = fp32)\n',
+    "h100": 'model llama3("1b", n_layers = 3)\ncluster h100_sxm(devices = 4)\nattention flash\n',
+    "gpt2": 'model gpt2("small", n_layers = 2)\ncluster a100_sxm80(devices = 4)\n',
+}
+SHARDED = """\
+batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
+mesh (dp_shard = rest, tp = auto)
+shard standard on tp
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, never]) }}
+checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
+loss auto in [eager, fused, chunked(4)]
+"""
+PIPELINED = """\
+batch (global = 16, micro = auto in [1, 2], seq_len = {length})
+mesh (pp = auto in [1, 2], dp_shard = rest)
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = after_backward) }}
+pipeline on pp (schedule = auto in [GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble])
+checkpoint {{ layers.* = auto in [none, full] }}
+"""
+
+
+def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
+    """Candidates whose bounds exceed what is simulated, of a number that is drawn."""
+    text = f"plan test\n{HEADS[head]}{body.format(length=256 if head == 'cpu' else 1024)}"
+    linted = lint(text, "test.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    plan, bounds = OpenPlan(linted, directory=Path()), BoundsOf()
+    every = list(itertools.product(*(range(len(hole.choices)) for hole in plan.holes)))
+    random.Random(seed).shuffle(every)
+    wrong, done = [], 0
+    for choices in every:
+        candidate = plan.candidate(choices)
+        if candidate.errors:
+            continue
+        found = estimate(lower(candidate.analysis), candidate.plan, candidate.analysis.manifest)
+        least = bounds(candidate.analysis)
+        if least.step_time > found.step_time or least.memory > found.peak_active or least.step_time <= 0.0:
+            wrong.append(f"{choices}: {least} against {found.step_time} s and {found.peak_active} bytes")
+        done += 1
+        if done == count:
+            break
+    assert done == count
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("head", "body"), [("cpu", SHARDED), pytest.param("h100", SHARDED, marks=pytest.mark.slow), ("h100", PIPELINED)]
+)
+def test_bounds_are_below_what_is_simulated(head: str, body: str):
+    body = body.replace("fused, ", "")  # whose compilation takes seconds
+    assert in_a_fork(drawn, head, body, 4, 1) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("head", "body"), list(itertools.product(HEADS, (SHARDED, PIPELINED))))
+def test_bounds_are_below_what_is_simulated_of_many(head: str, body: str, seed: int):
+    assert in_a_fork(drawn, head, body, 20, 100 + seed) == []
+
+
+def test_bounds_of_partial_answers_are_below_those_of_their_completions():
+    text = f"plan test\n{HEADS['h100']}{SHARDED.format(length=1024)}"
+    plan, bounds = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path()), BoundsOf()
+    draw = random.Random(3)
+    for _ in range(40):
+        whole = [draw.randrange(len(hole.choices)) for hole in plan.holes]
+        candidate = plan.candidate(whole)
+        if candidate.errors:
+            continue
+        partial = plan.candidate([None if draw.random() < 0.5 else index for index in whole])
+        first, second = bounds(partial.analysis), bounds(candidate.analysis)
+        assert first.step_time <= second.step_time
+        assert first.memory <= second.memory

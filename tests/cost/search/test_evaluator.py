@@ -1,0 +1,62 @@
+"""Evaluation by whole simulation: equal programs once, in processes or here, and what was kept not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import legoai
+from legoai.cost.search.evaluator import Figures, WholeSimulation
+from legoai.cost.search.kept import read_kept, write_kept
+from legoai.cost.simulated.forking import may_fork
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from support.simulated import in_a_fork
+
+TEXT = """\
+plan test
+model   llama3("tiny", n_layers = 1)
+cluster cpu(devices = 2)
+batch   (global = 8, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2)
+fsdp on dp_shard { layers.* = unit }
+pipeline on pp (schedule = auto in [GPipe, 1F1B])
+"""
+
+
+def evaluated(kept: dict) -> tuple[list[Figures], int, bool]:
+    """The figures of both candidates, which differ in a pipeline of one rank only."""
+    plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
+    candidates = [plan.candidate([index]).analysis for index in range(2)]
+    with WholeSimulation(directory=Path(), workers=2, kept=kept) as evaluator:
+        return list(evaluator.evaluate(candidates, None)), evaluator.simulated, may_fork()
+
+
+def after_a_simulation(path: Path) -> tuple[list[Figures], int, bool]:
+    legoai.estimate(path)
+    return evaluated({})
+
+
+def test_equal_programs_are_simulated_once_and_figures_are_kept(tmp_path: Path):
+    kept: dict = {}
+    found, simulated, _ = evaluated(kept)
+    assert found[0] == found[1]
+    assert (simulated, len(kept)) == (1, 1)
+    write_kept(tmp_path / "kept.json", kept)
+    again, simulated, _ = evaluated(read_kept(tmp_path / "kept.json"))
+    assert (again, simulated) == (found, 1)
+    [figures] = kept.values()
+    assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
+
+
+def test_a_process_that_has_simulated_forks_no_more(tmp_path: Path):
+    path = tmp_path / "t.plan"
+    path.write_text(TEXT.replace("auto in [GPipe, 1F1B]", "1F1B"), encoding="utf-8")
+    found, _, forks = in_a_fork(after_a_simulation, path)
+    assert not forks
+    assert found == evaluated({})[0]
+
+
+def test_what_is_kept_and_cannot_be_read_is_simulated_anew(tmp_path: Path):
+    (tmp_path / "kept.json").write_text("{", encoding="utf-8")
+    assert read_kept(tmp_path / "kept.json") == {}
+    assert read_kept(None) == {}

@@ -1,0 +1,253 @@
+"""The search over answers: it finds what brute force finds, whatever the figures are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.solve import Solution, solve
+from legoai.cost.search.tree import Search, objective_of
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.directives.require import METRICS
+from legoai.specs.span import Span
+
+TEXT = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 32, micro = auto in [2, 8, 16], seq_len = 128)
+mesh    (dp_shard = rest, tp = auto)
+shard standard on tp (sequence = auto)
+fsdp blocks on dp_shard
+checkpoint { layers.* = auto in [none, full, every(2)] }
+precision (param = fp32, reduce = fp32)
+"""
+
+
+def opened(text: str = TEXT) -> OpenPlan:
+    linted = lint(text, "test.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return OpenPlan(linted, directory=Path())
+
+
+def figures(step_time: float, memory: float, *, fits: bool = True, recompute: float = 0.0) -> Figures:
+    metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
+    metrics |= {"step_time seconds": step_time, "peak_memory bytes": memory, "reserved_memory bytes": memory}
+    metrics["tokens_per_s number"] = 1024 / step_time  # of each of 4 devices
+    metrics["recompute fraction"] = recompute / step_time
+    return Figures(
+        metrics=metrics, fits=fits, compute=step_time, recompute=recompute, exposed={}, waiting=0.0, bubble=0.0,
+        profile="cpu@0123456789ab",
+    )  # fmt: skip
+
+
+class Drawn:
+    """Figures that are drawn for each plan, always above its bounds."""
+
+    def __init__(self, seed: int, *, failing: float = 0.0, tight: bool = False) -> None:
+        self.seed = seed
+        self.failing = failing
+        self.tight = tight
+        self.asked = 0
+        self.limit: int | None = None
+        self.bounds = BoundsOf()
+
+    @property
+    def simulated(self) -> int:
+        return self.asked
+
+    def figures(self, analysis: Analysis) -> Outcome:
+        draw = random.Random(f"{self.seed} {analysis.plan.digest}")
+        least = self.bounds(analysis)
+        if draw.random() < self.failing:
+            return NoFigures(reason="drawn")
+        factor = 1.0 if self.tight else draw.uniform(1.0, 3.0)
+        return figures(least.step_time * factor, least.memory * draw.uniform(1.0, 3.0), fits=draw.random() > 0.2)
+
+    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        for analysis in candidates:
+            if self.limit is not None and self.asked >= self.limit:
+                raise OutOfTimeError
+            self.asked += 1
+            yield self.figures(analysis)
+
+
+def brute_force(plan: OpenPlan, evaluator: Drawn, metric: str, sign: int) -> float | None:
+    values = []
+    for choices in itertools.product(*(range(len(hole.choices)) for hole in plan.holes)):
+        candidate = plan.candidate(choices)
+        if candidate.errors:
+            continue
+        found = evaluator.figures(candidate.analysis)
+        if isinstance(found, Figures) and found.fits:
+            value = found.metric(metric, METRICS[metric].dimensions[0])
+            if all(found.metric(item.metric, item.dimension) <= item.bound for item in candidate.plan.require):
+                values.append(value)
+    return sign * min(sign * value for value in values) if values else None
+
+
+OBJECTIVES = {
+    "": ("step_time", 1),
+    "minimize peak_memory\n": ("peak_memory", 1),
+    "maximize tokens_per_s\n": ("tokens_per_s", -1),
+}
+
+
+@pytest.mark.parametrize("goal", OBJECTIVES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_finds_what_brute_force_finds(goal: str, seed: int):
+    limit = "" if seed % 2 else "require peak_memory <= 20MiB\n"
+    plan, evaluator = opened(TEXT + limit + goal), Drawn(seed, failing=0.1)
+    metric, sign = OBJECTIVES[goal]
+    best = brute_force(plan, evaluator, metric, sign)
+    solution = solve(plan, evaluator)
+    assert solution.found.status == "optimal"
+    assert solution.value == best
+    assert solution.found.bound == best
+    assert solution.gap == 0.0
+    counted = sum(solution.found.refused.values()) + solution.found.bounded
+    assert solution.found.total == counted + len(solution.found.evaluated) + len(solution.found.failed)
+
+
+def test_a_bound_spares_evaluations():
+    """Where figures equal their bounds, what is worse than the best is never evaluated."""
+    plan, evaluator = opened(), Drawn(1, tight=True)
+    found = solve(plan, evaluator).found
+    assert found.bounded > len(found.evaluated)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 20])
+def test_what_is_stopped_has_a_true_bound(limit: int):
+    """The bound of a search that is cut short is no better than what the whole search finds."""
+    evaluator = Drawn(3)
+    best = brute_force(opened(), evaluator, "step_time", 1)
+    evaluator.limit = limit
+    solution = solve(opened(), evaluator)
+    assert solution.found.status == "time_limit"
+    assert solution.found.bound <= best
+    assert solution.value is None or (solution.value >= best and solution.gap >= 0.0)
+
+
+def test_an_interrupt_leaves_the_best_so_far():
+    class Interrupted(Drawn):
+        def evaluate(self, candidates, deadline):
+            for outcome in super().evaluate(candidates, deadline):
+                if self.asked > 10:
+                    raise KeyboardInterrupt
+                yield outcome
+
+    solution = solve(opened(), Interrupted(5))
+    assert solution.found.status == "interrupted"
+    assert len(solution.found.evaluated) == 10
+    assert solution.found.bound <= solution.value
+
+
+class Priced(Drawn):
+    """Checkpointing costs time and saves memory; nothing else matters."""
+
+    def figures(self, analysis: Analysis) -> Outcome:
+        names = [rule.treatment.name for rule in analysis.plan.checkpoint.rules]
+        step, memory = {"none": (1.0, 30e6), "every": (1.2, 20e6), "full": (1.4, 10e6)}[names[0]]
+        return figures(step, memory, recompute=step - 1.0)
+
+
+CONFLICTS = [  # of several smallest sets the one without the first lines is found
+    ("require peak_memory <= 15MB\nrequire recompute <= 25%\nrequire step_time <= 9s\n", ["peak_memory", "recompute"]),
+    ("require peak_memory <= 9MB\nrequire recompute <= 20%\n", ["peak_memory"]),
+    (
+        "require step_time <= 0.5s\nrequire peak_memory <= 15MB\nrequire recompute <= 25%\n",
+        ["peak_memory", "recompute"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "names"), CONFLICTS)
+def test_requirements_that_conflict_are_named_and_no_others(lines: str, names: list[str]):
+    text = TEXT.replace("mesh    (dp_shard = rest, tp = auto)", "mesh (dp_shard = 4)").replace(
+        "micro = auto in [2, 8, 16]", "micro = 2"
+    )
+    text = text.replace("shard standard on tp (sequence = auto)\n", "") + lines
+    solution = solve(opened(text), Priced(1))
+    assert solution.found.status == "infeasible"
+    [item] = solution.diagnostics
+    assert item.code == "LP716"
+    assert [text[span.start : span.end].split()[1] for span in spans_of(item)] == names
+    kept = [line for line in lines.splitlines() if line.split()[1] in names]
+    for line in kept:
+        fewer = "".join(f"{other}\n" for other in kept if other != line)
+        assert solve(opened(text.replace(lines, fewer)), Priced(1)).best is not None
+
+
+def spans_of(item: Diagnostic) -> list[Span]:
+    return [item.label.span, *(other.span for other in item.others)]
+
+
+def test_answers_that_are_never_legal_are_said_to_be():
+    text = TEXT.replace("micro = auto in [2, 8, 16]", "micro = auto").replace("global = 32", "global = 3")
+    text = text.replace("tp = auto", "tp = 1")
+    solution = solve(opened(text), Drawn(1))
+    [item] = solution.diagnostics
+    assert item.code == "LP013"
+    assert "LP601" in item.help[0]
+
+
+def test_candidates_that_never_fit_are_said_to_be():
+    class Full(Drawn):
+        def figures(self, analysis):
+            return figures(1.0, 2.0**40, fits=False)
+
+    [item] = solve(opened(), Full(1)).diagnostics
+    assert item.code == "LP712"
+
+
+def solved(text: str, seed: int = 2) -> Solution:
+    return solve(opened(text), Drawn(seed))
+
+
+def test_the_text_of_a_solution_is_the_plan_that_was_evaluated():
+    text = TEXT.replace("tp = auto)", "tp = auto)  # a comment")
+    solution = solved(text)
+    written = solution.text(solution.best.choices)
+    linted = lint(written, "test.plan", directory=Path())
+    assert not [item for item in linted.diagnostics if item.code == "LP904"]
+    assert linted.plan.digest == solution.plan.candidate(solution.best.choices).plan.digest == linted.plan.solved.digest
+    assert "# a comment" in written
+    again = solve(OpenPlan(linted, directory=Path()), Drawn(2))
+    assert again.text(again.best.choices) == written
+    present = next(item for item in again.baselines if item.name == "present values")
+    assert present.found.choices == again.best.choices
+
+
+def test_pinned_answers_are_plain_values():
+    solution = solved(TEXT)
+    text = solution.text(solution.best.choices, pinned=True)
+    assert "auto" not in text
+    assert "solved" not in text
+    assert (
+        lint(text, "test.plan", directory=Path()).plan.digest
+        == solution.plan.candidate(solution.best.choices).plan.digest
+    )
+
+
+def test_the_rule_of_thumb_takes_the_least_degrees_that_fit_and_the_largest_micro_batch():
+    solution = solve(opened(), Priced(1))
+    ruled = next(item for item in solution.baselines if item.name == "rule of thumb").found
+    plan = solution.plan.candidate(ruled.choices).plan
+    assert (plan.mesh.tp, plan.batch.micro_batch) == (1, 8)  # of 32 sequences on 4 ranks
+
+
+def test_equal_plans_give_equal_searches():
+    first, second = (
+        Search(opened(), bounds=BoundsOf(), evaluator=Drawn(4), objective=objective_of(None)).run() for _ in "ab"
+    )
+    assert first.evaluated == second.evaluated
+    assert first.best == second.best

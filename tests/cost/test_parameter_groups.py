@@ -1,0 +1,67 @@
+"""The simulated update has a kernel for each group of parameters, as the program has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from legoai.cost.capture import capture
+from legoai.cost.trace.records import Collective, Kernel, WaitWork
+from support.plans import HEAD, lowered
+from support.simulated import in_a_fork
+
+RULES = "{ norm = group(weight_decay = 0), layers.*.*_norm = group(weight_decay = 0), output = group(lr_scale = 0.5) }"
+PLAN = f"""\
+{HEAD.replace("devices = 4", "devices = 2")}
+batch (global = 4, micro = 2, seq_len = 32)
+mesh (dp_shard = 2)
+fsdp on dp_shard {{ layers.* = unit }}
+optimizer adamw(lr = 3e-4, weight_decay = 0.1)"""
+
+
+MUON = """\
+plan muon
+model   llama3("tiny")
+cluster h100_sxm(devices = 4)
+batch   (global = 8, micro = 2, seq_len = 64)
+mesh    (dp_shard = 2, tp = 2)
+shard standard on tp (sequence)
+fsdp on dp_shard { layers.* = unit }
+optimizer adamw(lr = 3e-4) { layers.** = muon(lr = 0.02, ns_steps = 2) }
+"""
+
+
+def update_of_muon(text: str) -> tuple[Counter[str], int, int]:
+    """Kernels, and the collectives that exchange parts with their bytes, in the update of the second step."""
+    trace = capture(lowered(text), world=4)
+    span = trace.steps[-1]
+    found = trace.records[span.start : span.stop]
+    waited = {item.work for item in found if isinstance(item, WaitWork)}
+    assert all(item.work in waited for item in found if isinstance(item, Collective) and item.kind == "all_to_all")
+    exchanged = [item for item in found if isinstance(item, Collective) and item.kind == "all_to_all"]
+    counted = Counter(item.op for item in found if isinstance(item, Kernel))
+    return counted, len(exchanged), sum(item.bytes for item in exchanged)
+
+
+def test_orthogonalization_and_the_exchange_of_parts_are_in_the_step():
+    one = in_a_fork(update_of_muon, MUON)
+    none = in_a_fork(update_of_muon, MUON[: MUON.index("optimizer")] + "optimizer adamw(lr = 3e-4)\n")
+    products = one[0] - none[0]
+    # 4 layers of 7 matrices, of which 4 ranks have a quarter; in each step of two one product and two of addmm.
+    assert (products["aten.mm"], products["aten.addmm"]) == (7 * 2, 7 * 4)
+    assert one[1] > none[1] == 0
+    assert one[2] > 0
+
+
+def kernels(text: str, *, replay: bool) -> Counter[str]:
+    trace = capture(lowered(text), world=2, kind="cpu", replay=replay)
+    span = trace.steps[-1]
+    return Counter(item.op for item in trace.records[span.start : span.stop] if isinstance(item, Kernel))
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_each_group_is_a_kernel_of_the_update(replay: bool):
+    for rules, groups in (("", 1), (RULES, 4)):
+        found = in_a_fork(kernels, f"{PLAN} {rules}\n", replay=replay)
+        assert found["aten._fused_adamw_"] == groups, rules

@@ -1,0 +1,49 @@
+"""A plan that differs from the last one in batch or depth is costed without running its program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+COST = """\
+import sys
+from legoai.cli import main
+code = main(sys.argv[1:])
+print("torch" in sys.modules, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+PLAN = """\
+plan nine
+model     llama3("tiny", n_layers = 9, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 128)
+cluster   h100_sxm(hosts = 1)
+batch     (global = 32, micro = 1, seq_len = 32)
+mesh      (dp_shard = 8)
+fsdp      on dp_shard { layers.* = unit, root = unit }
+optimizer adamw(lr = 1e-3)
+"""
+
+
+def cost(home: Path, plan: str, cache: str) -> tuple[dict[str, object], bool]:
+    """Return what is said of a plan, and whether torch was imported for it."""
+    done = subprocess.run(
+        [sys.executable, "-c", COST, "cost", plan, "--json"],
+        cwd=home, env=os.environ | {"XDG_CACHE_HOME": str(home / cache)}, capture_output=True, text=True, check=True,
+        timeout=240,
+    )  # fmt: skip
+    return json.loads(done.stdout), done.stderr.rstrip().endswith("True")
+
+
+def test_what_follows_from_a_kept_piece_is_the_same_and_needs_no_torch(tmp_path):
+    (tmp_path / "nine.plan").write_text(PLAN)
+    (tmp_path / "other.plan").write_text(PLAN.replace("= 9", "= 12").replace("global = 32", "global = 96"))
+    first, ran = cost(tmp_path, "nine.plan", "cache")
+    assert ran
+    assert cost(tmp_path, "nine.plan", "cache") == (first, False)
+    composed, ran = cost(tmp_path, "other.plan", "cache")
+    assert not ran
+    assert cost(tmp_path, "other.plan", "empty") == (composed, True)

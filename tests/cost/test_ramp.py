@@ -1,0 +1,29 @@
+"""Costs of a batch that grows are those of the full batch, and say so."""
+
+from __future__ import annotations
+
+from legoai.cost.capture import capture
+from legoai.cost.estimate import _of_full_batch
+from legoai.cost.trace.records import Mark
+from support.plans import HEAD, lowered, resolved
+from support.simulated import in_a_fork
+
+PLAN = f"{HEAD.replace('devices = 4', 'devices = 1')}batch (global = 16, micro = 2, seq_len = 16)\n"
+GROWING = PLAN.replace("seq_len = 16", "seq_len = 16, ramp = stages(global = [2, 8], until = [10, 20])")
+
+
+def micro_batches(text: str) -> int:
+    trace = capture(lowered(text), world=1, kind="cpu")
+    span = trace.steps[-1]
+    found = trace.records[span.start : span.stop]
+    return sum(isinstance(item, Mark) and item.name.startswith("micro batch ") for item in found)
+
+
+def test_the_step_that_is_simulated_has_the_full_batch():
+    assert in_a_fork(micro_batches, GROWING) == in_a_fork(micro_batches, PLAN) == 8
+
+
+def test_the_estimate_says_that_the_first_steps_have_less():
+    words = "steps are of the full batch of 16: the first 20 have smaller ones"
+    assert list(_of_full_batch(resolved(GROWING))) == [words]
+    assert not list(_of_full_batch(resolved(PLAN)))

@@ -1,0 +1,174 @@
+"""Holes of a plan: which there are, the values that each may take, and the plans that answers make."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.formatting import edit
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+
+HEAD = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+precision (param = fp32, reduce = fp32)
+"""
+BATCH = "batch (global = 32, micro = 8, seq_len = 128)\n"
+MESH = "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\n"
+SEARCHED = """\
+batch (global = 32, micro = auto, seq_len = 128)
+mesh (dp_shard = rest, tp = auto)
+shard standard on tp (sequence = auto, loss_parallel)
+fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_forward, after_backward]) }
+checkpoint { layers.* = auto in [none, full, every(2)] }
+loss auto in [eager, chunked(2)]
+"""
+
+
+def opened(text: str, **options) -> OpenPlan:
+    linted = lint(HEAD + text, "test.plan", directory=Path(), **options)
+    assert not linted.has_errors, [item.message for item in linted.diagnostics]
+    return OpenPlan(linted, directory=Path(), read=options.get("read"))
+
+
+def choices(text: str) -> list[tuple[str, ...]]:
+    plan = opened(text)
+    assert not plan.refused, plan.refused
+    return [hole.choices for hole in plan.holes]
+
+
+LEGAL = [
+    ("batch (global = 12, micro = auto, seq_len = 128)\n" + MESH, ("1", "2", "3", "4", "6", "12")),
+    (BATCH + "mesh (dp_shard = rest, tp = auto)\nshard standard on tp\nfsdp blocks on dp_shard", ("1", "2", "4")),
+    (BATCH + MESH + "attention auto", ("default", "flash", "efficient", "cudnn", "math", "flex")),
+    (BATCH + MESH + "comm (reorder = auto)", ("false", "true")),
+    (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard { layers.* = unit(reshard = auto) }",
+     ("after_forward", "after_backward", "never")),
+    (BATCH + MESH + "loss chunked(auto in 2..4)", ("2", "3", "4")),
+    ("let n = auto in [1, 2]\n" + BATCH + "mesh (dp_shard = rest, tp = n)\nshard standard on tp\n"
+     "fsdp blocks on dp_shard", ("1", "2")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "legal"), LEGAL)
+def test_a_hole_has_its_legal_values(text: str, legal: tuple[str, ...]):
+    assert choices(text) == [legal]
+
+
+def test_a_pipeline_is_searched_by_degree_schedule_and_stages():
+    text = (
+        "batch (global = 32, micro = 1, seq_len = 128)\nmesh (pp = auto, dp_shard = rest)\nfsdp blocks on dp_shard\n"
+        "pipeline on pp (schedule = auto, stages = auto, microbatches = auto)\n"
+    )
+    degrees, schedules, stages, micro_batches = choices(text)
+    assert degrees == ("1", "2", "4")
+    assert {"1F1B", "GPipe", "ZBVZeroBubble"} <= set(schedules)
+    assert stages == ("1", "2", "3", "4")  # no more than the model has blocks
+    assert micro_batches == ("1", "2", "4", "8", "16", "32")
+
+
+RAMPED = "batch (global = 32, micro = 4, seq_len = 128, ramp = stages(global = [16], until = [auto in [10, 20]]))\n"
+REFUSED = [
+    (BATCH + MESH + "optimizer adamw(lr = auto in [3e-4, 1e-3])", "what is learned"),
+    (BATCH + MESH + "optimizer adamw(lr = 3e-4, betas = [auto, 0.9])", "what is learned"),
+    ("batch (global = auto in [32, 64], micro = 8, seq_len = 128)\n" + MESH, "what is learned"),
+    (RAMPED + MESH, "what is learned"),
+    (BATCH + "mesh (tp = 4)\nshard standard on tp { norm = auto }", "without a domain"),
+    (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\ncheckpoint (preserve_rng = auto) { layers.* = full }",
+     "what is learned"),
+    (BATCH + MESH + "loss chunked(auto in 2..100000)", "more than"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "why"), REFUSED)
+def test_a_hole_that_is_not_searched_is_refused(text: str, why: str):
+    [refused] = opened(text).refused
+    assert refused.code == "LP012"
+    assert why in refused.message
+    assert (HEAD + text)[refused.label.span.start :].startswith("auto")
+
+
+def test_a_hole_of_a_base_plan_is_refused():
+    base = HEAD + BATCH + "mesh (dp_shard = auto in [2, 4])\nfsdp blocks on dp_shard\n"
+    linted = lint('plan derived\nextends "base.plan"\n', "t.plan", directory=Path(), read=lambda _: base)
+    [refused] = OpenPlan(linted, directory=Path(), read=lambda _: base).refused
+    assert "base plan" in refused.message
+
+
+def test_answers_that_the_plan_has_are_open_again():
+    answered = opened(BATCH + "mesh (dp_shard = auto -> 4)\nfsdp blocks on dp_shard\n")
+    [hole] = answered.holes
+    assert (hole.answer, hole.choices) == ("4", ("1", "2", "4"))
+    assert answered.candidate([0]).plan is not None
+    assert answered.candidate([2]).plan.mesh.dp_shard == 4
+    assert [item.code for item in answered.candidate([1]).errors] == ["LP301"]
+
+
+def test_a_candidate_is_the_plan_that_its_answers_write():
+    """Every candidate has the errors and the identity of the text with its answers."""
+    text = HEAD + SEARCHED
+    plan = opened(SEARCHED)
+    file = plan.resolution.file
+    every = list(itertools.product(*(range(len(hole.choices)) for hole in plan.holes)))
+    for chosen in random.Random(7).sample(every, 40):
+        answers = {hole.span: hole.choices[index] for hole, index in zip(plan.holes, chosen, strict=True)}
+        written = edit.write_answers(file, answers)
+        assert len(written) > len(text)
+        linted = lint(written, "test.plan", directory=Path())
+        candidate = plan.candidate(chosen)
+        assert [item.code for item in candidate.errors] == [
+            item.code for item in linted.diagnostics if item.severity == "error"
+        ]
+        if not candidate.errors:
+            assert candidate.plan.digest == linted.plan.digest
+
+
+def test_errors_of_a_partial_answer_are_those_of_all_its_completions():
+    """What is pruned early is pruned rightly: no completion of refused answers is legal."""
+    plan = opened(SEARCHED.replace("sequence = auto", "sequence"))
+    sizes = [len(hole.choices) for hole in plan.holes]
+    pruned = 0
+    for depth in (1, 2):
+        for first in itertools.product(*(range(size) for size in sizes[:depth])):
+            if not plan.candidate([*first, *[None] * (len(sizes) - depth)]).errors:
+                continue
+            pruned += 1
+            for rest in itertools.product(*(range(size) for size in sizes[depth:])):
+                assert plan.candidate([*first, *rest]).errors
+    assert pruned
+
+
+def test_what_a_comment_accepts_does_not_prune():
+    text = BATCH + "mesh (dp_shard = auto in [4, 2]){}\nfsdp blocks on dp_shard"
+    assert [bool(opened(text.format("")).candidate([index]).errors) for index in range(2)] == [False, True]
+    accepted = opened(text.format("  # legoai: ignore[LP301]"))
+    assert [bool(accepted.candidate([index]).errors) for index in range(2)] == [False, False]
+
+
+def test_rules_about_the_model_are_asked_where_a_layout_is_open():
+    """A statement that is not read before its hole is answered does not keep the model from being looked at."""
+    text = "batch (global = 32, micro = 8, seq_len = 128)\nmesh (tp = auto in [2, 4], dp_shard = rest)\n"
+    text += "shard standard on tp (sequence = auto)\nfsdp blocks on dp_shard\n"
+    heads = opened(text.replace("sequence = auto", "sequence")).candidate([1]).analysis.manifest
+    plan = opened(text)
+    assert plan.candidate([1, 1]).analysis.manifest == heads
+    odd = plan.resolution.file.text.replace('llama3("tiny")', 'llama3("tiny", n_heads = 2, n_kv_heads = 2)')
+    narrow = OpenPlan(lint(odd, "test.plan", directory=Path()), directory=Path())
+    assert [bool(narrow.candidate([index, 1]).errors) for index in range(2)] == [False, True]
+
+
+def test_a_solution_of_the_plan_is_not_stale_for_its_variants():
+    text = HEAD + BATCH + "mesh (dp_shard = auto in [2, 4] -> 4)\nfsdp blocks on dp_shard\n"
+    digest = lint(text, "test.plan", directory=Path()).plan.digest
+    text += f'solved "{digest}" by legoai 0.1.0, device profile cpu@0123456789ab, gap 0%\n'
+    longer = text + "\nvariant long { batch (global = 32, micro = 4, seq_len = 256) }\n"
+    for plan in (text, longer):
+        assert [item.code for item in lint(plan, "test.plan", directory=Path()).diagnostics] == []
+    changed = longer.replace("global = 32, micro = 8", "global = 64, micro = 8")
+    [stale] = lint(changed, "test.plan", directory=Path()).diagnostics
+    assert stale.code == "LP904"

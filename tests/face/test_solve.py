@@ -1,0 +1,134 @@
+"""`legoai solve`: answers in the same text, the table, the JSON, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import legoai
+from support.command_line import called, here
+
+__all__ = ["here"]
+
+OPEN = """\
+plan small  # a plan with holes
+
+model   llama3("tiny", n_layers = 1)
+cluster cpu(devices = 2)
+batch   (global = 8, micro = auto in [2, 4], seq_len = 64)  # of each rank
+mesh    (dp_shard = 2)
+
+fsdp on dp_shard { layers.* = unit }
+checkpoint { layers.* = auto in [none, full] -> full }
+require recompute <= 50%
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "solve"))
+
+
+def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
+    Path("open.plan").write_text(OPEN, encoding="utf-8")
+    status, out, _ = called(capsys, "solve", "open.plan", "--in-place", "--top", "2")
+    assert status == 0
+    text = Path("open.plan").read_text(encoding="utf-8")
+    before = OPEN.splitlines()
+    for line, old in zip(text.splitlines(), before, strict=False):
+        assert line.split(" ->")[0].startswith(old.split(" ->")[0].split(" auto")[0])
+    assert "checkpoint { layers.* = auto in [none, full] -> none }" in text
+    assert "# of each rank" in text
+    assert text.splitlines()[-1].startswith('solved "sha256:')
+    assert called(capsys, "lint", "open.plan")[0] == 0
+    assert "present values" in out
+    assert "rule of thumb" in out
+    assert "more recomputation" in out
+
+    # Solving again rests on the same simulations, and comes to the same bytes.
+    first = called(capsys, "solve", "open.plan", "--json", "--all", "--in-place")[1]
+    assert Path("open.plan").read_text(encoding="utf-8") == text
+    second = called(capsys, "solve", "open.plan", "--json", "--all")[1]
+    found, again = json.loads(first), json.loads(second)
+    assert found.pop("solve_time_s") > 0.0
+    assert again.pop("solve_time_s") > 0.0
+    assert found == again
+    assert (found["status"], found["gap"], found["objective"]["value"]) == ("optimal", 0.0, found["bound"])
+    assert found["objective"]["value"] == found["estimate"]["step_time_s"] == found["all"][0]["step_time_s"]
+    assert [item["value"] for item in found["choices"]] == ["4", "none"]
+    assert [item["line"] for item in found["choices"]] == [5, 9]
+    assert found["candidates"]["enumerated"] == len(found["all"]) + sum(
+        [found["candidates"]["pruned"]["by_bound"], *found["candidates"]["pruned"]["by_rules"].values()]
+    )
+
+    # What the figure is of is what `legoai cost` says of the written plan.
+    # In a process of its own: what has simulated cannot be forked, as other tests do.
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", "cost", "open.plan", "--json"], capture_output=True, text=True, check=True
+    )
+    cost = json.loads(done.stdout)
+    assert cost["step_time_s"] == found["objective"]["value"]
+    assert cost["plan"]["hash"] in text
+
+    assert called(capsys, "solve", "open.plan", "-o", "pinned.plan", "--pin")[0] == 0
+    pinned = Path("pinned.plan").read_text(encoding="utf-8")
+    assert "auto" not in pinned
+    assert legoai.load("pinned.plan").digest == legoai.load("open.plan").digest
+    solution = legoai.solve("open.plan")
+    assert solution.text(solution.best.choices) == text
+
+
+def test_requirements_that_conflict_are_told_with_their_lines(capsys: pytest.CaptureFixture[str]):
+    text = OPEN.replace("auto in [2, 4]", "8").replace("global = 8", "global = 16").replace("= 64", "= 128")
+    text = text.replace("n_layers = 1", "n_layers = 2").replace("<= 50%", "<= 5%\nrequire peak_memory <= 16MiB")
+    Path("open.plan").write_text(text, encoding="utf-8")
+    status, out, err = called(capsys, "solve", "open.plan")
+    assert status == 1
+    assert "LP716" in err
+    assert "require recompute <= 5%" in err
+    assert "require peak_memory <= 16MiB" in err
+    assert "no solution" in out
+
+
+def test_a_hole_that_is_not_searched_is_refused_before_anything_is_simulated(capsys: pytest.CaptureFixture[str]):
+    Path("open.plan").write_text(OPEN + "optimizer adamw(lr = auto in [1e-3, 1e-4])\n", encoding="utf-8")
+    status, out, err = called(capsys, "solve", "open.plan")
+    assert (status, out) == (1, "")
+    assert "LP012" in err
+
+
+def test_a_plan_without_holes_is_not_solved(capsys: pytest.CaptureFixture[str]):
+    status, _, err = called(capsys, "solve", "good.plan")
+    assert status == 2
+    assert "has no holes" in err
+
+
+def test_a_plan_with_errors_is_not_solved(capsys: pytest.CaptureFixture[str]):
+    status, _, err = called(capsys, "solve", "bad.plan")
+    assert status == 1
+    assert "LP2" in err
+
+
+def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]):
+    Path("open.plan").write_text(OPEN, encoding="utf-8")
+    for wrong in (
+        ["--all"],
+        ["--time-limit", "0"],
+        ["--top", "0"],
+        ["--in-place", "-o", "x.plan"],
+        ["-o", "missing/x"],
+    ):
+        assert called(capsys, "solve", "open.plan", *wrong)[0] == 2, wrong
+
+
+def test_the_time_limit_gives_the_best_so_far(capsys: pytest.CaptureFixture[str]):
+    Path("open.plan").write_text(OPEN.replace("seq_len = 64", "seq_len = 65"), encoding="utf-8")
+    status, out, _ = called(capsys, "solve", "open.plan", "--time-limit", "0.0001", "--json")
+    found = json.loads(out)
+    assert (status, found["status"], found["choices"]) == (1, "time_limit", [])
+    status, out, _ = called(capsys, "solve", "open.plan", "--time-limit", "0.0001")
+    assert (status, out.splitlines()[0]) == (1, "no solution: stopped at the time limit")
