@@ -8,7 +8,9 @@ import re
 
 import pytest
 
+import legoai
 from legoai.cost import capture as capturing
+from legoai.cost.code_state import state_of_code
 from legoai.cost.replay import store
 from legoai.cost.replay.file import load, save
 from legoai.cost.replay.key import Variation, variation_of
@@ -98,13 +100,22 @@ def test_ranks_and_kernels_are_in_the_key_and_the_device_of_a_compiled_program_i
     assert variation(compiled, gpu="a100_sxm80").key != variation(compiled).key
 
 
-def test_versions_and_sources_are_in_the_key(monkeypatch):
-    found = variation().key
+def test_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
+    found, whole = variation().key, state_of_code("cost")
+    assert whole == state_of_code.__wrapped__("cost") != state_of_code.__wrapped__("cost", "specs")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    assert state_of_code.__wrapped__("cost") != whole
+    monkeypatch.setattr("legoai.cost.replay.key.state_of_code", lambda *folders: f"others of {folders}")
     assert variation().key != found
-    monkeypatch.undo()
-    monkeypatch.setattr("legoai.cost.replay.key._sources", lambda: "others")
-    assert variation().key != found
+
+
+def test_a_changed_file_is_another_state_of_code(monkeypatch, tmp_path):
+    (tmp_path / "cost").mkdir()
+    (tmp_path / "cost/one.py").write_text("")
+    monkeypatch.setattr(legoai, "__file__", str(tmp_path / "__init__.py"))
+    before = state_of_code.__wrapped__("cost")
+    (tmp_path / "cost/one.py").write_text("pass\n")
+    assert state_of_code.__wrapped__("cost") != before
 
 
 def test_programs_without_the_constant_have_no_key():
