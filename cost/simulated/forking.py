@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -32,3 +33,5 @@ def begin_forked(interrupt: signal.Handlers) -> None:
     release_signals()
     # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.
     torch.set_num_threads(1)
+    # What the caller left in cycles may belong to such threads, and crashes when it is collected here.
+    gc.freeze()

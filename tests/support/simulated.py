@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -60,6 +61,7 @@ def in_a_fork(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     # OpenMP's threads of the parent, if a test before computed with several, are missing here: it would wait for them.
     torch.set_num_threads(1)
+    gc.freeze()  # what other tests left in cycles may need threads that are missing here
     try:
         pipe.send((True, function(*args, **kwargs)))
     except BaseException as error:
