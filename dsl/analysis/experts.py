@@ -201,7 +201,8 @@ def _groups(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Uns
             why = "does not divide" if holders % unit.reshard else "makes groups of"
             yield Unsupported(
                 analysis.place(fsdp) if unit.rule is None else analysis.rule_span(unit.rule),
-                f"`reshard = {unit.reshard}` {why} the {holders} ranks that hold the same experts of `{path}`",
+                f"`reshard = {unit.reshard}` {why} the {holders} rank{'s' * (holders > 1)} that "
+                f"hold{'s' * (holders == 1)} the same experts of `{path}`",
                 "no such groups of ranks",
                 (f"add `{path} = unit`, which reshards after forward to all of these ranks",),
             )

@@ -293,7 +293,9 @@ class Propagation:
         if got.state == "unknown":
             return self._find("plain", info.path, got) if got.wrapped and info.parameters else got
         if not info.parameters:
-            return got if got.state in ("any", "replicate") else DTENSOR if got.wrapped else UNKNOWN
+            if got.wrapped and got.state not in ("any", "replicate"):
+                return replace(DTENSOR, source=got.source)
+            return got if got.state in ("any", "replicate") else UNKNOWN
         if got.state == "partial":
             return self._find("summand", info.path, got)
         if got.state == "shard":

@@ -86,7 +86,7 @@ def _computed(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
         if beside is not None and step.name not in _OF_SHAPES:
             return find("plain", path, whole, other=beside)
     if any(item.state == "unknown" for item in known):
-        return DTENSOR if whole is not None else UNKNOWN
+        return replace(DTENSOR, source=whole.source) if whole is not None else UNKNOWN
     if step.op in ("add", "mul"):
         return _pointwise(path, step, known, find)
     if step.op == "attention":

@@ -25,14 +25,15 @@ _OF_THE_WHOLE: Final = ("LP703", "LP704", "LP713", "LP714")
 _ABOUT_THE_PLAN: Final = ("LP202", "LP215", "LP221")
 """Codes of what is said of a whole plan, at its first statement."""
 _CAUSES: Final = {
+    "LP420": ("LP413",),
     "LP703": ("LP301", "LP704"),
     "LP704": ("LP301",),
     "LP713": ("LP301",),
     "LP714": ("LP301",),
     "LP820": ("LP301", "LP601", "LP715"),
 }
-"""Codes that say nothing new beside one of these: a mesh of the wrong size, a batch that is not divided, or the same
-fact with a stricter limit."""
+"""Codes that say nothing new beside one of these: logits in the wrong layer, which leave DTensors, a mesh of the wrong
+size, a batch that is not divided, or the same fact with a stricter limit."""
 
 
 def without_effects(

@@ -8,7 +8,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import span_of
 from legoai.dsl.analysis.facts import listed, written
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, resharding
-from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks
 from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.dsl.analysis.shard import last_module
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
@@ -127,7 +127,8 @@ class ReshardWithinMesh(Check):
 
     `reshard = n` needs groups of `n` ranks, which `fully_shard` makes on the mesh that it is given. Beside `tp`
     and `pp` that mesh is one of several: PyTorch refuses DTensors of `tp`, and its groups on several meshes wait for
-    each other for ever.
+    each other for ever. Where `cp` holds copies of the shards, the ranks of a group do not follow each other, and
+    PyTorch cannot make it.
 
     ## Example
     ```
@@ -151,7 +152,8 @@ class ReshardWithinMesh(Check):
         fsdp, mesh = analysis.plan.fsdp, analysis.plan.mesh
         if fsdp is None:
             return
-        beside = next((axis for axis in ("tp", "pp") if mesh.size(axis) > 1), None)
+        copies = "cp" in replicating_axes(analysis)
+        beside = next((axis for axis in ("tp", "pp") if mesh.size(axis) > 1), "cp" if copies else None)
         if beside is None:
             return
         ranks = shard_ranks(analysis)
@@ -166,7 +168,14 @@ class ReshardWithinMesh(Check):
                 f"beside `{beside}` a unit cannot reshard to groups of {unit.reshard} of its {ranks} ranks",
                 label="groups that PyTorch cannot make",
                 others=[Label(analysis.place(mesh, beside), f"{mesh.size(beside)} ranks of `{beside}`")],
-                help=["write `after_forward` to reshard to all of them, or `after_backward` to keep all parameters"],
+                help=[
+                    *(
+                        ["shard over `cp` too: `fsdp on " + ", ".join((*fsdp.axes, "cp")) + "`"]
+                        if beside == "cp"
+                        else []
+                    ),
+                    "write `after_forward` to reshard to all of them, or `after_backward` to keep all parameters",
+                ],
             )
 
 

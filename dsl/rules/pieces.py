@@ -118,8 +118,9 @@ class PlainWeights(LayoutRule, Check):
     kinds = ("plain",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        for span, items in self.mismatches(analysis):
-            first = items[0]
+        for span, found in self.mismatches(analysis):
+            first = found[0]
+            items = [item for item in found if (item.other is None) == (first.other is None)]
             producer, where = came_from(analysis, first.got), named(analysis, items)
             if first.other is not None:
                 message = (

@@ -286,3 +286,13 @@ def test_a_path_with_a_star_is_one_name_and_its_verb_agrees() -> None:
     for text in messages:
         names, _, verb = text.partition(" no style")[0].rpartition(" ")
         assert verb == ("have" if " and " in names else "has"), text
+
+
+def test_a_dtensor_is_said_to_come_from_the_style_that_made_it() -> None:
+    styles = {"layers.*.feed_forward.w1": "colwise(loss_parallel = true)"}
+    assert codes(plan(styles)) & {"LP413", "LP420"} == {"LP413"}  # its consequence
+    accepted = {path: f"{style}  # legoai: ignore[LP413]" for path, style in styles.items()}
+    assert message(plan(accepted), "LP420") == (
+        "in `layers.*.feed_forward` a DTensor from `layers.*.feed_forward.w1` meets a plain tensor from "
+        "`layers.*.feed_forward.w3`"
+    )
