@@ -77,20 +77,27 @@ def step(program: str, data: str, stance: str = "force_eager") -> list[float]:
 
 
 def take_a_step(plans: dict[str, Prepared], gloo, data: str, stance: str = "force_eager") -> None:
-    """Run the plans, those of as many ranks after each other, since a pool of another size costs seconds."""
+    """Run the plans, those of as many ranks after each other, since a pool of another size costs seconds.
+
+    Raises:
+        ExceptionGroup: of all plans that fail, each with its text in a note.
+    """
 
     def ranks(item: tuple[str, Prepared]) -> int:
         return item[1].shrunken.plan.mesh.world_size
 
+    failed = []
     for world, several in itertools.groupby(sorted(plans.items(), key=ranks), ranks):
         for text, prepared in several:
             given_data = "synthetic" if isinstance(prepared.reads, Images | ImagesWithTexts) else data
             try:
                 losses = gloo(world)(step, prepared.program.text, given_data, stance)
+                assert all(math.isfinite(loss) for [loss] in losses)
             except Exception as error:
                 error.add_note(text)
-                raise
-            assert all(math.isfinite(loss) for [loss] in losses), text
+                failed.append(error)
+    if failed:
+        raise ExceptionGroup(f"{len(failed)} of {len(plans)} plans fail", failed)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +125,8 @@ def test_hundreds_of_clean_plans_take_a_step(number: int, gloo, long_text):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_some_clean_plans_take_a_compiled_step(gloo, long_text):
+def test_some_clean_plans_take_a_compiled_step(gloo, long_text, monkeypatch):
+    monkeypatch.setattr("support.gloo.CALL_SECONDS", 900.0)  # the first compilation on a machine compiles headers too
     plans = {text: plan for text, plan in clean_plans(250, 1).items() if ".compile(" in plan.program.text}
     few = dict(itertools.islice(plans.items(), 12))
     print(f"\n{len(few)} compiled plans of {len(plans)}")
