@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from legoai.lowering.emit.run import planned
 from legoai.lowering.program import Program
 from legoai.runtime import torchrun
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.lock import locked
 from legoai.runtime.options import parse_options
-from legoai.specs.directives.schedule import Constant
 from legoai.specs.plan import Plan
 
 
@@ -26,6 +26,7 @@ def start(
     directory: Path,
     nproc: int | None = None,
     arguments: Sequence[str] = (),
+    usage: str = "legoai run PLAN",
     say: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Write a program into the folder of its run, start it with torchrun, and wait for it.
@@ -36,6 +37,7 @@ def start(
         directory: the plan's, from which a model factory is imported.
         nproc: processes; by default the devices of the plan's mesh.
         arguments: for the trainer.
+        usage: the command that starts this run, for the trainer's help and messages.
         say: is told what is started.
 
     Returns:
@@ -46,9 +48,8 @@ def start(
         SystemExit: with status 2 where the trainer does not know the arguments, 0 after its help.
     """
     folder = run_folder(plan)
-    form = plan.schedule.form
     given = ["--out", str(folder), *arguments]
-    options = parse_options(given, plan=plan.name, steps=1000 if isinstance(form, Constant) else form.steps)
+    options = parse_options(given, plan=plan.name, usage=f"{usage} --", out=folder, **planned(plan))
     if nproc is None and plan.cluster.hosts > 1:
         raise RunError(
             RunErrorCode.WORLD_SIZE,

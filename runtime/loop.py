@@ -106,9 +106,9 @@ class TrainingLoop:
                 self._train_step(log)
                 if len(self.records) == 1:
                     self.started()
-                if self._due(self.options.validate_every):
+                if self._due(self.options.evaluate_every):
                     self._validate(log)
-                if self._due(self.options.checkpoint_every):
+                if self._due(self.options.save_every):
                     saved = self._save(log)
             if self.step > saved:
                 self._save(log)
@@ -169,7 +169,7 @@ class TrainingLoop:
     def _validation_loss(self, stream: Stream) -> tuple[torch.Tensor, int]:
         """Return the sum of the micro batches' losses, and their number: whole passes where there is a pipeline."""
         total = torch.zeros((), dtype=torch.float64, device=self.device.torch_device)
-        training, count = self.training, self.options.validate_batches
+        training, count = self.training, self.options.evaluate_batches
         together = 1 if training.staged is None else training.staged.microbatches
         count = -(-count // together) * together
         for batch in Batches(training, stream).take(count, together=together):

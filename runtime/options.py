@@ -27,7 +27,7 @@ class RunOptions:
         out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
         seed: of weights, data order and dropout; None takes the plan's.
         device: `auto` (what the plan is for), `cpu`, `cuda`, or the name of a registered device backend.
-        checkpoint_every: steps between checkpoints; 0 saves only at the end. Without `out` none are saved.
+        save_every: steps between checkpoints; 0 saves only at the end. Without `out` none are saved.
         keep: complete checkpoints kept; 0 keeps all.
         resume: `auto` (the newest complete checkpoint in `out`, else from the start), `never`, or a
             checkpoint's path. From an older one than the newest a branch begins, which `auto` then follows.
@@ -35,8 +35,8 @@ class RunOptions:
         load_weights: checkpoint or run whose weights a new training starts with; a training that resumes has its own.
         resume_other_plan: accept a checkpoint of another model: load what has the same name and shape.
         log_every: steps between terminal lines; 0 for none.
-        validate_every: steps between validations; 0 for none.
-        validate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
+        evaluate_every: steps between validations; 0 for none.
+        evaluate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
         on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
         deterministic: demand deterministic kernels everywhere; slower on a GPU.
         timeout: seconds after which a collective that does not end fails, once the first step is done; until then they
@@ -49,42 +49,48 @@ class RunOptions:
     out: Path | None = None
     seed: int | None = None
     device: str = "auto"
-    checkpoint_every: int = 0
+    save_every: int = 0
     keep: int = 3
     resume: str = "auto"
     resume_other_plan: bool = False
     restart: bool = False
     load_weights: Path | None = None
     log_every: int = 10
-    validate_every: int = 0
-    validate_batches: int = 8
+    evaluate_every: int = 0
+    evaluate_batches: int = 8
     on_nan: OnNotFinite = "stop"
     deterministic: bool = False
     timeout: float = 600.0
 
 
-PLANNED = ("steps", "data", "data_field", "checkpoint_every", "keep", "validate_every", "validate_batches")
+PLANNED = ("steps", "data", "data_field", "save_every", "keep", "evaluate_every", "evaluate_batches")
 """Options whose defaults a plan decides."""
 
 
-def parse_options(argv: Sequence[str] | None, *, plan: str, steps: int, **planned: str | int) -> RunOptions:
+def parse_options(
+    argv: Sequence[str] | None, *, plan: str, usage: str | None = None, out: Path | None = None, **planned: str | int
+) -> RunOptions:
     """Read the command line of a lowered program.
 
     Args:
         argv: without the program's name; None takes the process's own.
         plan: the plan's name, in the help text and in the default of `--out`.
-        steps: the default of `--steps`.
-        planned: the defaults of the others of :data:`PLANNED`.
+        usage: the command in front of these options; by default the program's own, under torchrun.
+        out: the default of `--out`.
+        planned: the defaults of :data:`PLANNED`, as far as the plan decides them.
 
     Raises:
         SystemExit: with status 2 on wrong usage, as argparse does.
     """
     parser = _Parser(
-        description=f"Train the plan {plan}. Start it with torchrun, one process per device.",
+        prog=usage,
+        usage="%(prog)s [OPTION ...]",
+        description=f"Train the plan {plan}."
+        + (" Start it with torchrun, one process per device." if usage is None else ""),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    _add_training(parser, steps)
-    _add_checkpoints(parser, plan)
+    _add_training(parser)
+    _add_checkpoints(parser, out or Path("runs", plan))
     _add_reporting(parser)
     parser.set_defaults(**planned)
     return RunOptions(**vars(parser.parse_args(argv)))
@@ -117,20 +123,33 @@ def _speaks() -> bool:
     return first_to_report()
 
 
-def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
-    group = parser.add_argument_group("training")
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("training", "`data`, `steps` and `seed` of the plan give the defaults.")
     group.add_argument(
-        "--steps", type=_positive, default=steps, help="optimizer steps of the whole training, before a resume included"
+        "--steps",
+        type=_positive,
+        metavar="N",
+        default=1000,
+        help="optimizer steps of the whole training, before a resume included",
     )
     group.add_argument(
         "--data",
+        metavar="SOURCE",
         default="python",
         help="text to train on, byte by byte: 'python' for the standard library's sources, a text file, a JSONL file, "
         "or a folder of them; 'synthetic' for made patterns, where the model reads images",
     )
-    group.add_argument("--data-field", default="text", help="field of a JSONL object that holds its text")
-    group.add_argument("--seed", type=int, help="of weights, data order and dropout (default: the plan's)")
-    group.add_argument("--device", default="auto", help="cpu, cuda, or auto: what the plan is for")
+    group.add_argument(
+        "--data-field", metavar="NAME", default="text", help="field of a JSONL object that holds its text"
+    )
+    group.add_argument(
+        "--seed",
+        type=_count,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="of weights, data order and dropout; by default the plan's",
+    )
+    group.add_argument("--device", metavar="NAME", default="auto", help="cpu, cuda, or auto: what the plan is for")
     group.add_argument(
         "--on-nan",
         choices=("stop", "skip"),
@@ -141,23 +160,31 @@ def _add_training(parser: argparse.ArgumentParser, steps: int) -> None:
     group.add_argument(
         "--timeout",
         type=_positive_seconds,
+        metavar="S",
         default=600.0,
         help="seconds after which a stuck collective fails, once the first step is done; "
         "until then 600, or this if it is longer",
     )
 
 
-def _add_checkpoints(parser: argparse.ArgumentParser, plan: str) -> None:
-    group = parser.add_argument_group("checkpoints")
-    group.add_argument("--out", type=Path, default=Path("runs", plan), help="folder of metrics.jsonl and checkpoints/")
+def _add_checkpoints(parser: argparse.ArgumentParser, out: Path) -> None:
+    group = parser.add_argument_group("checkpoints", "`save` of the plan gives the defaults.")
     group.add_argument(
-        "--checkpoint-every", type=_count, default=0, help="steps between checkpoints; 0 saves only at the end"
+        "--out", type=Path, metavar="FOLDER", default=out, help="folder of metrics.jsonl and checkpoints/"
     )
     group.add_argument(
-        "--keep", type=_count, default=3, help="complete checkpoints kept, of those that can be read; 0 keeps all"
+        "--save-every", type=_count, metavar="N", default=0, help="steps between checkpoints; 0 saves only at the end"
+    )
+    group.add_argument(
+        "--keep",
+        type=_count,
+        metavar="N",
+        default=3,
+        help="complete checkpoints kept, of those that can be read; 0 keeps all",
     )
     group.add_argument(
         "--resume",
+        metavar="WHICH",
         default="auto",
         help="auto (the newest complete checkpoint in OUT, else from the start), never, "
         "or the path of a checkpoint or run; from an older checkpoint of OUT a branch begins, which auto then follows",
@@ -171,6 +198,7 @@ def _add_checkpoints(parser: argparse.ArgumentParser, plan: str) -> None:
         "--load-weights",
         type=Path,
         metavar="FOLDER",
+        default=argparse.SUPPRESS,
         help="start a new training with the weights of this checkpoint or run, and a fresh optimizer; "
         "a training that resumes has its own",
     )
@@ -182,10 +210,20 @@ def _add_checkpoints(parser: argparse.ArgumentParser, plan: str) -> None:
 
 
 def _add_reporting(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("reporting")
-    group.add_argument("--log-every", type=_count, default=10, help="steps between terminal lines; 0 for none")
-    group.add_argument("--validate-every", type=_count, default=0, help="steps between validations; 0 for none")
-    group.add_argument("--validate-batches", type=_positive, default=8, help="micro batches per rank in one validation")
+    group = parser.add_argument_group("reporting", "`evaluate` of the plan gives the defaults.")
+    group.add_argument(
+        "--log-every", type=_count, metavar="N", default=10, help="steps between terminal lines; 0 for none"
+    )
+    group.add_argument(
+        "--evaluate-every", type=_count, metavar="N", default=0, help="steps between validations; 0 for none"
+    )
+    group.add_argument(
+        "--evaluate-batches",
+        type=_positive,
+        metavar="N",
+        default=8,
+        help="micro batches per rank in one validation; a pipeline rounds up to whole passes",
+    )
 
 
 def _count(text: str) -> int:

@@ -63,10 +63,10 @@ class Recipe:
         steps: of the whole training where the command line does not say, as what follows.
         data: what is trained on: see `RunOptions`.
         data_field: the field of a JSONL object that holds its text.
-        checkpoint_every: steps between checkpoints; 0 saves only at the end.
+        save_every: steps between checkpoints; 0 saves only at the end.
         keep: complete checkpoints kept; 0 keeps all.
-        validate_every: steps between validations; 0 for none.
-        validate_batches: micro batches per rank in one validation.
+        evaluate_every: steps between validations; 0 for none.
+        evaluate_batches: micro batches per rank in one validation.
     """
 
     plan: str
@@ -98,10 +98,10 @@ class Recipe:
     steps: int = 1000
     data: str = "python"
     data_field: str = "text"
-    checkpoint_every: int = 0
+    save_every: int = 0
     keep: int = 3
-    validate_every: int = 0
-    validate_batches: int = 8
+    evaluate_every: int = 0
+    evaluate_batches: int = 8
 
     def global_batch_at(self, step: int) -> int:
         """Return the samples in an optimizer step, counted from 0."""

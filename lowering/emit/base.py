@@ -87,10 +87,10 @@ TRAINER_ARGUMENTS: Final = (
     "seed",
     "data",
     "data_field",
-    "checkpoint_every",
+    "save_every",
     "keep",
-    "validate_every",
-    "validate_batches",
+    "evaluate_every",
+    "evaluate_batches",
 )
 """The keyword arguments of `legoai.runtime.Trainer` that a plan decides, in the order in which they are printed."""
 

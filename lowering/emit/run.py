@@ -2,44 +2,66 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import literal, quoted
+from legoai.specs.directives.schedule import Constant
+from legoai.specs.plan import Plan
+
+_ARGUMENTS: Final = {
+    "data": {"source": "data", "field": "data_field"},
+    "steps": {"count": "steps"},
+    "seed": {"value": "seed"},
+    "save": {"every": "save_every", "keep": "keep"},
+    "evaluate": {"every": "evaluate_every", "batches": "evaluate_batches"},
+}
+"""The argument of `legoai.runtime.Trainer` that each option of each statement gives."""
+
+
+def planned(plan: Plan) -> dict[str, str | int]:
+    """What the plan decides of a run, by arguments of `legoai.runtime.Trainer`: defaults of its command line."""
+    form = plan.schedule.form
+    found: dict[str, str | int] = {} if isinstance(form, Constant) else {"steps": form.steps}
+    for keyword, arguments in _ARGUMENTS.items():
+        statement = getattr(plan, keyword)
+        if statement is not None:
+            found |= {argument: getattr(statement, name) for name, argument in arguments.items()}
+    return found
 
 
 def emit_data(lowering: Lowering, draft: Draft) -> None:
     """Add the data, and the field of a JSONL object where the plan names one."""
-    data = lowering.plan.data
-    if data is not None:
-        draft.train_with("data", quoted(data.source), lowering.note(data, "source"))
-        if data.field != data.option("field").default:
-            draft.train_with("data_field", quoted(data.field), lowering.note(data, "field"))
+    _emit(lowering, draft, "data")
 
 
 def emit_steps(lowering: Lowering, draft: Draft) -> None:
     """Add the number of steps, in place of the schedule's."""
-    steps = lowering.plan.steps
-    if steps is not None:
-        draft.train_with("steps", literal(steps.count), lowering.note(steps, "count"))
+    _emit(lowering, draft, "steps")
 
 
 def emit_seed(lowering: Lowering, draft: Draft) -> None:
     """Add the seed."""
-    seed = lowering.plan.seed
-    if seed is not None:
-        draft.train_with("seed", literal(seed.value), lowering.note(seed, "value"))
+    _emit(lowering, draft, "seed")
 
 
 def emit_save(lowering: Lowering, draft: Draft) -> None:
     """Add when checkpoints are saved, and how many are kept."""
-    save = lowering.plan.save
-    if save is not None:
-        draft.train_with("checkpoint_every", literal(save.every), lowering.note(save, "every"))
-        draft.train_with("keep", literal(save.keep), lowering.note(save, "keep"))
+    _emit(lowering, draft, "save")
 
 
 def emit_evaluate(lowering: Lowering, draft: Draft) -> None:
     """Add when and on how much validation is done."""
-    evaluate = lowering.plan.evaluate
-    if evaluate is not None:
-        draft.train_with("validate_every", literal(evaluate.every), lowering.note(evaluate, "every"))
-        draft.train_with("validate_batches", literal(evaluate.batches), lowering.note(evaluate, "batches"))
+    _emit(lowering, draft, "evaluate")
+
+
+def _emit(lowering: Lowering, draft: Draft, keyword: str) -> None:
+    statement = getattr(lowering.plan, keyword)
+    if statement is None:
+        return
+    for name, argument in _ARGUMENTS[keyword].items():
+        value = getattr(statement, name)
+        if isinstance(value, int):
+            draft.train_with(argument, literal(value), lowering.note(statement, name))
+        elif name == "source" or value != statement.option(name).default:
+            draft.train_with(argument, quoted(value), lowering.note(statement, name))

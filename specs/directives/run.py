@@ -9,7 +9,7 @@ from legoai.specs.directives.kinds import Integer, Text
 
 
 class Data(Directive):
-    """What is trained on, byte by byte. `--data` and `--data-field` of the program replace it."""
+    """What is trained on, byte by byte. `--data` and `--data-field` replace them."""
 
     keyword: ClassVar[str] = "data"
 
@@ -22,7 +22,7 @@ class Data(Directive):
 
 
 class Save(Directive):
-    """Checkpoints in the course of the run, and after the last step. `--checkpoint-every` and `--keep` replace it."""
+    """Checkpoints in the course of the run, and after the last step. `--save-every` and `--keep` replace them."""
 
     keyword: ClassVar[str] = "save"
 
@@ -31,7 +31,7 @@ class Save(Directive):
 
 
 class Evaluate(Directive):
-    """Validations in the course of the run. `--validate-every` and `--validate-batches` replace it."""
+    """Validations in the course of the run. `--evaluate-every` and `--evaluate-batches` replace them."""
 
     keyword: ClassVar[str] = "evaluate"
 

@@ -89,8 +89,10 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
     for argument, said in (("--stepz", "unrecognized arguments: --stepz"), ("--keep=x", "'x' is not a whole number")):
         status, _, err = called(capsys, "run", "good.plan", "--", argument)
         assert status == 2 and err.count(said) == err.count("usage:") == 1
+    status, _, err = called(capsys, "run", "good.plan", "--steps", "3")
+    assert status == 2 and "unrecognized arguments: --steps 3; options of the trainer stand behind ` -- `" in err
     status, out, _ = called(capsys, "run", "good.plan", "--", "--help")
-    assert status == 0 and "--load-weights FOLDER" in out
+    assert status == 0 and "--load-weights FOLDER" in out and out.startswith("usage: legoai run good.plan -- ")
     assert len(calls) == 2
 
 

@@ -68,5 +68,5 @@ def unstaged(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """What the training of `staged` comes to on one process, with neither mesh nor wrapper."""
     from support.staged import PLAIN_DOUBLE, text_of, train
 
-    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, validate_every=2, validate_batches=4)
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, evaluate_every=2, evaluate_batches=4)
     return result

@@ -50,3 +50,15 @@ def test_wrong_usage_leaves_with_status_2(argv, message, capsys):
         parse(*argv)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_help_and_messages_name_the_command_that_was_given(capsys):
+    with pytest.raises(SystemExit):
+        parse_options(["--help"], plan="tiny", usage="legoai run plan.tiny --", steps=40, save_every=7)
+    text = capsys.readouterr().out
+    assert text.startswith("usage: legoai run plan.tiny -- [OPTION ...]\n") and "torchrun" not in text
+    assert "(default: 40)" in text
+    assert "(default: 7)" in text and "default: None" not in text and "SUPPRESS" not in text
+    with pytest.raises(SystemExit):
+        parse_options(["--stepz"], plan="tiny", usage="legoai run plan.tiny --")
+    assert "legoai run plan.tiny --: error: unrecognized arguments: --stepz" in capsys.readouterr().err

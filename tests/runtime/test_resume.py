@@ -46,7 +46,7 @@ def damage(out: Path, step: str) -> None:
 
 def test_going_back_makes_a_branch_that_later_runs_follow(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
-    [(_, losses)] = pool(fit, steps=4, data=data, out=out, checkpoint_every=2)
+    [(_, losses)] = pool(fit, steps=4, data=data, out=out, save_every=2)
     [(back, again)] = pool(fit, steps=3, data=data, out=out, resume=str(out / "checkpoints" / "step-2"), seed=7)
     assert back == 2 and again != losses[2:3]
     assert saved(out) == {"step-2", "step-4", "step-3-branch-1"}
@@ -56,7 +56,7 @@ def test_going_back_makes_a_branch_that_later_runs_follow(gloo, data, tmp_path):
 
 def test_a_run_that_went_back_and_crashed_before_it_saved_goes_on_there(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
-    pool(fit, steps=4, data=data, out=out, checkpoint_every=2)
+    pool(fit, steps=4, data=data, out=out, save_every=2)
     pool(fit, steps=2, data=data, out=out, resume=str(out / "checkpoints" / "step-2"))
     assert saved(out) == {"step-2", "step-4"}, "nothing was saved on the branch"
     assert pool(fit, steps=3, data=data, out=out)[0][0] == 2
@@ -69,7 +69,7 @@ def test_a_run_that_went_back_and_crashed_before_it_saved_goes_on_there(gloo, da
 
 def test_a_damaged_branch_goes_on_from_where_it_began_not_from_what_was_left(gloo, data, tmp_path):
     pool = gloo(1)
-    pool(fit, steps=4, data=data, out=tmp_path, checkpoint_every=2)
+    pool(fit, steps=4, data=data, out=tmp_path, save_every=2)
     pool(fit, steps=3, data=data, out=tmp_path, resume=str(tmp_path / "checkpoints" / "step-2"))
     damage(tmp_path, "step-3-branch-1")
     assert pool(fit, steps=3, data=data, out=tmp_path)[0][0] == 2
@@ -87,8 +87,8 @@ def fit_in_job(job: str, restarts: int, **options) -> int:
 
 def test_ranks_that_are_started_again_go_on_where_they_were(gloo, data, tmp_path):
     [pool], out = [gloo(1)], tmp_path / "run"
-    pool(fit, steps=4, data=data, out=out, checkpoint_every=2)
-    back = {"data": data, "out": out, "resume": str(out / "checkpoints" / "step-2"), "checkpoint_every": 1}
+    pool(fit, steps=4, data=data, out=out, save_every=2)
+    back = {"data": data, "out": out, "resume": str(out / "checkpoints" / "step-2"), "save_every": 1}
     assert pool(fit_in_job, "a", 0, steps=2, **back) == [2], "and crashes before its first checkpoint"
     assert pool(fit_in_job, "a", 1, steps=3, **back) == [2]
     assert pool(fit_in_job, "a", 2, steps=5, **back) == [3]
@@ -104,7 +104,7 @@ def test_ranks_that_are_started_again_go_on_where_they_were(gloo, data, tmp_path
 
 def test_a_run_whose_checkpoints_are_all_damaged_stops_unless_told_to_start_again(gloo, data, tmp_path):
     pool = gloo(1)
-    [(_, losses)] = pool(fit, steps=2, data=data, out=tmp_path, checkpoint_every=1)
+    [(_, losses)] = pool(fit, steps=2, data=data, out=tmp_path, save_every=1)
     for step in ("step-1", "step-2"):
         damage(tmp_path, step)
     with pytest.raises(RunError, match="each of the 2 checkpoints") as caught:

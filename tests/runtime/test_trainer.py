@@ -130,9 +130,9 @@ def test_a_run_continues_on_another_mesh(gloo, alone, data, tmp_path, saved, res
 
 
 def test_validation_reads_the_same_text_on_every_mesh_and_leaves_training_alone(gloo, alone, data):
-    options = {"steps": STEPS, "data": data, "validate_every": 2}
-    one = gloo(1)(fit, {}, {**options, "validate_batches": 2})[0]
-    two = gloo(4)(fit, {"dp_shard": 2, "tp": 2}, {**options, "validate_batches": 1})[0]
+    options = {"steps": STEPS, "data": data, "evaluate_every": 2}
+    one = gloo(1)(fit, {}, {**options, "evaluate_batches": 2})[0]
+    two = gloo(4)(fit, {"dp_shard": 2, "tp": 2}, {**options, "evaluate_batches": 1})[0]
     assert [step for step, _ in one["validations"]] == [2, 4]
     assert [loss for _, loss in one["validations"]] == pytest.approx(
         [loss for _, loss in two["validations"]], abs=1e-10
@@ -144,9 +144,7 @@ def test_validation_reads_the_same_text_on_every_mesh_and_leaves_training_alone(
 def test_validating_and_saving_in_one_step_keeps_the_run_equal(gloo, data, tmp_path):
     mesh = {"dp_shard": 4, "micro_batch": 1}
     plain = gloo(4)(fit, mesh, {"steps": STEPS, "data": data})[0]
-    busy = gloo(4)(
-        fit, mesh, {"steps": STEPS, "data": data, "out": tmp_path, "validate_every": 1, "checkpoint_every": 1}
-    )[0]
+    busy = gloo(4)(fit, mesh, {"steps": STEPS, "data": data, "out": tmp_path, "evaluate_every": 1, "save_every": 1})[0]
     assert_equal(plain, busy)
 
 
@@ -235,7 +233,7 @@ def test_resume_never_does_not_mix_two_runs(gloo, data, tmp_path):
 
 
 def test_resume_takes_the_path_of_a_run_or_of_a_checkpoint(gloo, alone, data, tmp_path):
-    gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "a", "checkpoint_every": 1})
+    gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "a", "save_every": 1})
     for path in (tmp_path / "a" / "checkpoints" / "step-3", tmp_path / "a"):
         run = gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "b", "resume": str(path)})[0]
         assert run["loss"] == alone["loss"][run["resumed_from"] :]

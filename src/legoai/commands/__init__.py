@@ -51,7 +51,11 @@ def parse(name: str, arguments: Sequence[str]) -> Namespace:
     if name in _PASSING_ON and "--" in arguments:
         cut = arguments.index("--")
         arguments, rest = arguments[:cut], arguments[cut + 1 :]
-    parsed = parser_of(name).parse_args(arguments)
+    parser = parser_of(name)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        after = "; options of the trainer stand behind ` -- `" if name in _PASSING_ON else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{after}")
     if name in _PASSING_ON:
         parsed.arguments = list(rest)
     return parsed

@@ -61,6 +61,7 @@ def run(arguments: Namespace) -> int:
             directory=linted.analysis.directory,
             nproc=arguments.nproc,
             arguments=arguments.arguments,
+            usage=f"legoai run {arguments.file}",
             say=announce,
         )
     except RunError as error:

@@ -30,14 +30,14 @@ from support.staged import (
 @pytest.mark.parametrize("schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS"))
 def test_two_stages_or_four_train_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2)\npipeline on pp (schedule = {schedule})\n{PLAIN_DOUBLE}")
-    results = gloo(2)(train, text, data, validate_every=2, validate_batches=4)
+    results = gloo(2)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
 @pytest.mark.parametrize("schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS", "1F1B"))
 def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
-    results = gloo(4)(train, text, data, validate_every=2, validate_batches=4)
+    results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
@@ -54,7 +54,7 @@ def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, 
 def test_compiled_stages_train_as_one_process_does(schedule: str, gloo, data, unstaged):
     compiled = "compile { layers.* = aot_eager }\n"
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}{compiled}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
-    results = gloo(4)(train, text, data, validate_every=2, validate_batches=4)
+    results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
@@ -124,7 +124,7 @@ pipeline on pp (schedule = GPipe, split = [layers.0, layers.3, output])
 
 @pytest.mark.parametrize("name", some_slow(COMPOSITIONS, "tensor and sequence parallel"))
 def test_what_stands_around_a_pipeline_changes_nothing(name: str, gloo, data, unstaged):
-    results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, validate_every=2, validate_batches=4)
+    results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
@@ -139,7 +139,7 @@ mesh (pp = 2, dp_shard = 2, tp = 2)
 checkpoint {{ layers.* = every(2) }}
 pipeline on pp (schedule = {schedule})
 {DOUBLE}""")
-    results = gloo(8)(train, text, data, validate_every=2, validate_batches=4)
+    results = gloo(8)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
@@ -151,7 +151,7 @@ fsdp on cp {{ layers.* = unit(reshard = after_backward), root = unit }}
 context on cp (rotate = allgather, balance = head_tail)
 pipeline on pp (schedule = Interleaved1F1B)
 {DOUBLE}""")
-    results = gloo(8)(train, text, data, validate_every=2, validate_batches=4)
+    results = gloo(8)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
@@ -162,7 +162,7 @@ mesh (pp = 2, dp_replicate = 2, dp_shard = 2)
 fsdp on dp_replicate, dp_shard {{ layers.* = unit, root = unit }}
 pipeline on pp (schedule = GPipe)
 {DOUBLE}""")
-    results = gloo(8)(train, text, data, validate_every=2, validate_batches=2)
+    results = gloo(8)(train, text, data, evaluate_every=2, evaluate_batches=2)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
@@ -273,7 +273,7 @@ def test_an_order_file_trains_as_one_process_does(
     body = f'mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = csv("order.csv"))\n{DOUBLE}'
     text = lowered(f"{HEAD}{TRAINING}{body}", name=str(tmp_path / "tiny.plan")).text
     (tmp_path / "order.csv").unlink()  # the program holds the order
-    results = gloo(4)(train, text, data, validate_every=2, validate_batches=4)
+    results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 

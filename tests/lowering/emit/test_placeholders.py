@@ -105,9 +105,9 @@ def test_a_hugging_face_model_is_split_as_it_is(name: str, gloo, data, tmp_path)
     head = config(tmp_path, fields)
     ranks, replicas = (8, 2) if "dp_shard" in body else (2, 1)
     tolerance = HUGGING_FACE_TOLERANCE if fields is LLAMA else TOLERANCE
-    [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data, validate_every=2, validate_batches=8)
+    [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data, evaluate_every=2, evaluate_batches=8)
     text = lowered(f"{head}{body}").text
-    results = gloo(ranks)(train, text, data, validate_every=2, validate_batches=8 // replicas)
+    results = gloo(ranks)(train, text, data, evaluate_every=2, evaluate_batches=8 // replicas)
     assert_close(together(results), alone, tolerance)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from legoai.lowering.emit.run import planned
 from legoai.runtime.options import PLANNED, parse_options
-from support.plans import lowered
+from support.plans import lowered, resolved
 
 PLAN = """plan a
 model llama3("tiny")
@@ -31,23 +34,33 @@ def options(text: str, *argv: str) -> tuple[Any, Any]:
 def test_a_plan_decides_the_defaults_of_the_command_line():
     trainer, found = options(PLAN + RUN)
     assert (found.data, found.data_field, found.steps) == ("texts.jsonl", "body", 40)
-    assert (found.checkpoint_every, found.keep) == (10, 0)
-    assert (found.validate_every, found.validate_batches) == (5, 2)
+    assert (found.save_every, found.keep) == (10, 0)
+    assert (found.evaluate_every, found.evaluate_batches) == (5, 2)
     assert (trainer.seed, found.seed) == (7, None)
 
 
 def test_the_command_line_wins():
-    _, found = options(PLAN + RUN, "--steps", "3", "--data", "python", "--keep", "2", "--validate-every", "0")
-    assert (found.steps, found.data, found.keep, found.validate_every) == (3, "python", 2, 0)
-    assert found.checkpoint_every == 10
+    _, found = options(PLAN + RUN, "--steps", "3", "--data", "python", "--keep", "2", "--evaluate-every", "0")
+    assert (found.steps, found.data, found.keep, found.evaluate_every) == (3, "python", 2, 0)
+    assert found.save_every == 10
 
 
 def test_without_statements_the_trainer_decides():
     _, found = options(PLAN)
-    assert (found.steps, found.data, found.checkpoint_every, found.keep, found.validate_every) == (
+    assert (found.steps, found.data, found.save_every, found.keep, found.evaluate_every) == (
         100,
         "python",
         0,
         3,
         0,
     )
+
+
+@pytest.mark.parametrize("text", [PLAN, PLAN + RUN, PLAN.replace("cosine(steps = 100)", "constant(warmup = 5)")])
+def test_what_a_plan_decides_of_a_run_is_what_its_program_says(text: str):
+    trainer, _ = options(text)
+    decided = planned(resolved(text))
+    assert {name: getattr(trainer, name) for name in decided} == decided
+    assert set(decided) <= {*PLANNED, "seed"}
+    if "steps 40" in text:
+        assert set(decided) == {*PLANNED, "seed"}

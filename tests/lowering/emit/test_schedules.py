@@ -47,7 +47,7 @@ def errors(body: str) -> set[str]:
 
 def train_anew(text: str, data: str) -> dict:
     torch._dynamo.reset()  # what other tests compiled in this process counts as recompilation
-    return train(text, data, validate_every=2, validate_batches=4)
+    return train(text, data, evaluate_every=2, evaluate_batches=4)
 
 
 def wrong(gloo, text: str, data: str, unstaged: dict) -> str:
