@@ -43,6 +43,7 @@ class RunErrorCode(StrEnum):
     NO_OPERATOR = "RUN043"
     NO_FLOAT8 = "RUN044"
     STAGES = "RUN045"
+    NO_SOLVER = "RUN046"
     PROGRAM_MISSING = "RUN050"
     NO_MEMORY = "RUN060"
     NO_ANSWER = "RUN061"

@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -24,12 +23,11 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import flop_registry
 
 from legoai.runtime.activation import Contexts, is_collective, save
+from legoai.runtime.recompute_choice import Method, choose, need_solver
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 from legoai.specs.models.random_operators import is_random
-
-Method = Literal["greedy", "knapsack"]
 
 FLOP_PER_BYTE: Final = 295
 """Arithmetic that takes as long as moving a byte of memory: 989 Tflop/s in bf16 over 3.35 TB/s (NVIDIA H100 SXM data
@@ -37,8 +35,6 @@ sheet). It only ranks operators; on other accelerators it is of the same order."
 FLOP_PER_LINK_BYTE: Final = 2200
 """Arithmetic that takes as long as moving a byte between devices: 989 Tflop/s over 450 GB/s of NVLink in one direction
 (the same data sheet)."""
-_STEPS: Final = 4096
-"""Into how many pieces the knapsack divides the budget."""
 
 Call = tuple[OpOverload, int]
 """The n-th call of an operator in one forward, counted from 0."""
@@ -52,11 +48,13 @@ class Operator:
         call: which.
         size: bytes that keeping its output takes.
         cost: of computing it again, in floating-point operations or what takes as long.
+        random: whether it draws random numbers.
     """
 
     call: Call
     size: int
     cost: float
+    random: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +69,15 @@ class ForwardMeasurement:
     operators: tuple[Operator, ...]
     total: int
 
+    def groups(self) -> tuple[tuple[Operator, ...], ...]:
+        """The operators that are kept together or not at all: random ones are one group, others stand alone.
+
+        Where some random operators were run again and others not, they would draw other numbers than they drew.
+        """
+        random = tuple(item for item in self.operators if item.random)
+        alone = tuple((item,) for item in self.operators if not item.random)
+        return (*alone, random) if random else alone
+
 
 class RecomputeWithin:
     """Checkpointing that keeps operators' outputs until a budget is used up, and computes the others again.
@@ -81,10 +88,15 @@ class RecomputeWithin:
     Args:
         amount: a float is a share of what the module keeps for the backward pass without checkpointing, 0.0 to 1.0;
             an int is a number of bytes. The module's inputs, which all checkpointing keeps, are not counted.
-        by: `greedy` takes operators by cost per byte, `knapsack` the best set up to rounding.
+        by: `greedy` takes operators by cost per byte, `knapsack` the best set up to rounding of sizes, `ilp` the best
+            set by an integer program. Modules that measure the same have the same set, found once.
+
+    Raises:
+        RunError: `ilp` without a solver.
     """
 
     def __init__(self, amount: float | int, *, by: Method) -> None:
+        need_solver(by)
         self.amount = amount
         self.by = by
         self.kept: frozenset[Call] | None = None
@@ -104,9 +116,9 @@ class RecomputeWithin:
 
     def _choose(self, measured: ForwardMeasurement) -> frozenset[Call]:
         budget = math.floor(self.amount * measured.total) if isinstance(self.amount, float) else self.amount
-        operators = measured.operators
-        weights = tuple((item.size, item.cost) for item in operators)
-        return frozenset(operators[place].call for place in choose(weights, budget, by=self.by))
+        groups = measured.groups()
+        items = tuple((sum(item.size for item in group), sum(item.cost for item in group)) for group in groups)
+        return frozenset(item.call for place in choose(items, budget, by=self.by) for item in groups[place])
 
     def _contexts(self) -> Contexts:
         kept = self.kept or frozenset()
@@ -120,55 +132,6 @@ class RecomputeWithin:
         operators = {operator for operator, _ in kept}
         forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
         return forward, recompute_freely(recomputation, operators.__contains__)
-
-
-@lru_cache(maxsize=256)
-def choose(operators: tuple[tuple[int, float], ...], budget: int, *, by: Method) -> frozenset[int]:
-    """Return the places of the operators to keep, of at most ``budget`` bytes together.
-
-    Args:
-        operators: bytes and cost of each.
-        budget: bytes.
-        by: `greedy` passes once over the operators in the order of cost per byte; `knapsack` solves the 0/1 knapsack
-            problem with sizes rounded up to 1/4096 of the budget, and is never worse than `greedy`.
-    """
-    worthy = [place for place, (size, cost) in enumerate(operators) if 0 < size <= budget and cost > 0]
-    taken = _greedy(operators, worthy, budget)
-    if by == "knapsack":
-        packed = _knapsack(operators, worthy, budget)
-        taken = max((taken, packed), key=lambda places: sum(operators[place][1] for place in places))
-    return taken
-
-
-def _greedy(operators: Sequence[tuple[int, float]], places: Sequence[int], budget: int) -> frozenset[int]:
-    taken = set()
-    for place in sorted(places, key=lambda place: (-operators[place][1] / operators[place][0], place)):
-        if operators[place][0] <= budget:
-            taken.add(place)
-            budget -= operators[place][0]
-    return frozenset(taken)
-
-
-def _knapsack(operators: Sequence[tuple[int, float]], places: Sequence[int], budget: int) -> frozenset[int]:
-    if not places:
-        return frozenset()
-    unit = max(1, budget // _STEPS)
-    capacity = budget // unit
-    best = torch.zeros(capacity + 1, dtype=torch.float64, device="cpu")
-    improved = []
-    for place in places:
-        size, cost = operators[place]
-        weight = -(-size // unit)
-        with_it = torch.full_like(best, -1.0)
-        with_it[weight:] = best[: max(capacity + 1 - weight, 0)] + cost
-        improved.append(with_it > best)
-        best = torch.maximum(best, with_it)
-    taken, room = set(), capacity
-    for place, better in zip(reversed(places), reversed(improved), strict=True):
-        if better[room]:
-            taken.add(place)
-            room -= -(-operators[place][0] // unit)
-    return frozenset(taken)
 
 
 def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
@@ -202,7 +165,11 @@ def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every operator's size and cost, and which outputs cannot be kept."""
+    """Notes every operator's size and cost, and which outputs cannot be kept.
+
+    Never kept is what shares memory with its input, which costs nothing to compute again, and what is changed in place,
+    with the operators that change it: torch refuses to return a tensor that was changed after it was kept.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -212,11 +179,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.groups: dict[str, torch.device] = {}
         self._calls: Counter[OpOverload] = Counter()
         self._found: dict[Call, tuple[int, Operator]] = {}
+        self._random: dict[Call, int] = {}
         self._owner: dict[int, Call] = {}
 
     def operators(self) -> Iterator[Operator]:
         """The operators between which there is a choice, in the order of their calls."""
-        yield from (operator for place, operator in self._found.values() if place < self.until)
+        # All random operators are kept or none: where one of them cannot be, all are run again.
+        lost = any(place < self.until and call not in self._found for call, place in self._random.items())
+        for place, operator in self._found.values():
+            if place < self.until and not (operator.random and lost):
+                yield operator
 
     def __torch_dispatch__(
         self, operator: OpOverload, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -228,15 +200,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = (operator, self._calls[operator])
         self._calls[operator] += 1
         place, self.count = self.count, self.count + 1
+        random = is_random(operator, args, kwargs)
+        if random:
+            self._random[call] = place
         read = {_storage(tensor)._cdata for tensor in _tensors((args, kwargs))}
         made = {storage._cdata: storage.nbytes() for storage in map(_storage, _tensors(output))}
         if operator._schema.is_mutable:
             self._forget(operator, args)
-        elif made and not (read & made.keys() or is_random(operator, args, kwargs)):
-            # What shares memory with its input costs nothing to compute again; all random operators are run again, so
-            # that each draws what it drew.
+        elif made and not read & made.keys():
             cost = _cost(operator, args, kwargs, output)
-            self._found[call] = place, Operator(call=call, size=sum(made.values()), cost=cost)
+            self._found[call] = place, Operator(call=call, size=sum(made.values()), cost=cost, random=random)
             self._owner |= dict.fromkeys(made, call)
             if is_collective(operator):
                 self._note_groups(operator, args, output)
@@ -269,7 +242,7 @@ def _agree(measured: ForwardMeasurement, recorder: _Recorder) -> ForwardMeasurem
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=resolve_process_group(name))  # type: ignore[arg-type]
     total, *rest = agreed.tolist()
     operators = tuple(
-        Operator(call=item.call, size=int(size), cost=cost)
+        Operator(call=item.call, size=int(size), cost=cost, random=item.random)
         for item, size, cost in zip(measured.operators, rest[::2], rest[1::2], strict=True)
     )
     return ForwardMeasurement(operators=operators, total=int(total))

@@ -58,12 +58,6 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                 "so that each would choose other operators",
                 help=("`selective([…])` keeps the same operators on every rank, and `full` keeps none",),
             )
-        elif rule.treatment.by == "ilp":
-            yield Unsupported(
-                analysis.place(rule.treatment, "by"),
-                "`by = ilp` is not lowered yet: an integer program over all modules together needs the search",
-                help=("`knapsack` chooses the best operators of each module by itself",),
-            )
 
 
 def keeps_random_state(analysis: Analysis, path: str) -> bool:

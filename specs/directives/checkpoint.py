@@ -57,7 +57,15 @@ class Budget(Treatment):
     amount: float | int = option(
         Either((Size(), Fraction())), doc="The memory kept: a fraction of all, or bytes for each module."
     )
-    by: str = option(Choice(("greedy", "knapsack", "ilp")), doc="How operators are chosen.", default="knapsack")
+    by: str = option(
+        Choice(("greedy", "knapsack", "ilp")),
+        doc=(
+            "How a module's operators are chosen: `greedy` by what recomputation costs per byte, `knapsack` the best "
+            "set with sizes rounded up to 1/4096 of the budget, `ilp` the best set by an integer program, which needs "
+            "`pip install 'legoai[solvers]'` where the plan trains."
+        ),
+        default="knapsack",
+    )
 
 
 class Checkpoint(Directive):

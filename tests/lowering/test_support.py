@@ -13,7 +13,7 @@ from legoai.lowering.program import LoweringError
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
 
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
-ILP = "checkpoint { layers.* = budget(50%, by = ilp) }"
+FLEX = "attention flex"
 
 CASES = {
     "flex": ("attention flex", {1: "has no such kernel"}),
@@ -61,10 +61,6 @@ CASES = {
         "mesh (pp = 2, tp = 2)\npipeline on pp\nshard on tp {\n  root = inputs(from = replicate, to = replicate)\n}",
         {4: "cannot hold for every stage"},
     ),
-    "budgets of all modules together": (
-        "checkpoint {\n  layers.* = budget(50%,\n    by = ilp)\n}",
-        {3: "needs the search"},
-    ),
     "budgets beside ranks of cp": (
         "mesh (cp = 4)\nfsdp on cp { layers.* = unit }\ncontext on cp\ncheckpoint {\n  layers.* = budget(50%)\n}",
         {5: "beside ranks of `cp`"},
@@ -88,7 +84,7 @@ def test_lint_and_lowering_report_the_same(name: str):
 
 
 def test_all_that_is_not_supported_comes_at_once_in_the_order_of_the_text():
-    found = refusals(f"{HEAD}{BATCH}{ILP}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
+    found = refusals(f"{HEAD}{BATCH}{FLEX}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
     assert [item.label.span.line for item in found] == [6, 7]
 
 
@@ -106,7 +102,7 @@ def test_a_style_on_an_axis_of_one_rank_changes_nothing():
 
 def test_the_error_is_readable_on_its_own():
     with pytest.raises(LoweringError, match=r"^tiny\.plan:6:.*: LP010 .*\(and 1 more\)$"):
-        lowered(f"{HEAD}{BATCH}{ILP}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
+        lowered(f"{HEAD}{BATCH}{FLEX}\nprecision {{ layers.*.feed_forward.* = mxfp8 }}")
 
 
 @pytest.mark.parametrize("code", ["LP010", "LP011"])

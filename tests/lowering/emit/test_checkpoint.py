@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import legoai.runtime
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from legoai.runtime import RecomputeWithin
+from legoai.runtime.torch_internals.checkpointing import recompute_freely
+from support.marks import NEEDS_SOLVER
 from support.meshed import TRAINING, UNITS, text_of
 from support.operator_calls import Calls
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
 from support.zoo import CONFIGS, SEQUENCE
 
@@ -23,6 +28,7 @@ RULES = {
     "selective, with collectives and an operator by name": 'layers.* = selective([collective, "aten.silu"])',
     "greedy budget": "layers.* = budget(50%, by = greedy)",
     "knapsack in bytes": "layers.* = budget(150KiB)",
+    "integer program": "layers.* = budget(50%, by = ilp)",
     "all kinds": """
   layers.0               = selective([matmul, attention])
   layers.1               = budget(20%)
@@ -31,22 +37,24 @@ RULES = {
   layers.3.attention     = selective(["aten.mm.default"])""",
 }
 
+MARKS = {"integer program": (NEEDS_SOLVER, pytest.mark.slow)}
 
-@pytest.mark.parametrize("rules", RULES)
+
+@pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
 def test_every_treatment_trains_as_one_process_does_under_fsdp_and_tensor_parallel(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
 def test_every_treatment_trains_as_one_process_does_when_fully_sharded(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{SHARDED}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
 def test_every_treatment_trains_alone_as_without_it(rules: str, gloo, data, alone):
     [result] = gloo(1)(train, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {RULES[rules]} }}"), data)
     assert_close(result, alone, TOLERANCE)
@@ -148,8 +156,59 @@ checkpoint {{ {blocks} = full }}
     assert ("LP659" in {item.code for item in off.diagnostics}) is kept
 
 
-def test_a_choice_over_all_modules_waits_for_the_search():
-    [diagnostic] = refusals(f"{HEAD}{TRAINING}checkpoint {{\n  layers.* = budget(50%, by = ilp)\n}}")
-    assert diagnostic.code == "LP010"
-    assert "`by = ilp`" in diagnostic.message
-    assert diagnostic.label.span.line == f"{HEAD}{TRAINING}".count("\n") + 2
+def kept_and_computed(text: str, data: str) -> tuple[list[Counter[str]], Counter[str]]:
+    """What each module's policy keeps on this rank, by operator, and how often each operator ran in recomputation."""
+    policies: list[RecomputeWithin] = []
+    calls = Calls()
+
+    class Noted(RecomputeWithin):
+        def __init__(self, *args, **kwargs) -> None:
+            super().__init__(*args, **kwargs)
+            policies.append(self)
+
+    @contextlib.contextmanager
+    def counted(*args):
+        with calls, recompute_freely(*args):
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(legoai.runtime, "RecomputeWithin", Noted)
+        patch.setattr("legoai.runtime.recompute_budget.recompute_freely", counted)
+        train(text, data)
+    names = [
+        [operator.name().partition("::")[2].partition(".")[0] for operator, _ in one.kept or ()] for one in policies
+    ]
+    return list(map(Counter, names)), calls.counts
+
+
+POLICIES = {
+    "FSDP and tensor parallelism": (4, "layers.*", BOTH),
+    "pipeline": (2, "layers.*", f"mesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n{PLAIN_DOUBLE}"),
+    "attention beside compiled feed-forwards": (
+        1,
+        "layers.*.attention",
+        f"{PLAIN_DOUBLE}compile {{ layers.*.feed_forward = aot_eager }}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "by", [pytest.param("knapsack", marks=pytest.mark.slow), pytest.param("ilp", marks=NEEDS_SOLVER)]
+)
+@pytest.mark.parametrize("case", POLICIES)
+def test_the_operators_that_are_not_computed_again_are_those_that_the_policy_keeps(case: str, by: str, gloo, data):
+    ranks, path, body = POLICIES[case]
+    head = HEAD.replace("devices = 4", f"devices = {ranks}")
+
+    def trained(budget: str):
+        rules = f"checkpoint {{ {path} = budget({budget}, by = {by}) }}"
+        return gloo(ranks)(kept_and_computed, text_of(f"{body}{rules}", head), data)
+
+    micro_batches = 2
+    for (nothing, every), (kept, fewer) in zip(trained("0%"), trained("45%"), strict=True):
+        assert len(kept) == len(nothing) > 0
+        assert not any(nothing)
+        assert all(sum(policy.values()) > 1 for policy in kept)
+        expected = Counter(name for policy in kept for name in policy.elements() for _ in range(STEPS * micro_batches))
+        assert {name: every[name] - fewer[name] for name in expected} == expected
+        assert expected["mm"] > 0

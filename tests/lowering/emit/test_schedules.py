@@ -9,6 +9,7 @@ import torch
 
 from legoai.dsl.lint import lint
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD
+from support.marks import NEEDS_SOLVER
 from support.plans import HEAD
 from support.staged import (
     PLAIN_DOUBLE,
@@ -27,8 +28,10 @@ MODES = {
     "every": "layers.* = every(2)",
     "selective": "layers.* = selective([attention, alternate_matmul])",
     "budget": "layers.* = budget(40%)",
+    "integer program": "layers.* = budget(40%, by = ilp)",
 }
-CHOOSING = ("selective", "budget")
+CHOOSING = ("selective", "budget", "integer program")
+MARKS = {"integer program": NEEDS_SOLVER}
 MIXED = "checkpoint { layers.0 = selective([attention, matmul]), layers.1 = budget(40%), layers.2 = full }\n"
 BACKENDS = ("aot_eager", "inductor")
 
@@ -72,7 +75,7 @@ def test_all_checkpointing_at_once_trains_as_one_process_does(gloo, data, unstag
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(name, marks=MARKS.get(name, ())) for name in MODES])
 def test_each_checkpointing_trains_under_each_schedule_as_one_process_does_or_is_refused(
     mode: str,
     schedule: str,

@@ -1,0 +1,284 @@
+"""Mixed-integer linear programs, solved by HiGHS or CBC through PuLP.
+
+PuLP is imported when a program is solved, and by nothing else: what solves none needs neither it nor a solver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final, Literal
+
+INSTALL: Final = "pip install 'legoai[solvers]'"
+"""Installs PuLP and both solvers."""
+
+_POLL_SECONDS: Final = 0.05
+"""Between two looks at whether Ctrl-C was pressed while HiGHS works on its own thread."""
+_FEASIBILITY: Final = 1e-9
+"""How far a solution may be from a row or from whole numbers; HiGHS's own value is 1e-6."""
+
+Status = Literal["optimal", "stopped", "infeasible"]
+SolverName = Literal["highs", "cbc"]
+
+
+class SolverMissingError(ImportError):
+    """PuLP or a solver is not installed."""
+
+
+class SolverFailedError(RuntimeError):
+    """A solver that ended without an answer; the message is its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """What a solver found.
+
+    Attributes:
+        status: `optimal`, `stopped` at the limit of time or nodes, or `infeasible`.
+        values: of the variables; empty where no feasible ones were found.
+        objective: of ``values``; None where there are none.
+        bound: no feasible values have a smaller objective; None where nothing is known.
+        solver: that was used.
+    """
+
+    status: Status
+    values: tuple[float, ...]
+    objective: float | None
+    bound: float | None
+    solver: SolverName
+
+    @property
+    def gap(self) -> float | None:
+        """How much smaller than the objective any could be, as a share of it; None where nothing is known."""
+        if self.objective is None or self.bound is None:
+            return None
+        difference = max(0.0, self.objective - self.bound)
+        return difference / abs(self.objective) if self.objective else (math.inf if difference else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    low: float
+    high: float
+    integer: bool
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    terms: Mapping[int, float]
+    side: float
+    equal: bool
+
+
+class LinearProgram:
+    """A program that is built variable by variable and row by row, and minimised.
+
+    Equal programs have equal solutions: solvers run on one thread, and limits of nodes do not depend on the machine.
+    """
+
+    def __init__(self) -> None:
+        self._variables: list[_Variable] = []
+        self._rows: list[_Row] = []
+
+    def __len__(self) -> int:
+        """The number of variables."""
+        return len(self._variables)
+
+    def variable(self, *, low: float = 0.0, high: float = math.inf, integer: bool = False, cost: float = 0.0) -> int:
+        """Add a variable, and return its index among the values of a solution.
+
+        Args:
+            low: the smallest value; minus infinity for none.
+            high: the largest value; infinity for none.
+            integer: whether its value is whole.
+            cost: of one of it in the objective; what it cannot lower without end, so that there is a least objective.
+        """
+        assert math.isfinite(high if cost < 0 else low if cost > 0 else 0.0), "an objective that has a least value"
+        self._variables.append(_Variable(low, high, integer, cost))
+        return len(self._variables) - 1
+
+    def at_most(self, terms: Mapping[int, float], side: float) -> None:
+        """Add a row: the sum of variables times their coefficients is at most ``side``."""
+        self._rows.append(_Row(dict(terms), side, False))
+
+    def equal(self, terms: Mapping[int, float], side: float) -> None:
+        """Add a row: the sum of variables times their coefficients is ``side``."""
+        self._rows.append(_Row(dict(terms), side, True))
+
+    def solve(
+        self, *, time_limit: float | None = None, node_limit: int | None = None, solver: SolverName | None = None
+    ) -> Solution:
+        """Find the values of least cost, to within the solver's rounding.
+
+        Args:
+            time_limit: seconds after which the best so far is the result.
+            node_limit: nodes of branch and bound after which the best so far is the result.
+            solver: to be used; by default HiGHS where it is installed, else CBC.
+
+        Raises:
+            SolverMissingError: PuLP or the solver is not installed.
+            SolverFailedError: the solver ended without an answer.
+            KeyboardInterrupt: Ctrl-C, when the solver has stopped.
+        """
+        name = solver or installed()
+        if name is None or find_spec("pulp") is None or (name == "highs" and find_spec("highspy") is None):
+            raise SolverMissingError(f"solving an integer program needs PuLP and a solver: {INSTALL}")
+        if any(variable.low > variable.high for variable in self._variables):
+            return Solution(status="infeasible", values=(), objective=None, bound=None, solver=name)
+        if not self._variables:
+            feasible = all(row.side == 0 if row.equal else row.side >= 0 for row in self._rows)
+            zero = 0.0 if feasible else None
+            return Solution(
+                status="optimal" if feasible else "infeasible", values=(), objective=zero, bound=zero, solver=name
+            )
+        run = self._highs if name == "highs" else self._cbc
+        return run(time_limit, node_limit)
+
+    def _problem(self, *, relaxed: bool = False) -> tuple[Any, list[Any]]:
+        """The program as PuLP has it, and its variables."""
+        import pulp
+
+        problem = pulp.LpProblem("program", pulp.LpMinimize)
+        variables = [
+            problem.add_variable(
+                f"x{index:07}",
+                None if item.low == -math.inf else item.low,
+                None if item.high == math.inf else item.high,
+                pulp.LpInteger if item.integer and not relaxed else pulp.LpContinuous,
+            )
+            for index, item in enumerate(self._variables)
+        ]
+        # Every variable is in the objective, so that the solver sees those that stand in no row too.
+        problem.setObjective(
+            pulp.LpAffineExpression([(one, item.cost) for one, item in zip(variables, self._variables, strict=True)])
+        )
+        for row in self._rows:
+            expression = pulp.LpAffineExpression([(variables[index], value) for index, value in row.terms.items()])
+            sense = pulp.LpConstraintEQ if row.equal else pulp.LpConstraintLE
+            problem.addConstraint(pulp.LpConstraint(expression, sense=sense, rhs=row.side))
+        return problem, variables
+
+    def _cost(self, values: tuple[float, ...]) -> float:
+        return math.fsum(item.cost * value for item, value in zip(self._variables, values, strict=True))
+
+    def _rounded(self, values: list[float | None]) -> tuple[float, ...]:
+        """Values within their limits, and whole where they must be."""
+        return tuple(
+            min(max(float(round(value or 0.0)) if item.integer else (value or 0.0), item.low), item.high)
+            for item, value in zip(self._variables, values, strict=True)
+        )
+
+    def _highs(self, time_limit: float | None, node_limit: int | None) -> Solution:
+        import pulp
+
+        options: dict[str, Any] = {"mip_feasibility_tolerance": _FEASIBILITY, "random_seed": 0}
+        if node_limit is not None:
+            options["mip_max_nodes"] = node_limit
+        solver = pulp.HiGHS(msg=False, gapRel=0.0, gapAbs=0.0, threads=1, timeLimit=time_limit, **options)
+        problem, variables = self._problem()
+        # Not `problem.solve`: PuLP's table of HiGHS's statuses lacks that of a limit of nodes, and its `run` cannot be
+        # interrupted.
+        solver.createAndConfigureSolver(problem)
+        solver.buildSolverModel(problem)
+        model = problem.solverModel
+        _run(model)
+        status = model.getModelStatus().name
+        info = model.getInfo()
+        if status in ("kInfeasible", "kUnboundedOrInfeasible"):  # every variable with a cost is bounded
+            return Solution(status="infeasible", values=(), objective=None, bound=None, solver="highs")
+        if status not in ("kOptimal", "kTimeLimit", "kSolutionLimit", "kIterationLimit"):
+            raise SolverFailedError(f"HiGHS ended with status {status[1:]}")
+        optimal = status == "kOptimal"
+        bound = info.mip_dual_bound if any(item.integer for item in self._variables) else None
+        if info.primal_solution_status != _HIGHS_FEASIBLE:
+            found = bound if bound is not None and math.isfinite(bound) else None
+            return Solution(status="stopped", values=(), objective=None, bound=found, solver="highs")
+        column = model.getSolution().col_value
+        values = self._rounded([column[variable.index] for variable in variables])
+        objective = self._cost(values)
+        if optimal:
+            bound = objective
+        elif bound is not None and not math.isfinite(bound):
+            bound = None
+        return Solution(
+            status="optimal" if optimal else "stopped", values=values, objective=objective, bound=bound, solver="highs"
+        )
+
+    def _cbc(self, time_limit: float | None, node_limit: int | None) -> Solution:
+        import pulp
+
+        def run(*, relaxed: bool) -> tuple[Any, list[Any]]:
+            problem, variables = self._problem(relaxed=relaxed)
+            options = ["randomSeed 1", "allowableGap 0"]
+            solver = pulp.COIN_CMD(
+                path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False, gapRel=0.0, timeLimit=time_limit, maxNodes=node_limit,
+                options=options,
+            )  # fmt: skip
+            with tempfile.TemporaryDirectory(prefix="legoai-") as folder:
+                solver.tmpDir = folder  # removed with all that an interrupted solver leaves there
+                try:
+                    problem.solve(solver)
+                except pulp.PulpSolverError as error:
+                    raise SolverFailedError(f"CBC: {error}") from error
+            return problem, variables
+
+        problem, variables = run(relaxed=False)
+        known = problem.sol_status
+        if known == pulp.LpSolutionInfeasible:
+            return Solution(status="infeasible", values=(), objective=None, bound=None, solver="cbc")
+        values: tuple[float, ...] = ()
+        if known in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+            values = self._rounded([variable.varValue for variable in variables])
+        if known == pulp.LpSolutionOptimal:
+            objective = self._cost(values)
+            return Solution(status="optimal", values=values, objective=objective, bound=objective, solver="cbc")
+        # CBC keeps its bound to itself; that of the linear relaxation holds too.
+        relaxed, _ = run(relaxed=True)
+        bound = None
+        if relaxed.sol_status == pulp.LpSolutionOptimal:
+            bound = float(pulp.value(relaxed.objective))
+        return Solution(
+            status="stopped",
+            values=values,
+            objective=self._cost(values) if values else None,
+            bound=bound,
+            solver="cbc",
+        )
+
+
+_HIGHS_FEASIBLE: Final = 2
+"""HiGHS's `kSolutionStatusFeasible`."""
+
+
+def installed() -> SolverName | None:
+    """The solver that is used by default; None where PuLP or every solver is missing. Imports highspy at most."""
+    if find_spec("pulp") is None:
+        return None
+    if find_spec("highspy") is not None:
+        with contextlib.suppress(ImportError):
+            import highspy  # noqa: F401
+
+            return "highs"
+    import pulp
+
+    bundled = pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False)
+    return "cbc" if bundled.available() else None
+
+
+def _run(model: Any) -> None:
+    """Run HiGHS so that Ctrl-C stops it: it works on a thread of its own, and is told to stop."""
+    model.HandleUserInterrupt = True
+    model.startSolve()
+    try:
+        while not model.wait(_POLL_SECONDS)[0]:
+            pass
+    except KeyboardInterrupt:
+        model.cancelSolve()
+        while not model.wait(_POLL_SECONDS)[0]:
+            pass
+        raise
