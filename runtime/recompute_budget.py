@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,16 +103,17 @@ class RecomputeWithin:
 
     def __call__(self, module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
         """Run the module checkpointed."""
-        if self.kept is None and torch.is_grad_enabled():
-            self.kept = self._choose(measure(module, *args, **kwargs))
-        return checkpoint(
-            module,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=preserve_rng_state,
-            context_fn=self._contexts,
-            **kwargs,
-        )
+        with _uncached_casts():
+            if self.kept is None and torch.is_grad_enabled():
+                self.kept = self._choose(measure(module, *args, **kwargs))
+            return checkpoint(
+                module,
+                *args,
+                use_reentrant=False,
+                preserve_rng_state=preserve_rng_state,
+                context_fn=self._contexts,
+                **kwargs,
+            )
 
     def _choose(self, measured: ForwardMeasurement) -> frozenset[Call]:
         budget = math.floor(self.amount * measured.total) if isinstance(self.amount, float) else self.amount
@@ -132,6 +133,21 @@ class RecomputeWithin:
         operators = {operator for operator, _ in kept}
         forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
         return forward, recompute_freely(recomputation, operators.__contains__)
+
+
+@contextmanager
+def _uncached_casts() -> Iterator[None]:
+    """Let autocast cast a parameter wherever it is used.
+
+    It keeps casts until it is left, so that measurement, forward and recomputation would run other operators each, and
+    calls are counted. Recomputation takes over what is said here.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:

@@ -101,6 +101,21 @@ def test_gradients_under_a_budget_are_those_without_checkpointing(amount: float,
     assert_close(kept, plain, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("amount", AMOUNTS)
+def test_a_budget_beside_autocast_counts_the_same_calls_in_every_forward(amount: float):
+    def steps(module: nn.Module) -> list[torch.Tensor]:
+        module, x = module.float(), inputs().float()
+        for _ in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = module(module(x)).square().sum()  # whose second forward finds the casts of the first
+            assert torch.is_autocast_cache_enabled()
+            loss.backward()
+        return [parameter.grad for parameter in module.parameters()]
+
+    kept = checkpoint_wrapper(block(), checkpoint_fn=RecomputeWithin(amount, by="knapsack"))
+    assert_close(steps(kept), steps(block()), rtol=1e-2, atol=1e-2)
+
+
 @pytest.fixture
 def small_heap() -> Iterator[None]:
     """What is there before is left out of what the garbage collector looks through for tensors."""
