@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.replicate import gradient_buckets, replicas
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -21,7 +23,7 @@ class OutputOfUnits(Check):
 
     `output` is what every unit returns, and a unit casts what it takes to `param`. A linear layer that is no unit
     itself, but belongs to the unit around it, takes what an inner unit gives as it is, and PyTorch refuses to multiply
-    matrices of two dtypes.
+    matrices of two dtypes. The buckets of `replicate` are such units.
 
     ## Example
     ```
@@ -42,27 +44,45 @@ class OutputOfUnits(Check):
     slug = "output-of-units"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        precision, manifest, fsdp = analysis.plan.precision, analysis.manifest, analysis.plan.fsdp
-        if precision.output in (None, precision.param) or manifest is None or fsdp is None or fsdp.backend != "eager":
+        precision, manifest = analysis.plan.precision, analysis.manifest
+        if precision.output in (None, precision.param) or manifest is None:
             return
-        units = fsdp_units(analysis)
-        met = next(_Following(manifest, units).call("", ()), None)
+        if replicas(analysis) is not None:
+            buckets = [bucket.paths for bucket in gradient_buckets(analysis)]
+            taking, giving = {paths[0] for paths in buckets}, {paths[-1] for paths in buckets}
+        elif analysis.plan.fsdp is not None and analysis.plan.fsdp.backend == "eager":
+            taking = giving = set(fsdp_units(analysis))
+        else:
+            return
+        met = next(_Following(manifest, taking, giving).call("", ()), None)
         if met is None:
             return
         layer, unit = general(manifest, met.layer), general(manifest, met.unit)
-        around = next(path for path in holders(met.layer) if path in units)
-        maker = units[met.unit].rule
         yield self.at(
             analysis.place(precision, "output"),
             f"`{layer}` has weights in {precision.param} and gets what the unit `{unit}` gives, in {precision.output}",
             label=f"what every unit returns is in {precision.output}",
-            others=[] if maker is None or maker.origin.span is None else [Label(maker.origin.span, "makes units")],
-            help=[
-                f"make it a unit of its own, which casts what it takes: `{layer} = unit` (it is a part of "
-                f"`{around or 'root'}`)",
-                "or leave `output` out",
-            ],
+            others=_makers(analysis, met),
+            help=_cures(analysis, met, layer),
         )
+
+
+def _makers(analysis: Analysis, met: _Met) -> list[Label]:
+    replicate = replicas(analysis)
+    if replicate is not None:
+        return [Label(analysis.place(replicate), "reduces gradients in buckets, each of which is a unit")]
+    maker = fsdp_units(analysis)[met.unit].rule
+    return [] if maker is None or maker.origin.span is None else [Label(maker.origin.span, "makes units")]
+
+
+def _cures(analysis: Analysis, met: _Met, layer: str) -> list[str]:
+    if replicas(analysis) is not None:
+        return ["leave `output` out"]
+    around = next(path for path in holders(met.layer) if path in fsdp_units(analysis)) or "root"
+    return [
+        f"make it a unit of its own, which casts what it takes: `{layer} = unit` (it is a part of `{around}`)",
+        "or leave `output` out",
+    ]
 
 
 class _Met:
@@ -76,16 +96,19 @@ class _Met:
 class _Following:
     """Follows the outputs of units along the forward to the first linear layer that takes one as it is."""
 
-    def __init__(self, manifest: Manifest, units: Mapping[str, object]) -> None:
+    def __init__(self, manifest: Manifest, taking: AbstractSet[str], giving: AbstractSet[str]) -> None:
         self.manifest = manifest
-        self.units = units
+        self.taking = taking
+        """The modules that cast what they are given."""
+        self.giving = giving
+        """The modules whose result is in the dtype of `output`."""
         self.given: str | None = None
         """The unit whose output the module that was followed last gives."""
 
     def call(self, path: str, arguments: Sequence[str | None]) -> Iterator[_Met]:
         """Go through a module whose arguments come from these units; None where from none, or where they are cast."""
         info = self.manifest.modules[path]
-        if path in self.units:
+        if path in self.taking:
             arguments = [None] * len(arguments)
         result = next((unit for unit in arguments if unit is not None), None)
         if info.kind == "linear":
@@ -108,4 +131,4 @@ class _Following:
                 else:
                     made.append(None if step.op == "cast" else next((unit for unit in taken if unit), None))
             result = next((made[index] for index in info.outputs if made[index] is not None), None)
-        self.given = path if path and path in self.units else result
+        self.given = path if path and path in self.giving else result

@@ -31,6 +31,21 @@ def test_the_layer_and_the_unit_are_named():
     assert "LP618" not in codes("mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (output = bf16)")
 
 
+@pytest.mark.parametrize(
+    ("model", "bucket", "wrong"),
+    [
+        ("tie_embeddings = true", "300KB", True),
+        ("tie_embeddings = true", "300MB", False),
+        ("tie_embeddings = false", "1MB", False),
+        ("tie_embeddings = false", "25KB", False),
+    ],
+)
+def test_buckets_of_replicas_are_units(model: str, bucket: str, wrong: bool):
+    small = f'model gpt2("small", n_layers = 4, dim = 64, n_heads = 4, hidden_dim = 256, vocab_size = 256, {model})\n'
+    mesh = "cluster cpu(devices = 2)\nmesh (dp_replicate = 2)\nprecision (param = bf16, output = fp32)\n"
+    assert ("LP618" in codes(f"{small}{mesh}replicate on dp_replicate (bucket = {bucket})")) == wrong
+
+
 @pytest.mark.parametrize("name", UNITS)
 def test_torch_refuses_what_the_rule_refuses(name: str, gloo):
     units, wrong = UNITS[name]
