@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
+from legoai.cost.search.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import LoweringError, Program, lower
@@ -49,6 +50,7 @@ class Figures:
         waiting: seconds in which the busiest rank does none of these: copies, the host, the pipeline.
         bubble: share of the step in which pipeline ranks wait.
         profile: name and hash of the profile that the figures rest on.
+        micro_batch: what bounds candidates with the same layers.
     """
 
     metrics: Mapping[str, float]
@@ -59,6 +61,7 @@ class Figures:
     waiting: float
     bubble: float
     profile: str
+    micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
 
     @property
     def step_time(self) -> float:
@@ -85,12 +88,18 @@ class Figures:
             exposed=dict(found.exposed_by_axis),
             waiting=one.copies + one.host + one.idle,
             bubble=found.bubble_fraction,
+            micro_batch=work_of_micro_batch(found),
             profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
         )
 
     def document(self) -> dict[str, Any]:
         """The figures as plain data."""
         return asdict(self)
+
+    @staticmethod
+    def read(document: Mapping[str, Any]) -> Figures:
+        """The figures of a :meth:`document`."""
+        return Figures(**{**document, "micro_batch": MicroBatchWork(**document["micro_batch"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +189,7 @@ class WholeSimulation:
                 self._finish(key, running.pop(key), deadline)
             self._used.add(key)
             kept = self.kept.get(key)
-            yield self._failed[key] if kept is None else Figures(**kept)
+            yield self._failed[key] if kept is None else Figures.read(kept)
 
     def close(self) -> None:
         """End the processes, whatever they do."""

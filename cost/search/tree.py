@@ -14,11 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.shared_work import shared_key
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
 from legoai.specs.directives.batch import Batch
@@ -33,6 +34,9 @@ AT_ONCE: Final = 8
 
 Choices = tuple[int | None, ...]
 """For each hole the index of its choice; None while it is open."""
+
+_Node: TypeAlias = tuple[float, int, Choices]
+"""A bound of the cost, the number of open holes, and the choices."""
 
 Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
 Progress = Callable[[int, float | None, float | None], None]
@@ -139,7 +143,8 @@ class Search:
         self.say = progress or (lambda count, best, bound: None)
         self.order = order_of(plan.holes)
         self.found = Found(total=math.prod(len(hole.choices) for hole in plan.holes))
-        self._heap: list[tuple[float, int, Choices]] = []
+        self._heap: list[_Node] = []
+        self._teaching: set[str] = set()
 
     def run(self) -> Found:
         """Search until nothing better is left, or until the deadline or an interrupt.
@@ -182,7 +187,8 @@ class Search:
             self._refuse(nothing, root)
             return
         self._push(nothing, root, -math.inf)
-        batch: list[tuple[float, int, Choices]] = []
+        batch: list[_Node] = []
+        alike: list[_Node] = []
         try:
             while self._heap or batch:
                 self._in_time()
@@ -191,17 +197,48 @@ class Search:
                     if None in node[2]:
                         self._expand(node)
                     else:
-                        batch.append(node)
+                        self._choose(node, batch, alike)
                 elif batch:
                     self._evaluate(batch)
+                    self._put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
                 else:
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
-            for node in batch:
-                heapq.heappush(self._heap, node)
+            self._put_back(batch)
+            self._put_back(alike)
+
+    def _choose(self, node: _Node, batch: list[_Node], alike: list[_Node]) -> None:
+        """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
+        candidate = self.plan.candidate(node[2], without=self.without)
+        least = self._bounded(candidate, node[0])
+        if least is None:
+            self.found.bounded += 1
+        elif least > node[0]:
+            heapq.heappush(self._heap, (least, *node[1:]))
+        elif self._waits(candidate, batch):
+            alike.append(node)
+        else:
+            batch.append(node)
+
+    def _waits(self, candidate: Candidate, batch: Sequence[_Node]) -> bool:
+        """Whether a candidate of the batch will tell more of this one's bound."""
+        analysis, shared = candidate.analysis, self.bounds.shared
+        assert analysis is not None
+        key = shared_key(analysis.plan)
+        if not batch:
+            self._teaching = set()
+        if key is None or analysis.plan.pipeline is not None or shared.knows(analysis):
+            return False
+        waits = key in self._teaching
+        self._teaching.add(key)
+        return waits
+
+    def _put_back(self, nodes: list[_Node]) -> None:
+        while nodes:
+            heapq.heappush(self._heap, nodes.pop())
 
     def _in_time(self) -> None:
         if self.deadline is not None and time.monotonic() >= self.deadline:
@@ -210,7 +247,7 @@ class Search:
     def _incumbent(self) -> float:
         return math.inf if self.found.best is None else self.cost(self.found.best)
 
-    def _expand(self, node: tuple[float, int, Choices]) -> None:
+    def _expand(self, node: _Node) -> None:
         cost, _, choices = node
         hole = next(index for index in self.order if choices[index] is None)
         try:
@@ -226,15 +263,22 @@ class Search:
             raise
 
     def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
-        if candidate.analysis is not None:
-            bounds = self.bounds(candidate.analysis)
-            full = self._capacity(candidate) < bounds.memory
-            if full or any(_excludes(bounds, item) for item in candidate.plan.require):
-                self.found.bounded += self._below(choices)
-                return
-            least = max(least, self._least(bounds, candidate))
+        bounded = self._bounded(candidate, least)
+        if bounded is None:
+            self.found.bounded += self._below(choices)
+            return
         undecided = sum(value is None for value in choices)
-        heapq.heappush(self._heap, (least, undecided, choices))
+        heapq.heappush(self._heap, (bounded, undecided, choices))
+
+    def _bounded(self, candidate: Candidate, least: float) -> float | None:
+        """A bound of the cost, which is at least another; None where a bound excludes the candidate."""
+        if candidate.analysis is None:
+            return least
+        bounds = self.bounds(candidate.analysis)
+        full = self._capacity(candidate) < bounds.memory
+        if full or any(_excludes(bounds, item) for item in candidate.plan.require):
+            return None
+        return max(least, self._least(bounds, candidate))
 
     def _capacity(self, candidate: Candidate) -> float:
         """Bytes of a device's memory; infinite where that is not known."""
@@ -266,7 +310,7 @@ class Search:
         holes = zip(self.plan.holes, choices, strict=True)
         return math.prod(len(hole.choices) for hole, index in holes if index is None)
 
-    def _evaluate(self, batch: list[tuple[float, int, Choices]]) -> None:
+    def _evaluate(self, batch: list[_Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated."""
         candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
@@ -281,6 +325,8 @@ class Search:
         if isinstance(outcome, NoFigures):
             found.failed.append((choices, outcome.reason))
             return
+        if candidate.analysis is not None:
+            self.bounds.shared.learn(candidate.analysis, outcome.micro_batch)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.cost(done) < self.cost(found.best)):

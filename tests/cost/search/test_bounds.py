@@ -10,6 +10,7 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.shared_work import shared_key, work_of_micro_batch
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
@@ -38,7 +39,7 @@ checkpoint {{ layers.* = auto in [none, full] }}
 
 
 def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
-    """Candidates whose bounds exceed what is simulated, of a number that is drawn."""
+    """Candidates whose bounds exceed what is simulated, of a number that is drawn; each tells of those behind it."""
     text = f"plan test\n{HEADS[head]}{body.format(length=256 if head == 'cpu' else 1024)}"
     linted = lint(text, "test.plan", directory=Path())
     assert not linted.has_errors, linted.diagnostics
@@ -52,6 +53,11 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
             continue
         found = estimate(lower(candidate.analysis), candidate.plan, candidate.analysis.manifest)
         least = bounds(candidate.analysis)
+        work, shared = work_of_micro_batch(found), bounds.shared
+        key = shared_key(candidate.plan)
+        if work.computed and shared.knows(candidate.analysis) and shared.computed[key] != pytest.approx(work.computed):
+            wrong.append(f"{choices}: a micro batch computes {work.computed} s, and {shared.computed[key]} elsewhere")
+        shared.learn(candidate.analysis, work)
         if least.step_time > found.step_time or least.memory > found.peak_active or least.step_time <= 0.0:
             wrong.append(f"{choices}: {least} against {found.step_time} s and {found.peak_active} bytes")
         done += 1

@@ -1,0 +1,144 @@
+"""Least seconds of linear layers and attention on one rank, at the shapes that they have there.
+
+A tensor-parallel style splits a layer's rows, its columns or the tokens, or nothing: the fastest of the four counts, so
+that the bound does not depend on which style the plan takes. Times are those of the device's own kernel models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.profiles import Profile
+
+_BYTES: Final = {"bf16": 2, "fp16": 2, "fp32": 4, "tf32": 4, "fp64": 8}
+"""Bytes of an element by the rate of its products; those of other rates are cast, and not bounded here."""
+
+_IMPLEMENTATIONS: Final = {"flash": ("flash2",), "efficient": ("efficient",), "cudnn": ("cudnn",)}
+"""Implementations of attention that a plan's kernel may run."""
+_EVERY: Final = ("flash2", "efficient", "cudnn")
+
+
+class LinearShape(NamedTuple):
+    """Weight of a linear layer: features out and in."""
+
+    rows: int
+    columns: int
+
+
+class AttentionShape(NamedTuple):
+    """Heads of an attention, those of keys and values, and their width."""
+
+    heads: int
+    key_heads: int
+    width: int
+
+
+class Pass(NamedTuple):
+    """Seconds of a layer's forward and of its backward."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(slots=True)
+class LocalKernels:
+    """Least seconds of layers on one device, each computed once.
+
+    Args:
+        profile: of the device.
+        rates: names of the rates at which the plan may multiply.
+        attention_kernel: of the plan.
+    """
+
+    profile: Profile
+    rates: Collection[str]
+    attention_kernel: str
+    _known: dict[tuple[object, ...], Pass | None] = field(default_factory=dict)
+
+    def linear(self, shape: LinearShape, tokens: int, parts: int) -> Pass | None:
+        """Of a linear layer; None where the profile has no rate for it.
+
+        Args:
+            shape: of the whole weight.
+            tokens: of one micro batch on one rank.
+            parts: ranks among which a style may split it.
+        """
+        key = shape, tokens, parts
+        if key not in self._known:
+            self._known[key] = self._linear(shape, tokens, parts)
+        return self._known[key]
+
+    def attention(self, shape: AttentionShape, sequences: int, length: int, parts: int) -> Pass | None:
+        """Of a fused causal attention; None where the profile has no rate for it.
+
+        Args:
+            shape: of the whole attention.
+            sequences: of one micro batch.
+            length: of a sequence.
+            parts: ranks among which a style may split the heads.
+        """
+        key = shape, sequences, length, parts
+        if key not in self._known:
+            self._known[key] = self._attention(shape, sequences, length, parts)
+        return self._known[key]
+
+    def _linear(self, shape: LinearShape, tokens: int, parts: int) -> Pass | None:
+        rows, columns = shape
+        cut = {(tokens, rows, columns)}
+        if parts > 1:
+            cut |= {
+                (tokens, -(-rows // parts), columns),
+                (tokens, rows, -(-columns // parts)),
+                (-(-tokens // parts), rows, columns),
+            }
+        rates = [rate for rate in self.rates if rate in _BYTES and rate in self.profile.products]
+        if not rates or len(rates) < len([rate for rate in self.rates if rate in self.profile.products]):
+            return None
+        found = [
+            Pass(
+                self._product(m, n, k, rate),
+                self._product(m, k, n, rate) + min(self._product(n, k, m, rate), self._product(k, n, m, rate)),
+            )
+            for m, n, k in cut
+            for rate in rates
+        ]
+        return _least(found)
+
+    def _product(self, m: int, n: int, k: int, rate: str) -> float:
+        size = _BYTES[rate] * (m * k + k * n + m * n)
+        return seconds_of(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=size), self.profile)[0]
+
+    def _attention(self, shape: AttentionShape, sequences: int, length: int, parts: int) -> Pass | None:
+        rates = {rate for _, _, rate in self.profile.attention if rate in self.rates and rate in _BYTES}
+        if not rates:
+            return None
+        found = []
+        for implementation in _IMPLEMENTATIONS.get(self.attention_kernel, _EVERY):
+            for rate in rates:
+                for key_heads in {shape.heads, shape.key_heads}:  # those of keys may have been repeated
+                    local = AttentionShape(-(-shape.heads // parts), -(-key_heads // parts), shape.width)
+                    forward = _fused(local, sequences, length, rate, implementation, backward=False)
+                    backward = _fused(local, sequences, length, rate, implementation, backward=True)
+                    found.append(Pass(seconds_of(forward, self.profile)[0], seconds_of(backward, self.profile)[0]))
+        return _least(found)
+
+
+def _fused(
+    shape: AttentionShape, sequences: int, length: int, rate: str, implementation: str, *, backward: bool
+) -> Attention:
+    heads, key_heads, width = shape
+    elements = sequences * length * width * (2 * heads + 2 * key_heads) * (2 if backward else 1)
+    return Attention(
+        batch=sequences, heads=heads, key_heads=key_heads, queries=length, keys=length, head_dim=width,
+        value_dim=width, causal=True, backward=backward, rate=rate, implementation=implementation,
+        bytes=_BYTES[rate] * elements,
+    )  # fmt: skip
+
+
+def _least(found: Iterable[Pass]) -> Pass:
+    forward, backward = zip(*found, strict=True)
+    return Pass(min(forward), min(backward))

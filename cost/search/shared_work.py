@@ -1,0 +1,186 @@
+"""Work that candidates share: what one micro batch computes and keeps does not depend on data-parallel degrees.
+
+The kernels of a forward and a backward follow from the model, the micro batch, the degrees and styles that cut layers
+and sequences, and the dtypes. How parameters are sharded over data-parallel ranks, what is recomputed and how large the
+global batch is decide what is added to them. So a candidate that was simulated bounds those that differ from it only
+there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from legoai.cost.estimate import Estimate
+from legoai.cost.kernels.work import is_product
+from legoai.cost.machine.op_costs import OpCosts
+from legoai.cost.trace.marks import MICRO_BATCH
+from legoai.cost.trace.records import Kernel, Mark, Phase, Record
+from legoai.cost.trace.segments import Instance, Item, Segment
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.pipeline import splits_backward
+from legoai.specs.plan import Plan
+
+_LEFT_OUT: Final = frozenset({
+    "name", "defaults", "format", "pipeline", "offload", "optimizer", "clip", "schedule", "data", "steps", "seed",
+    "save", "evaluate",
+})  # fmt: skip
+"""Statements that decide nothing of what a micro batch computes in its layers."""
+_DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
+_OF_SHARDING: Final = "fsdp."
+"""Beginning of the names of operators that gather and scatter parameters."""
+
+_ByPhase: TypeAlias = defaultdict[Phase, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchWork:
+    """What one micro batch takes on a rank without a pipeline, at least.
+
+    Attributes:
+        computed: seconds of the kernels of forward and backward.
+        recomputed: seconds of those of recomputation.
+        activations: bytes of the activations that lived at the peak.
+    """
+
+    computed: float = 0.0
+    recomputed: float = 0.0
+    activations: int = 0
+
+
+def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
+    """What one micro batch took in a simulation; nothing is known of pipelines."""
+    [rank, *others] = found.ranks
+    if others or rank.actions:
+        return MicroBatchWork()
+    kernels = (item for item in rank.trace.once_each() if isinstance(item, Kernel))
+    stream = next((item.stream for item in kernels if is_product(item.op)), 0)
+    seconds = _Seconds(OpCosts(machine=found.machine), stream)
+    each: list[_ByPhase] = []
+    for item in rank.trace.between(rank.span):
+        if isinstance(item, Mark):
+            if item.name.startswith(MICRO_BATCH):
+                each.append(defaultdict(float))
+        elif each:
+            for phase, took in seconds.of(item).items():
+                each[-1][phase] += took
+    return MicroBatchWork(
+        computed=min((one["forward"] + one["backward"] for one in each), default=0.0),
+        recomputed=min((one["recompute"] for one in each), default=0.0),
+        activations=rank.memory.by_category.get("activation", 0),
+    )
+
+
+@dataclass(slots=True)
+class _Seconds:
+    """Seconds of the kernels that layers run one after another, by phase; those of a segment are added up once.
+
+    Args:
+        cost: of a kernel.
+        stream: on which layers compute.
+    """
+
+    cost: OpCosts
+    stream: int
+    _known: dict[int, tuple[Segment, _ByPhase]] = field(default_factory=dict)
+
+    def of(self, item: Item) -> _ByPhase:
+        """Those of an item of a trace."""
+        if not isinstance(item, Instance):
+            return self._sum((item,))
+        segment = item.segment
+        if id(segment) not in self._known:
+            self._known[id(segment)] = segment, self._sum(segment.records)
+        return self._known[id(segment)][1]
+
+    def _sum(self, records: Sequence[Record]) -> _ByPhase:
+        found: _ByPhase = defaultdict(float)
+        for record in records:
+            if isinstance(record, Kernel) and self._in_layers(record):
+                found[record.phase] += self.cost(record).seconds
+        return found
+
+    def _in_layers(self, kernel: Kernel) -> bool:
+        return kernel.stream == self.stream and bool(kernel.module) and not kernel.op.startswith(_OF_SHARDING)
+
+
+@dataclass(slots=True)
+class SharedWork:
+    """What is known of micro batches from the candidates that were simulated.
+
+    Attributes:
+        computed: seconds of the kernels of forward and backward, by :func:`shared_key`.
+    """
+
+    computed: dict[str, float] = field(default_factory=dict)
+    _recomputed: dict[tuple[str, str], MicroBatchWork] = field(default_factory=dict)
+
+    def learn(self, analysis: Analysis, work: MicroBatchWork) -> None:
+        """Note what a candidate took."""
+        key = shared_key(analysis.plan)
+        if key is not None and work.computed:
+            self.computed[key] = work.computed
+            self._recomputed[key, _treatments(analysis.plan)] = work
+
+    def knows(self, analysis: Analysis) -> bool:
+        """Whether a candidate with the same layers was simulated."""
+        return shared_key(analysis.plan) in self.computed
+
+    def seconds(self, analysis: Analysis, recomputed: float) -> float:
+        """Least seconds of a step; 0 where nothing is known.
+
+        Args:
+            analysis: of a candidate; nothing is known of one with holes.
+            recomputed: least seconds of a micro batch's recomputation.
+        """
+        plan = analysis.plan
+        key = shared_key(plan) if self.computed else None
+        if key not in self.computed or (plan.pipeline is not None and splits_backward(analysis)):
+            return 0.0
+        batches = micro_batches(plan)
+        assert key is not None
+        if batches is None:
+            return 0.0
+        same = self._recomputed.get((key, _treatments(plan)))
+        again = recomputed if same is None else same.recomputed
+        return (self.computed[key] + again) * batches / plan.mesh.pp
+
+    def activations(self, analysis: Analysis) -> int:
+        """Least bytes of activations at the peak; 0 where nothing is known."""
+        plan = analysis.plan
+        key = shared_key(plan) if self.computed else None
+        if key is None or plan.mesh.pp > 1 or plan.offload is not None:
+            return 0
+        same = self._recomputed.get((key, _treatments(plan)))
+        return 0 if same is None else same.activations
+
+
+def shared_key(plan: Plan) -> str | None:
+    """What decides the kernels of a micro batch's layers; None of a plan with holes."""
+    if any(True for _ in plan.holes()):
+        return None
+    body = {name: value for name, value in plan.canonical().items() if name not in _LEFT_OUT}
+    mesh, batch, cluster = (dict(body.get(name, {})) for name in ("mesh", "batch", "cluster"))
+    for name in _DEGREES:
+        mesh.pop(name, None)
+    # Parameters that are not sharded are cast otherwise.
+    mesh["sharded"], mesh["replicated"] = plan.mesh.dp_shard > 1, plan.mesh.dp_replicate > 1
+    for name in ("global", "ramp"):
+        batch.pop(name, None)
+    for name in ("hosts", "devices", "fabric"):
+        cluster.pop(name, None)
+    body |= {"mesh": mesh, "batch": batch, "cluster": cluster}
+    whole = plan.compile is not None  # the compiler chooses what it recomputes, and may cut products
+    for name in ("fsdp", "replicate", "checkpoint", "comm"):
+        held = body.pop(name, None)
+        body[name] = held if whole else held is not None and name in ("fsdp", "replicate")
+    return json.dumps(body, sort_keys=True)
+
+
+def _treatments(plan: Plan) -> str:
+    """What is recomputed, as text."""
+    return json.dumps(plan.canonical().get("checkpoint"), sort_keys=True)
