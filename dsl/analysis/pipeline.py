@@ -181,9 +181,12 @@ def stage_of(analysis: Analysis, path: str) -> int | None:
 
 @fact
 def stages_of_ranks(analysis: Analysis) -> tuple[tuple[int, ...], ...]:
-    """The stages that each rank of `pp` holds: dealt in turn, or forth and back, or as the order file says."""
+    """The stages that each rank of `pp` holds: dealt in turn, or forth and back, or as the order file says.
+
+    None are dealt where there are more ranks or stages than modules with which a stage can begin.
+    """
     pipeline, ranks, count = analysis.plan.pipeline, analysis.plan.mesh.pp, stage_count(analysis)
-    if pipeline is None or count is None:
+    if pipeline is None or count is None or max(ranks, count) > len(split_points(analysis).starts):
         return ()
     found = _valid_order(analysis)
     if found is not None:

@@ -87,12 +87,12 @@ def _report(span: Span, message: str, why: Diagnostic, member: object, others: S
     )  # fmt: skip
 
 
-def _holes(plan: Plan) -> Iterator[tuple[Span, tuple[Any, ...]]]:
+def _holes(plan: Plan) -> Iterator[tuple[Span, Sequence[Any]]]:
     """Each hole with a domain, by its place: one that a `let` holds may stand at several."""
     for directive in plan.directives():
         for origin, hole in _inside(directive):
             if origin.span is not None and hole.domain is not None:
-                yield origin.span, tuple(hole.domain)
+                yield origin.span, hole.domain  # perhaps a range of billions
 
 
 def _inside(value: Any) -> Iterator[tuple[Origin, Hole]]:
