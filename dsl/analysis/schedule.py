@@ -31,6 +31,14 @@ def stable_steps(schedule: Schedule) -> int:
     return 0 if isinstance(form, Constant) else form.steps - warmup_steps(schedule) - decay_steps(schedule)
 
 
+def run_steps(plan: Plan) -> int | None:
+    """Optimizer steps of a run: those of `steps`, or else of the schedule; None where the command line decides."""
+    if plan.steps is not None:
+        return plan.steps.count
+    form = plan.schedule.form
+    return None if isinstance(form, Constant) else form.steps
+
+
 def floor_share(plan: Plan) -> float:
     """The last learning rate as a share of the full one."""
     form, rate = plan.schedule.form, plan.optimizer.algorithm.lr

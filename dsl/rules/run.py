@@ -1,4 +1,4 @@
-"""`data`: rules about what is trained on."""
+"""`data`, `save`, `evaluate` and `steps`: rules about what is trained on, and how long."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
+from legoai.dsl.analysis.schedule import floor_share, run_steps, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.specs.directives.schedule import Constant
 from legoai.specs.models.reads import Images, ImagesWithTexts
 
 _SYNTHETIC: Final = "synthetic"
@@ -82,3 +84,93 @@ class IdleField(Check):
                 others=[Label(analysis.place(data, "source"), "the data")],
                 help=["leave it out, or name a file that ends in `.jsonl`"],
             )
+
+
+class IdleInterval(Check):
+    """Checkpoints or validations so far apart that the run ends before the first.
+
+    After its last step a run saves a checkpoint anyway, and validates nothing.
+
+    ## Example
+    ```
+    steps 500
+    evaluate (every = 1000)
+    ```
+
+    ## Use instead
+    ```
+    steps 500
+    evaluate (every = 100)
+    ```
+    """
+
+    code = "LP698"
+    slug = "idle-interval"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan, steps = analysis.plan, run_steps(analysis.plan)
+        for statement, what in ((plan.save, "checkpoint"), (plan.evaluate, "validation")):
+            if statement is None or steps is None or statement.every <= steps:
+                continue
+            yield self.at(
+                analysis.place(statement, "every"),
+                f"`every` has no effect: a run of {steps} steps ends before the first {what}",
+                label=f"more than {steps}",
+                others=[_end(analysis)],
+                help=[f"write at most {steps}, or leave the statement out"],
+            )
+
+
+class StepsBesideSchedule(Check):
+    """A run that goes on after its schedule has ended, or that ends in its warm-up.
+
+    Behind its last step a schedule leaves the learning rate as low as it was there, 0 without a floor.
+
+    ## Example
+    ```
+    steps 2000
+    schedule cosine(warmup = 100, steps = 1000)
+    ```
+
+    ## Use instead
+    ```
+    steps 2000
+    schedule cosine(warmup = 100, steps = 2000)
+    ```
+    """
+
+    code = "LP699"
+    slug = "steps-beside-schedule"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        schedule, steps = plan.schedule, plan.steps
+        if steps is None:
+            return
+        warmup = warmup_steps(schedule)
+        if not isinstance(schedule.form, Constant) and steps.count > schedule.form.steps:
+            last = floor_share(plan) * plan.optimizer.algorithm.lr
+            yield self.at(
+                analysis.place(steps, "count"),
+                f"the last {steps.count - schedule.form.steps} of {steps.count} steps have a learning rate of {last:g}",
+                label="goes on",
+                others=[Label(analysis.place(schedule.form, "steps"), "the schedule ends here")],
+                help=["let both end together, or write `constant`"],
+            )
+        elif warmup > 0 and steps.count <= warmup:
+            yield self.at(
+                analysis.place(steps, "count"),
+                f"a run of {steps.count} steps ends in the warm-up, which takes {warmup}",
+                label="ends before the full learning rate",
+                others=[Label(analysis.place(schedule.form, "warmup"), "the warm-up")],
+                help=["train for more steps, or shorten the warm-up"],
+            )
+
+
+def _end(analysis: Analysis) -> Label:
+    plan = analysis.plan
+    if plan.steps is not None:
+        return Label(analysis.place(plan.steps, "count"), "the run ends here")
+    return Label(analysis.place(plan.schedule.form, "steps"), "the run ends here")

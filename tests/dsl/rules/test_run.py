@@ -1,0 +1,40 @@
+"""What a plan says of its run fits the number of its steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.rule_plans import codes
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("steps 5\nsave (every = 5)", False),
+        ("steps 5\nsave (every = 6)", True),
+        ("steps 5\nevaluate (every = 6)", True),
+        ("schedule cosine(steps = 5)\nevaluate (every = 6)", True),
+        ("steps 6\nschedule constant\nevaluate (every = 6)", False),
+        ("evaluate (every = 1000000)", False),
+    ],
+)
+def test_intervals_end_before_the_run_does(text: str, found: bool) -> None:
+    assert ("LP698" in codes(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("steps 100\nschedule cosine(steps = 100, warmup = 10)", False),
+        ("steps 101\nschedule cosine(steps = 100, warmup = 10)", True),
+        ("steps 101\nschedule wsd(steps = 100, warmup = 10, decay = 10)", True),
+        ("steps 11\nschedule cosine(steps = 100, warmup = 10)", False),
+        ("steps 10\nschedule cosine(steps = 100, warmup = 10)", True),
+        ("steps 10\nschedule constant(warmup = 10)", True),
+        ("steps 1\nschedule constant", False),
+        ("schedule cosine(steps = 100, warmup = 10)", False),
+        ("steps 101\nschedule cosine(steps = auto)", False),
+    ],
+)
+def test_a_run_ends_with_its_schedule_or_after_its_warm_up(text: str, found: bool) -> None:
+    assert ("LP699" in codes(text)) == found
