@@ -46,8 +46,9 @@ def translation(word: str, choices: Sequence[str]) -> list[str]:
     ours, form = our_word(word, choices), our_form(word)
     if form is None or word.lower() in (choice.lower() for choice in choices):
         return suggestion(word, choices)
-    if ours is None:
-        return [form]
+    keyword = form.partition("is written `")[2].partition(" ")[0]
+    if ours is None or (keyword in choices and keyword != ours):
+        return [form]  # a whole statement where statements stand
     return [f"did you mean `{ours}`?", *([form] if f"`{ours}" in form else [])]
 
 

@@ -95,6 +95,7 @@ TABLE: Final[tuple[Entry, ...]] = (
           "after_forward fsdp unit", _FSDP),
     Entry("zero2 zero_2 stage2 stage_2 shard_grad_op optim_grads torch_fsdp2_no_reshard_after_forward",
           "after_backward fsdp unit", "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }"),
+    Entry("stage", "stages", "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }"),
     Entry("zero1 zero_1 stage1 stage_1 use_distributed_optimizer distributed_optimizer zeroredundancyoptimizer "
           "zero_redundancy_optimizer", "never fsdp unit", "fsdp on dp_shard { layers.* = unit(reshard = never) }"),
     Entry("hsdp hybrid_shard hybrid_shard_zero2 _hybrid_shard_zero2 enable_full_sharding_in_hsdp", "fsdp",
@@ -140,9 +141,10 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("zb_h1 interleaved_zero_bubble", "InterleavedZeroBubble"),
     Entry("dualpipe dual_pipe dualpipe_v", "DualPipeV"),
     Entry("bfs looped looped_bfs breadth_first", "LoopedBFS"),
-    Entry("num_layers_per_virtual_pipeline_stage virtual_pipeline_model_parallel_size stages_per_rank num_stages "
-          "num_virtual_stages_per_pipeline_rank pipeline_parallel_layers_per_stage virtual_stages", "stages pipeline",
+    Entry("num_layers_per_virtual_pipeline_stage virtual_pipeline_model_parallel_size stages_per_rank "
+          "num_virtual_stages_per_pipeline_rank pipeline_parallel_layers_per_stage virtual_stages", "pipeline",
           "pipeline on pp (schedule = Interleaved1F1B, stages = 8)"),
+    Entry("num_stages", "stages pipeline", "pipeline on pp (schedule = Interleaved1F1B, stages = 8)"),
     Entry("pipeline_parallel_split_points split_points split_spec module_fqns_per_model_part "
           "pipeline_model_parallel_layout stage_layout partition_method", "split pipeline",
           "pipeline on pp (split = [layers.8, layers.16, layers.24])"),
@@ -243,7 +245,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     # Runs.
     Entry("train_iters max_steps training_steps num_steps total_steps", "steps", "steps 1000"),
     Entry("num_train_epochs epochs", "steps", "steps 1000"),
-    Entry("save_interval save_steps checkpoint_interval ckpt_interval enable_checkpoint save_strategy save_every",
+    Entry("save_interval save_steps interval checkpoint_interval ckpt_interval enable_checkpoint save_strategy "
+          "save_every",
           "save every", "save (every = 100, keep = 3)"),
     Entry("keep_latest_k save_total_limit", "keep save", "save (every = 100, keep = 3)"),
     Entry("output_dir dump_folder", note=_TRAINER),

@@ -28,7 +28,7 @@ from legoai.dsl.frontend.syntax import (
     Value,
     children,
 )
-from legoai.dsl.frontend.values import computed, describe_value, fits, in_treatment, names_of, short, uncapitalised
+from legoai.dsl.frontend.values import computed, describe_value, fits, names_of, other_form, short, uncapitalised
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.directives.hole import Hole
@@ -150,7 +150,7 @@ class Reader:
             word = argument.name.text
             meant = closest(word, legal)
             fix = None
-            if meant is not None and meant not in taken:
+            if meant is not None and meant not in taken and self._could_be(argument.value, declared, meant):
                 fix = Fix(f"write `{meant}`", (Edit(argument.name.span, meant),), safe=False)
                 taken.add(meant)
             listed = f"{what} takes {', '.join(f'`{name}`' for name in legal)}" if legal else f"{what} takes no options"
@@ -160,6 +160,12 @@ class Reader:
                     help=[*(translation(word, legal) or option_elsewhere(word)), listed], fix=fix,
                 )
             )  # fmt: skip
+
+    def _could_be(self, node: Value, declared: type[Declared], name: str) -> bool:
+        """Whether a value has a form that the option of this name takes."""
+        node, _ = self.scope.look_up(node)
+        kind = next(item.kind for item in declared.options if item.name == name)
+        return isinstance(node, Auto) or fits(node, kind)
 
     def _use(self, node: Node) -> None:
         """Count the `let` names in a value that nothing reads as used."""
@@ -249,7 +255,7 @@ class Reader:
                 node.span,
                 f"expected {expected}, found {found or describe_value(node)}",
                 label=f"not {short(expected)}",
-                help=help,
+                help=help or other_form(node, kind),
             )
         )
 
@@ -399,7 +405,7 @@ class Reader:
 
     def _calls(self, node: Value, kind: Calls) -> Any:
         if not isinstance(node, Name | Call):
-            return self._wrong(node, kind, help=in_treatment(node, kind))
+            return self._wrong(node, kind)
         word = node.text if isinstance(node, Name) else node.name.text
         for treatment in kind.treatments:
             if treatment.name == word:
@@ -417,7 +423,7 @@ class Reader:
         """Read by the first kind that fits the value's form; names may be of any of the kinds that take names."""
         fitting = [item for item in kind.kinds if fits(node, item)]
         if not fitting:
-            return self._wrong(node, kind, help=in_treatment(node, kind))
+            return self._wrong(node, kind)
         if len(fitting) == 1:
             return self._read(node, fitting[0])
         trials: list[list[Diagnostic]] = []

@@ -32,6 +32,9 @@ _CLOSED = re.compile(r'"(?:[^"\\\n]|\\["\\nt])*\\[^"\\nt\n](?=(?:[^"\\\n]|\\.)*"
 _DASHED = re.compile(r"[A-Za-z_]\w*(?:-\w+)+$")
 _FIRST_WORDS = re.compile(r'model[ \t]+([\w./-]+(?:\("?[\w./-]+)?)')
 _LAST_WORD = re.compile(r"[\w.]+")
+_BARE_OPTION = re.compile(r"([a-z_]\w*)[ \t]+([a-z_]\w*)")
+_SLICE = re.compile(r"\[(\d+)(?:([-:])(\d+))?\]")
+_TUPLE = re.compile(r"=[ \t]*\([^()]*$")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _MOST_MISTAKES = 20
 
@@ -223,7 +226,7 @@ def _explain(error: UnexpectedInput, lines: Lines, start: int, end: int) -> tupl
     )
     return (
         rules.UnexpectedToken.at(span, f"expected {expected}, found {found}", label=f"expected {expected}",
-                                 help=_hints(token, lines.text, position)),
+                                 help=_hints(token, lines.text, position, expected)),
         position,
     )  # fmt: skip
 
@@ -258,6 +261,9 @@ def _unexpected_character(lines: Lines, position: int) -> Diagnostic:
             label='no closing `"` on this line' if character == '"' else f'not `{character}` but `"`',
         )
     help = [text for characters, text in _FOREIGN if character in characters]
+    word = lines.text[lines.text.rfind("\n", 0, position) + 1 : position].strip()
+    if character == ":" and _is_family(word):
+        help = _own_statement(word)
     shown = character if character.isprintable() else f"U+{ord(character):04X}"
     return rules.UnexpectedCharacter.at(
         span, f"unexpected character `{shown}`", label="begins nothing in the plan language", help=help
@@ -347,13 +353,16 @@ def _own_statement(word: str) -> list[str]:
     from legoai.dsl.diagnostics.vocabulary import our_form
     from legoai.specs.directives import FAMILIES, family
 
+    if word in FAMILIES:
+        subject = family(word).subject
+        return [f"a statement has no sign behind its keyword: `{word} {'…' if subject else '(…)'}`"]
     holders = [keyword for keyword in FAMILIES for item in family(keyword).options if item.name == word]
     own = [f"`{word}` is an option: `{keyword} ({word} = …)`" for keyword in holders]
     form = our_form(word)
     return own or ([form] if form else [])
 
 
-def _hints(token: Token, text: str, position: int) -> list[str]:
+def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
     before = text[text.rfind("\n", 0, position) + 1 : position].rstrip()
     sign = str(token)
     if token.type == "_NL" and before.endswith(("=", "<", ">")):
@@ -368,6 +377,18 @@ def _hints(token: Token, text: str, position: int) -> list[str]:
         return ["names are written with `_`"]
     if sign == "=" and first == before and before.isidentifier():
         return _own_statement(before)
+    if sign == "=" and (bare := _BARE_OPTION.fullmatch(before)) and _is_family(bare[1]):
+        return [f"options stand in parentheses: `{bare[1]} ({bare[2]} = …)`"]
+    if sign == "[" and (sliced := _SLICE.match(text, position)):
+        return [f"numbers of blocks stand behind a dot: `{_LAST_WORD.findall(before)[-1]}.{_numbers(sliced)}`"]
+    if sign == "," and _TUPLE.search(before):
+        return ["a list stands in brackets: `[…]`"]
+    if sign == "," and first == "require":
+        return ["every requirement is a statement of its own, on its own line"]
+    if sign == "{" and not before and _is_family(text[:position].rstrip().rpartition("\n")[2].partition(" ")[0]):
+        return ["a block begins on the line of its statement"]
+    if "`,`" in expected and "=" in before and token.type in ("DOTTED", "NAME", "PATH"):
+        return ["separate with a comma or a new line"]
     if sign == "=" and (dashed := _DASHED.search(before)):
         return [f"names are written with `_`: `{dashed[0].replace('-', '_')}`"]
     if sign == "//":
@@ -377,3 +398,16 @@ def _hints(token: Token, text: str, position: int) -> list[str]:
     if sign in UNITS and before[-1:].isdigit():
         return [f"a unit stands right behind its number: `{_LAST_WORD.findall(before)[-1]}{sign}`"]
     return []
+
+
+def _is_family(word: str) -> bool:
+    from legoai.specs.directives import FAMILIES
+
+    return word in FAMILIES
+
+
+def _numbers(sliced: re.Match[str]) -> str:
+    """A slice as a path writes it; `0:8` ends before 8, and `0-7` with 7."""
+    if sliced[3] is None:
+        return sliced[1]
+    return f"{{{sliced[1]}..{int(sliced[3]) - (sliced[2] == ':')}}}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
-from legoai.dsl.diagnostics.suggestion import translation
+from legoai.dsl.diagnostics.suggestion import closest, translation
 from legoai.dsl.frontend.coerce import Reader
 from legoai.dsl.frontend.ranges import resolved_path
 from legoai.dsl.frontend.scope import Scope, is_function
@@ -25,6 +25,7 @@ from legoai.dsl.frontend.syntax import (
     String,
     Value,
 )
+from legoai.dsl.frontend.values import names_of
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.span import Decider, Origin, Span
@@ -120,8 +121,9 @@ class StatementReader:
         if declared.subject is None:
             if statement.subject is not None and not _is_axis(statement.subject, declared):
                 self._refuse_part(
-                    statement.subject.span, f"`{keyword}` takes no value before its options", "no value here"
-                )
+                    statement.subject.span, f"`{keyword}` takes no value before its options", "no value here",
+                    help=_where_it_stands(statement.subject, declared),
+                )  # fmt: skip
             return {}, None
         item = declared.option(declared.subject)
         node = statement.subject
@@ -206,8 +208,8 @@ class StatementReader:
         if statement.options is not None and declared.subject_holds_options:
             self._refuse_part(statement.options.span, f"the options of `{keyword}` stand behind its value", "not here")
 
-    def _refuse_part(self, span: Span, message: str, label: str) -> None:
-        self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label))
+    def _refuse_part(self, span: Span, message: str, label: str, help: Sequence[str] = ()) -> None:
+        self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label, help=help))
 
     def _rules(self, block: Block | None, declared: type[Directive], layout: Span | None) -> tuple[PathRule[Any], ...]:
         if block is None or declared.treatments is None:
@@ -237,3 +239,19 @@ class StatementReader:
 def _is_axis(node: Value, declared: type[Directive]) -> bool:
     """Whether a value is an axis of the statement that lacks only its `on`."""
     return declared.axis_use is not None and isinstance(node, Name) and node.text in declared.axis_use.names
+
+
+def _where_it_stands(node: Value, declared: type[Directive]) -> list[str]:
+    """Help on a value that stands before the options of a statement which takes none there."""
+    keyword = declared.keyword
+    word = node.text if isinstance(node, Name) else node.name.text if isinstance(node, Call) else None
+    treatments = names_of(declared.treatments) if declared.treatments is not None else ()
+    if word in treatments:
+        return [f"a treatment stands in a rule: `{keyword} {{ PATH = {word} }}`"]
+    legal = [item.name for item in declared.options if word is not None and word in names_of(item.kind)]
+    if word is not None and legal:
+        return [f"an option has a name: `{keyword} ({closest(word, legal) or legal[0]} = {word})`"]
+    help = [f"treatments stand in rules: `{keyword} {{ PATH = {treatments[0]} }}`"] if treatments else []
+    if declared.options:
+        help.append(f"options stand in parentheses: `{keyword} ({declared.options[0].name} = …)`")
+    return help

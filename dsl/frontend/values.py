@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+from legoai.dsl.diagnostics.suggestion import closest
 from legoai.dsl.frontend.scope import is_function
 from legoai.dsl.frontend.syntax import Auto, Boolean, Call, ListValue, Name, Number, String, Value
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls
 from legoai.specs.units import UNITS
+
+_NUMERIC: Final = (kinds.Integer, kinds.Number, kinds.Size, kinds.Fraction)
+_AMOUNT: Final = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?([A-Za-z]+|%)?")
 
 
 def fits(node: Value, kind: kinds.Kind) -> bool:
@@ -23,7 +30,7 @@ def fits(node: Value, kind: kinds.Kind) -> bool:
         return isinstance(kind, kinds.ListOf)
     if isinstance(node, Boolean):
         return isinstance(kind, kinds.Boolean)
-    return isinstance(kind, kinds.Integer | kinds.Number | kinds.Size | kinds.Fraction)
+    return isinstance(kind, _NUMERIC)
 
 
 def names_of(kind: kinds.Kind) -> tuple[str, ...]:
@@ -39,16 +46,28 @@ def names_of(kind: kinds.Kind) -> tuple[str, ...]:
     return ()
 
 
-def in_treatment(node: Value, kind: kinds.Kind) -> list[str]:
-    """Help on an amount that stands where only a treatment may that takes it: `bytes(25MB)` for `25MB`."""
+def other_form(node: Value, kind: kinds.Kind) -> list[str]:
+    """Help on a value in the form of another kind: `25MB` for `bytes(25MB)`, `"256"` for `256`, `"1f1b"` for `1F1B`."""
+    if isinstance(node, String):
+        return _unquoted(node.text, kind)
     if isinstance(kind, kinds.Either):
-        return [line for item in kind.kinds for line in in_treatment(node, item)]
+        return [line for item in kind.kinds for line in other_form(node, item)]
     if not isinstance(node, Number) or not isinstance(kind, Calls):
         return []
     dimension = UNITS[node.unit][0] if node.unit in UNITS else "number"
     wanted = {"bytes": kinds.Size, "number": kinds.Integer}.get(dimension)
     takes = [item for item in kind.treatments if wanted and item.options and isinstance(item.options[0].kind, wanted)]
     return [f"write `{item.name}({node.text}{node.unit})`" for item in takes]
+
+
+def _unquoted(text: str, kind: kinds.Kind) -> list[str]:
+    numeric = any(
+        isinstance(item, _NUMERIC) for item in (kind, *(kind.kinds if isinstance(kind, kinds.Either) else ()))
+    )
+    if numeric and _AMOUNT.fullmatch(text):
+        return [f"a number stands without quotes: `{text}`"]
+    meant = closest(text, names_of(kind)) if names_of(kind) else None
+    return [f"did you mean `{meant}`, without quotes?"] if meant is not None else []
 
 
 def computed(node: Value, value: float, dimension: str) -> str | None:

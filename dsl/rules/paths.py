@@ -29,13 +29,19 @@ class PathsMatch(NoSuchPath, Check):
         for directive in analysis.plan.directives():
             if not directive.rules:
                 continue
+            known = analysis.paths_for(directive)
             for rule in analysis.assigned(directive).unmatched:
                 close = nearest(rule.path, analysis)
                 span = _span(rule)
+                of_parameter = close is not None and not known.matching(pattern(close))
+                if close is not None and of_parameter:
+                    close = close.rpartition(".")[0] or None
                 fix = None
                 help = []
                 if close is not None:
                     help.append(f"did you mean `{close}`?")
+                    if of_parameter:
+                        help.append(f"rules of `{directive.keyword}` are for modules, with all of their parameters")
                     if rule.path_origin.decider == "human":
                         fix = Fix(f"write `{close}`", (Edit(span, close),), safe=False)
                 what = "module or parameter" if directive.names_parameters else "module"
@@ -49,7 +55,6 @@ class PathsMatch(NoSuchPath, Check):
                     fix=fix,
                 )
             unmatched = {id(rule) for rule in analysis.assigned(directive).unmatched}
-            known = analysis.paths_for(directive)
             for rule in directive.rules:
                 if "{" in rule.path and id(rule) not in unmatched:
                     yield from self._members(rule, known, analysis)
