@@ -126,9 +126,13 @@ class SharedWork:
             self.computed[key] = work.computed
             self._recomputed[key, _treatments(analysis.plan)] = work
 
-    def knows(self, analysis: Analysis) -> bool:
-        """Whether a candidate with the same layers was simulated."""
-        return shared_key(analysis.plan) in self.computed
+    def lesson(self, analysis: Analysis) -> str | None:
+        """What simulating a candidate would tell of others; None where that is known, or nothing."""
+        plan = analysis.plan
+        key = shared_key(plan) if plan.pipeline is None else None
+        if key is None or (key, _treatments(plan)) in self._recomputed:
+            return None
+        return key if key not in self.computed else f"{key} {_treatments(plan)}"
 
     def seconds(self, analysis: Analysis, recomputed: float) -> float:
         """Least seconds of a step; 0 where nothing is known.

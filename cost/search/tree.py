@@ -19,7 +19,6 @@ from typing import Final, Literal, TypeAlias
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
-from legoai.cost.search.shared_work import shared_key
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
 from legoai.specs.directives.batch import Batch
@@ -144,7 +143,7 @@ class Search:
         self.order = order_of(plan.holes)
         self.found = Found(total=math.prod(len(hole.choices) for hole in plan.holes))
         self._heap: list[_Node] = []
-        self._teaching: set[str] = set()
+        self._lessons: set[str] = set()
 
     def run(self) -> Found:
         """Search until nothing better is left, or until the deadline or an interrupt.
@@ -225,15 +224,13 @@ class Search:
 
     def _waits(self, candidate: Candidate, batch: Sequence[_Node]) -> bool:
         """Whether a candidate of the batch will tell more of this one's bound."""
-        analysis, shared = candidate.analysis, self.bounds.shared
-        assert analysis is not None
-        key = shared_key(analysis.plan)
+        assert candidate.analysis is not None
+        lesson = self.bounds.shared.lesson(candidate.analysis)
         if not batch:
-            self._teaching = set()
-        if key is None or analysis.plan.pipeline is not None or shared.knows(analysis):
-            return False
-        waits = key in self._teaching
-        self._teaching.add(key)
+            self._lessons = set()
+        waits = lesson in self._lessons
+        if lesson is not None:
+            self._lessons.add(lesson)
         return waits
 
     def _put_back(self, nodes: list[_Node]) -> None:
