@@ -127,7 +127,11 @@ class Evaluator(Protocol):
         """
 
 
-_IDENTITY: Final = re.compile(r"^PLAN_HASH = .*$", re.MULTILINE)
+_IDENTITY: Final = re.compile(
+    r"""^PLAN(_HASH)?\ =.*$ | ^"{3}.*:\ lowered\ from\ .*$ | ^Start\ it\ with:\ .*$ | \ \ \#\ [^"'\n]*$""",
+    re.MULTILINE | re.VERBOSE,
+)
+"""What a program says of its plan's name, hash and lines. A comment without quotes ends no string."""
 
 
 class WholeSimulation:
@@ -271,7 +275,7 @@ def _call_apart() -> Any:
 
 
 def program_key(program: Program, profile: str | None) -> str:
-    """The identity of what a program does: equal for plans whose programs differ in nothing but the plan's hash."""
+    """The identity of what a program does: equal for plans whose programs differ in their names, hashes and lines."""
     text = _IDENTITY.sub("", program.text)
     return hashlib.sha256(f"{profile}\n{program.repeated_blocks}\n{text}".encode()).hexdigest()
 

@@ -115,13 +115,13 @@ def read_source(argument: str, standard_input: str | None = None) -> Source:
     Raises:
         UnreadableError: there is no such file, or it is no text.
     """
-    path = None if argument == STANDARD_INPUT else _locate(argument)
+    path = None if argument == STANDARD_INPUT else locate(argument)
     name = str(path) if path is not None else standard_input or "<stdin>"
     try:
         data = _read_standard_input() if path is None else _read_bytes(path)
     except (OSError, ValueError) as error:
         raise _cannot_read(name, error) from error
-    return Source(name, _decode(data, name), path)
+    return Source(name, decoded(data, name), path)
 
 
 def read_base(path: Path) -> str:
@@ -155,7 +155,12 @@ def replace_file(path: Path, text: str) -> None:
         raise
 
 
-def _locate(argument: str) -> Path:
+def locate(argument: str) -> Path:
+    """The file that a path or ``plan.NAME`` means.
+
+    Raises:
+        UnreadableError: there is no plan of that name.
+    """
     short = _SHORT.fullmatch(argument)
     if short is None or Path(argument).exists():
         return Path(argument)
@@ -207,7 +212,12 @@ def _cannot_read(name: str, error: OSError | ValueError) -> UnreadableError:
     )
 
 
-def _decode(data: bytes, name: str) -> str:
+def decoded(data: bytes, name: str) -> str:
+    """The text of a plan's bytes.
+
+    Raises:
+        UnreadableError: they are too many, or no UTF-8.
+    """
     if len(data) > MOST_BYTES:
         raise UnreadableError(
             TooLarge.at(_nowhere(name), f"`{name}` has more than 4 MiB", help=["a plan has some hundred lines"])

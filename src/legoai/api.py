@@ -162,7 +162,10 @@ def solved(
     from legoai.cost.search.kept import kept_file, read_kept, write_kept
     from legoai.cost.search.solve import profile_of, solve
 
-    file = kept_file(profile_of(opened, profile))
+    plan = opened.resolution.plan
+    # What is kept is found by the program, which does not hold the modules of a factory.
+    imports = plan is not None and plan.model.family == "python"
+    file = None if imports else kept_file(profile_of(opened, profile))
     kept = {} if refresh else read_kept(file)
     with WholeSimulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:

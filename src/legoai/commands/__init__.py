@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, str]] = {
     "cost": "tell what a plan costs in time and memory, without a GPU",
     "check": "simulate plans, and enforce their `require` lines",
     "solve": "fill the holes of a plan with the values that make it fastest",
+    "diff": "compare two plans, and tell what each changed line costs",
     "graph": "draw a plan's mesh, pipeline or step",
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",
@@ -23,7 +24,7 @@ COMMANDS: Final[dict[str, str]] = {
 }
 """Name to what the command does, in the order in which help lists them."""
 
-_PASSING_ON: Final = ("run",)
+_PASSING_ON: Final = ("diff", "run")
 
 
 class WrongUsage(Exception):  # noqa: N818 - the person's, not the program's

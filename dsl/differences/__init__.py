@@ -1,0 +1,1 @@
+"""Semantic differences of two plans, and the facts about them that need no simulation."""

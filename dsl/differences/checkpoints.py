@@ -1,0 +1,120 @@
+"""Whether the checkpoints of one plan load under another, as `legoai.runtime.resume` decides it on real tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.optimizer import muon_parameters
+from legoai.specs.directives.hole import Hole, Undecided
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.optimizer import Sgd
+from legoai.specs.plan import Plan
+from legoai.specs.record import Record
+
+Verdict = Literal["resumes", "weights", "partly", "unknown"]
+
+VERDICTS: Final[Mapping[Verdict, str]] = {
+    "resumes": "a checkpoint resumes, step, optimizer state and position in the data included",
+    "weights": "only the weights load: `--load-weights PATH`, or `--resume-other-plan` with fresh optimizer state",
+    "partly": "it is of another model: `--resume-other-plan` loads what has the same name and shape",
+    "unknown": "not known, since the model is not",
+}
+
+_ADAM: Final = frozenset({"step", "exp_avg", "exp_avg_sq"})
+_MOMENTUM: Final = frozenset({"momentum_buffer"})
+"""What `torch.optim` keeps of a parameter, by name."""
+
+
+class Loading(Record):
+    """Whether the checkpoints of one plan load under another, why not, and what changes though they do."""
+
+    verdict: Verdict
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def loading(saved: Analysis, wanted: Analysis) -> Loading:
+    """How a checkpoint that ``saved`` wrote loads under ``wanted``.
+
+    The model's tensors must have the same names and shapes, on whatever mesh; the optimizer must keep the same of each
+    parameter. Buffers of models of others count as saved, since a manifest does not say which are.
+    """
+    notes = tuple(_notes(saved.plan, wanted.plan))
+    if saved.manifest is None or wanted.manifest is None:
+        return Loading("unknown", notes=notes)
+    old, new = _tensors(saved), _tensors(wanted)
+    if old != new:
+        return Loading("partly", (_first_difference(old, new),), notes)
+    try:
+        held, needed = optimizer_state(saved), optimizer_state(wanted)
+    except Undecided:
+        return Loading("unknown", ("the optimizer has a hole",), notes)
+    kinds = [frozenset().union(*state.values()) for state in (held, needed)]
+    if kinds[0] != kinds[1]:
+        listed = [", ".join(sorted(kind)) or "nothing" for kind in kinds]
+        return Loading("weights", (f"the optimizer keeps {listed[1]} of parameters, and kept {listed[0]}",), notes)
+    missing = [name for name, state in needed.items() if not state <= held[name]]
+    if missing:
+        lacks = ", ".join(sorted(needed[missing[0]] - held[missing[0]]))
+        return Loading("weights", (f"a checkpoint has no {lacks} of {_counted(missing)}",), notes)
+    return Loading("resumes", notes=notes)
+
+
+def _tensors(analysis: Analysis) -> dict[str, tuple[int, ...]]:
+    assert analysis.manifest is not None
+    found = dict(analysis.manifest.parameters())
+    if analysis.plan.model.family in FOREIGN:
+        for module in analysis.manifest.modules.values():
+            found |= {module.child_path(item.name): item.shape for item in module.buffers}
+    return found
+
+
+def _first_difference(old: Mapping[str, tuple[int, ...]], new: Mapping[str, tuple[int, ...]]) -> str:
+    lost, added = [name for name in old if name not in new], [name for name in new if name not in old]
+    other = [name for name in old if name in new and old[name] != new[name]]
+    if other:
+        before, after = (" × ".join(map(str, shapes[other[0]])) or "scalar" for shapes in (old, new))
+        return f"{_counted(other)} has another shape: {before} → {after}"
+    return f"{_counted(added)} is new" if added else f"{_counted(lost)} is gone"
+
+
+def _counted(names: list[str]) -> str:
+    more = len(names) - 1
+    return f"`{names[0]}`" + (f" (and {more} more)" if more else "")
+
+
+def optimizer_state(analysis: Analysis) -> dict[str, frozenset[str]]:
+    """What the optimizer keeps of each parameter, by name, as its checkpoints hold it.
+
+    Raises:
+        Undecided: the algorithm or a rule is a hole.
+    """
+    assert analysis.manifest is not None
+    algorithm = analysis.plan.optimizer.algorithm
+    if isinstance(algorithm, Hole):
+        raise Undecided("the optimizer is not decided yet")
+    usual = _ADAM
+    if isinstance(algorithm, Sgd):
+        usual = _MOMENTUM if algorithm.momentum > 0.0 else frozenset()
+    by_muon = muon_parameters(analysis)
+    return {name: _MOMENTUM if name in by_muon else usual for name, _ in analysis.manifest.parameters()}
+
+
+def _notes(saved: Plan, wanted: Plan) -> Iterator[str]:
+    """What a run that goes on is told, or does otherwise."""
+    if saved.name != wanted.name:
+        yield f"`legoai run` writes into another folder: give `-- --resume runs/{saved.name}`"
+    old, new = (plan.seed.value if plan.seed is not None else 0 for plan in (saved, wanted))
+    if old != new:
+        yield f"the data goes on in the order of seed {new}, from the same sample number"
+    sources = [None if plan.data is None else (plan.data.source, plan.data.field) for plan in (saved, wanted)]
+    if sources[0] != sources[1]:
+        yield "another corpus is read from the same sample number"
+    names = [type(plan.optimizer.algorithm) for plan in (saved, wanted)]
+    if names[0] is not names[1] and not any(issubclass(name, Hole) for name in names):
+        yield f"`{wanted.optimizer.algorithm.name}` goes on with the state of `{saved.optimizer.algorithm.name}`"
+    dtypes = [plan.precision.master for plan in (saved, wanted)]
+    if not any(isinstance(dtype, Hole) for dtype in dtypes) and dtypes[0] != dtypes[1]:
+        yield f"tensors that were saved in {dtypes[0]} are loaded as {dtypes[1]}"

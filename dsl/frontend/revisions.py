@@ -1,0 +1,202 @@
+"""Plans of git revisions: reads them, the plans that they extend, and the files beside them."""
+
+from __future__ import annotations
+
+import io
+import os
+import posixpath
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from legoai.dsl.diagnostics.codes.files import CannotRead
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.sources import MOST_BYTES, UnreadableError, decoded
+from legoai.specs.record import Record
+from legoai.specs.span import Span
+
+_RANGE: Final = re.compile(r"(?P<first>.*?)(?P<dots>\.\.\.?)(?P<second>.*)")
+
+_SHORT: Final = 12
+"""Digits of a commit's hash that name it."""
+
+
+class Revision(Record):
+    """A commit of the repository in which the working folder lies: as it was named, and its hash."""
+
+    name: str
+    commit: str
+    root: Path
+    """Of the repository's working tree."""
+
+    def read(self, file: str) -> bytes:
+        """The content of a file, by its path from the root of the repository.
+
+        Raises:
+            FileNotFoundError: the revision has no such file.
+        """
+        done = _git("cat-file", "blob", f"{self.commit}:{file}", folder=self.root)
+        if done.returncode != 0:
+            raise FileNotFoundError(2, "the revision has no such file", file)
+        return done.stdout
+
+    def plans(self) -> list[str]:
+        """The plans of the revision, by their paths from the root."""
+        listed = _git("ls-tree", "-r", "-z", "--name-only", self.commit, folder=self.root).stdout
+        return [name for name in listed.decode("utf-8", "replace").split("\0") if name.endswith(".plan")]
+
+    def export(self, folder: str, target: Path) -> None:
+        """Write the files of a folder, by its path from the root, and of those below it into ``target``.
+
+        Raises:
+            UnreadableError: git cannot.
+        """
+        import tarfile
+
+        done = _git("archive", "--format=tar", f"{self.commit}:{folder}" if folder else self.commit, folder=self.root)
+        if done.returncode != 0:
+            raise _unreadable(f"{self.name}:{folder}", f"`{folder or '.'}` cannot be read from `{self.name}`", done)
+        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+            archive.extractall(target, filter="data")
+
+
+class RevisionPlan(Record):
+    """A plan's text in a revision, with its path from the root of the repository."""
+
+    revision: Revision
+    file: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """What diagnostics call it: `HEAD~1:plans/tiny.plan`."""
+        return f"{self.revision.name}:{self.file}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the plan in the revision, for looking up what it extends: no folder on disk."""
+        return Path(f"{self.revision.name}:") / posixpath.dirname(self.file)
+
+    def read_base(self, path: Path, exported: Path | None = None) -> str:
+        """The text of a plan that this one extends.
+
+        Args:
+            path: below :attr:`folder`, or below ``exported``.
+            exported: where the repository's root would lie, of which some files are written.
+
+        Raises:
+            OSError: the revision has no such file.
+            ValueError: it is not UTF-8.
+        """
+        if exported is not None:
+            place = os.path.relpath(path, exported)
+        else:
+            # A path that leaves the repository has lost the name of the revision.
+            place = str(path).removeprefix(self.mark) if str(path).startswith(self.mark) else ".."
+        if place.startswith(".."):
+            raise FileNotFoundError(2, "it lies outside of the repository", str(path))
+        return self.revision.read(place).decode("utf-8-sig")
+
+    @property
+    def mark(self) -> str:
+        """How the paths of what :attr:`folder` holds begin."""
+        return f"{self.revision.name}:/"
+
+
+def ends_of(text: str) -> tuple[str, str] | None:
+    """The two revisions of `REV..REV`, or of `REV...REV`, which begins where they parted; None for any other text.
+
+    Raises:
+        UnreadableError: there is no such revision.
+    """
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        return None
+    first, second = found["first"] or "HEAD", found["second"] or "HEAD"
+    if found["dots"] == "...":
+        commits = [revision(name).commit for name in (first, second)]
+        done = _git("merge-base", *commits)
+        if done.returncode != 0:
+            raise _unreadable(text, f"`{first}` and `{second}` have no commit in common", done)
+        return done.stdout.decode().strip()[:_SHORT], second
+    return first, second
+
+
+def revision(name: str) -> Revision:
+    """The commit that a name means, in the repository of the working folder.
+
+    Raises:
+        UnreadableError: the folder lies in no repository, or that has no such commit.
+    """
+    inside = _git("rev-parse", "--show-toplevel")
+    if inside.returncode != 0:
+        raise _unreadable(name, f"`{name}` cannot be read: the current folder lies in no git repository", inside)
+    root = Path(inside.stdout.decode().rstrip("\n"))
+    # What begins with a dash would be an option of git.
+    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if found.returncode != 0:
+        listed = _git("for-each-ref", "--format=%(refname:short)").stdout.decode().split()
+        raise _unreadable(name, f"there is no revision `{name}`", help=suggestion(name, ["HEAD", *listed]))
+    return Revision(name, found.stdout.decode().strip(), root)
+
+
+def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
+    """The plan of a revision.
+
+    Args:
+        revision_name: as git reads it.
+        file: the plan's path, from the working folder, or as git has it in `REV:file`: from the root of the repository,
+            unless it begins with `./` or `../`.
+        from_root: whether ``file`` is to be read as git has it.
+
+    Raises:
+        UnreadableError: there is no such revision, or it has no such plan.
+    """
+    found = revision(revision_name)
+    here = os.path.relpath(Path.cwd().resolve(), found.root.resolve())
+    shown = f"{revision_name}:{file}"
+    if from_root and not file.startswith(("./", "../")):
+        place = posixpath.normpath(file)
+    else:
+        place = posixpath.normpath(posixpath.join(here, os.path.relpath(file)))
+    if place.startswith("../"):
+        raise _unreadable(shown, f"`{file}` lies outside of the repository")
+    try:
+        data = found.read(place)
+    except FileNotFoundError:
+        plans = found.plans()
+        elsewhere = posixpath.normpath(posixpath.join(here, file))
+        help = suggestion(place, plans)
+        if from_root and elsewhere in plans:
+            help = [f"`REV:FILE` counts from the root of the repository: did you mean `{revision_name}:./{file}`?"]
+        raise _unreadable(
+            shown, f"`{shown}` cannot be read: `{revision_name}` has no file `{place}`", help=help
+        ) from None
+    return RevisionPlan(found, place, decoded(data[: MOST_BYTES + 1], f"{revision_name}:{place}"))
+
+
+def _git(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run git.
+
+    Raises:
+        UnreadableError: it is not there.
+    """
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise _unreadable("git", "revisions are read with git, which is not installed") from None
+
+
+def _unreadable(
+    name: str, message: str, done: subprocess.CompletedProcess[bytes] | None = None, *, help: Sequence[str] = ()
+) -> UnreadableError:
+    said = done.stderr.decode("utf-8", "replace").strip().partition("\n")[0] if done is not None else ""
+    notes = [f"git: {said.removeprefix('fatal: ')}"] if said else []
+    return UnreadableError(_diagnostic(name, message, [*help, *notes]))
+
+
+def _diagnostic(name: str, message: str, help: Sequence[str]) -> Diagnostic:
+    return CannotRead.at(Span(name, 0, 0, 1, 1, 1, 1), message, help=help)

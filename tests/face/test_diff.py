@@ -1,0 +1,232 @@
+"""`legoai diff`: files and git revisions, the parts of a cost, what is printed, and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from legoai.dsl.differences.checkpoints import optimizer_state
+from legoai.dsl.lint import lint
+from legoai.runtime.checkpoint import OPTIMIZER, training_state
+from support.command_line import GOOD, called, here, started
+
+__all__ = ["here"]
+
+SMALL = """\
+plan small
+
+model   llama3("tiny", n_layers = 1)
+cluster cpu(devices = 2)
+batch   (global = 8, micro = 4, seq_len = 64)
+mesh    (dp_shard = 2)
+
+fsdp on dp_shard { layers.* = unit }
+checkpoint { layers.* = none }
+schedule cosine(warmup = 2, steps = 10)
+"""
+OTHER = SMALL.replace("micro = 4", "micro = 2").replace("= none", "= full").replace("warmup = 2", "warmup = 3")
+WIDE = (
+    OTHER.replace("devices = 2", "devices = 4")
+    .replace("dp_shard = 2", "dp_shard = 4")
+    .replace("micro = 2", "micro = 1")
+)
+FIGURES = ("step_time_s", "peak_active_bytes", "peak_reserved_bytes", "exposed_communication_s")
+
+
+@pytest.fixture
+def repository(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two commits of a plan that extends another; the folder of the plans is not the repository's root."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    plans = here / "repository" / "plans"
+    plans.mkdir(parents=True)
+    git(plans.parent, "init", "-q", "-b", "main")
+    (plans / "base.plan").write_text(SMALL.replace("small", "base"), encoding="utf-8")
+    (plans / "small.plan").write_text('plan small\nextends "base.plan"\nsteps 5\n', encoding="utf-8")
+    commit(plans.parent, "first")
+    (plans / "base.plan").write_text(OTHER.replace("small", "base"), encoding="utf-8")
+    commit(plans.parent, "second")
+    monkeypatch.chdir(plans)
+    return plans
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def commit(folder: Path, message: str) -> None:
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", message)
+
+
+def differences(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    status, out, err = called(capsys, "diff", "--json", *arguments)
+    assert "legoai:" not in err
+    return status, json.loads(out)
+
+
+def subjects(found: dict) -> list[str]:
+    return [item["subject"] for item in found["changes"]]
+
+
+def test_the_parts_and_their_interaction_are_the_whole(capsys: pytest.CaptureFixture[str]):
+    Path("a.plan").write_text(SMALL, encoding="utf-8")
+    Path("b.plan").write_text(WIDE, encoding="utf-8")
+    status, found = differences(capsys, "a.plan", "b.plan")
+    assert (status, found["format_version"], found["different"]) == (1, 1, True)
+    cost = found["cost"]
+    parts = [[found["changes"][index]["subject"] for index in part["changes"]] for part in cost["parts"]]
+    assert parts == [
+        ["cluster devices", "batch micro", "mesh dp_shard"],
+        ["checkpoint layers.*"],
+        ["schedule warmup"],
+    ]
+    assert [part["simulated"] for part in cost["parts"]] == [True, True, False]
+    assert set(cost["parts"][2]["effect"].values()) == {0.0}
+    for name in FIGURES:
+        whole = cost["whole"][name]
+        assert whole == cost["after"][name] - cost["before"][name]
+        added = math.fsum([*(part["effect"][name] for part in cost["parts"]), cost["interaction"][name]])
+        assert added == pytest.approx(whole, rel=1e-12, abs=1e-15)
+        assert name == "exposed_communication_s" or whole != 0.0
+    assert cost["programs"] == 4
+
+    # A part is what the whole of that plan alone is.
+    Path("c.plan").write_text(SMALL.replace("= none", "= full"), encoding="utf-8")
+    _, alone = differences(capsys, "a.plan", "c.plan")
+    assert alone["cost"]["whole"] == cost["parts"][1]["effect"]
+    assert set(alone["cost"]["interaction"].values()) == {0.0}
+
+    status, out, _ = called(capsys, "diff", "a.plan", "b.plan")
+    assert status == 1
+    assert "  cluster devices + batch micro + mesh dp_shard" in out
+    assert "  interaction" in out
+    assert "cost nothing: schedule warmup" in out
+    assert "changes in one line are legal only together" in out
+    status, out, _ = called(capsys, "diff", "a.plan", "b.plan", "--format", "github")
+    assert status == 1
+    assert out.startswith("**`a.plan` → `b.plan`**: step time ")
+    table = [line for line in out.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in table}) == 1
+    assert table[2].startswith("| `cluster devices: 2 → 4`<br>`batch micro: 4 → 1`<br>`mesh dp_shard: 2 → 4` |")
+
+
+def test_revisions_are_compared(repository: Path, capsys: pytest.CaptureFixture[str]):
+    expected = ["batch micro", "checkpoint layers.*", "schedule warmup"]
+    for named in (
+        ["HEAD~1:plans/small.plan", "HEAD:plans/small.plan"],
+        ["HEAD~1:./small.plan", "small.plan"],
+        ["HEAD~1", "--", "small.plan"],
+        ["HEAD~1..HEAD", "--", "small.plan"],
+        ["HEAD~1..", "--", "./small.plan"],
+        ["HEAD~1...main", "--", "small.plan"],
+    ):
+        status, found = differences(capsys, "--no-cost", *named)
+        assert (status, subjects(found)) == (1, expected), named
+        assert found["changes"][0]["before_at"]["file"] == "HEAD~1:plans/base.plan" or "..." in named[0]
+        assert found["changes"][0]["before_at"]["line"] == 5
+    assert called(capsys, "diff", "HEAD", "--", "small.plan")[:2] == (
+        0,
+        "HEAD:plans/small.plan → small.plan: no difference\n",
+    )
+    (repository / "base.plan").write_text(SMALL.replace("small", "base"), encoding="utf-8")
+    assert called(capsys, "diff", "HEAD~1", "--", "plan.small")[0] == 0
+    assert called(capsys, "diff", "HEAD", "--", "small.plan", "--no-cost")[0] == 2  # options stand before `--`
+
+
+def test_files_of_a_revision_are_read_from_it(repository: Path, capsys: pytest.CaptureFixture[str]):
+    order = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    text = SMALL.replace("fsdp on dp_shard { layers.* = unit }", 'pipeline on pp (schedule = csv("order.csv"))')
+    text = text.replace("dp_shard = 2", "pp = 2").replace("n_layers = 1", "n_layers = 2")
+    (repository / "small.plan").write_text(text, encoding="utf-8")
+    (repository / "order.csv").write_text(order, encoding="utf-8")
+    commit(repository.parent, "an order")
+    (repository / "order.csv").write_text(order.replace("1F0,1B0,1F1", "1F0,1F1,1B0"), encoding="utf-8")
+    status, found = differences(capsys, "--no-cost", "HEAD", "--", "small.plan")
+    assert (status, subjects(found)) == (1, ['file "order.csv"'])
+    assert found["changes"][0]["before_at"]["file"] == "HEAD:plans/small.plan"
+    git(repository.parent, "checkout", "-q", "--", "plans/order.csv")
+    assert called(capsys, "diff", "--no-cost", "HEAD", "--", "small.plan")[0] == 0
+
+
+WRONG = [
+    (["none.plan", "small.plan"], "LP001"),
+    (["HEAD~7:plans/small.plan", "small.plan"], "there is no revision `HEAD~7`"),
+    (["HEAD:plans/smal.plan", "small.plan"], "did you mean `plans/small.plan`?"),
+    (["HEAD:small.plan", "small.plan"], "did you mean `HEAD:./small.plan`?"),
+    (["HEAD:../../x.plan", "small.plan"], "lies outside of the repository"),
+    (["nowhere..HEAD", "--", "small.plan"], "there is no revision `nowhere`"),
+    (["--upload-pack=x:y", "small.plan"], "unrecognized arguments"),
+    (["HEAD", "small.plan"], "`HEAD` is a revision: write `HEAD -- small.plan`"),
+    (["small.plan"], "expected two plans"),
+    (["-", "-"], "only once"),
+    (["HEAD", "--", "-"], "in no revision"),
+    (["--json", "--format", "github", "small.plan", "small.plan"], "not allowed"),
+    (["small.plan", "small.plan", "--variant", "wide"], "LP"),
+]
+
+
+def test_what_cannot_be_compared_is_said(repository: Path, capsys: pytest.CaptureFixture[str]):
+    for arguments, said in WRONG:
+        status, out, err = called(capsys, "diff", *arguments)
+        assert (status, out) == (2, ""), arguments
+        assert said in err, (arguments, err)
+    (repository / "bad.plan").write_text(SMALL.replace("layers", "layrs"), encoding="utf-8")
+    status, out, err = called(capsys, "diff", "small.plan", "bad.plan")
+    assert (status, out) == (2, "")
+    assert "LP2" in err
+    assert "bad.plan is not compared: " in err
+
+
+def test_outside_of_a_repository_there_are_no_revisions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, here: Path
+):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(here.parent))
+    status, _, err = called(capsys, "diff", "HEAD:good.plan", "good.plan")
+    assert status == 2
+    assert "the current folder lies in no git repository" in err
+
+
+def test_plans_without_a_cost_are_compared_all_the_same(capsys: pytest.CaptureFixture[str]):
+    Path("open.plan").write_text(GOOD.replace("micro = 4", "micro = auto in [2, 4]"), encoding="utf-8")
+    status, out, _ = called(capsys, "diff", "good.plan", "open.plan")
+    assert status == 1
+    assert "batch micro: 4 → auto in [2, 4]" in out
+    assert "cost: not known, open.plan has values that are not decided: solve it first" in out
+
+
+def test_without_cost_neither_torch_nor_git_is_needed():
+    code = "import sys; from legoai.cli import main; status = main(sys.argv[1:]); "
+    code += "sys.exit(9 if {'torch', 'numpy', 'pydantic'} & sys.modules.keys() else status)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "diff", "--no-cost", "good.plan", "warned.plan"],
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "good.plan → warned.plan: no difference\n")
+    assert started("diff", "--help").returncode == 0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd(momentum = 0.9)", "sgd"])
+def test_the_optimizers_state_is_what_its_checkpoints_hold(optimizer: str):
+    text = GOOD + f"optimizer {optimizer}\n"
+    analysis = lint(text, "x.plan", directory=Path()).analysis
+    model = nn.Linear(2, 2)
+    made = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer.partition("(")[0]]
+    options = {"momentum": 0.9} if "momentum" in optimizer else {}
+    held = training_state(model, made(model.parameters(), **options))
+    kept = {
+        name.removeprefix(OPTIMIZER).removeprefix("weight.") for name in held if name.startswith(f"{OPTIMIZER}weight.")
+    }
+    assert {frozenset(kept)} == set(optimizer_state(analysis).values())
