@@ -257,7 +257,7 @@ def _costs(comparison: Comparison, cost: CostDifference | None, reason: str | No
         if part.effect is None:
             yield f"not known alone, and so within the interaction: {_subjects(part)}: {part.reason}"
     if any(len(part.changes) > 1 for part in known):
-        yield "changes in one line are legal only together"
+        yield "changes in one line can only be made together"
     for side, figures in ((comparison.before, cost.before), (comparison.after, cost.after)):
         if figures.fits is False:
             yield f"{_name(side)} does not fit the memory of its devices"
@@ -329,7 +329,11 @@ def facts(summary: Summary) -> Iterator[str]:
 def _batch(step: StepSize) -> str:
     samples = "undecided" if step.samples is None else f"{step.samples:,} samples"
     tokens = "" if step.tokens is None else f" of {step.tokens:,} tokens"
-    count = "" if step.micro_batches is None else f" in {step.micro_batches} micro batches of a rank"
+    count = (
+        ""
+        if step.micro_batches is None
+        else f" in {step.micro_batches} micro batch{'es' * (step.micro_batches != 1)} of a rank"
+    )
     return f"{samples}{tokens}{count}{', after a ramp' if step.ramp else ''}"
 
 

@@ -215,6 +215,8 @@ class WholeSimulation:
 
     def _begin(self, program: Program, plan: Plan, manifest: Manifest) -> Future[Outcome] | Callable[[], Outcome]:
         if self._pool is None and self.workers > 1 and may_fork():
+            import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process
+
             context = multiprocessing.get_context("fork")
             self._pool = ProcessPoolExecutor(
                 self.workers, mp_context=context, initializer=begin_forked, initargs=(signal.SIG_IGN,)

@@ -6,16 +6,16 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 
-import torch
-
-from legoai.cost.simulated.device import backend
 from legoai.runtime.signals import release_signals
 
 
 def may_fork() -> bool:
     """Whether processes can be forked: autograd's threads, which a simulation starts, would be missing in them."""
-    return not backend.used and hasattr(os, "fork") and multiprocessing.parent_process() is None
+    device = sys.modules.get("legoai.cost.simulated.device")
+    used = device is not None and device.backend.used
+    return not used and hasattr(os, "fork") and multiprocessing.parent_process() is None
 
 
 def processors() -> int:
@@ -29,6 +29,8 @@ def begin_forked(interrupt: signal.Handlers) -> None:
     Args:
         interrupt: what an interrupt does, of which the parent tells: end the process, or nothing.
     """
+    import torch
+
     signal.signal(signal.SIGINT, interrupt)
     release_signals()
     # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.

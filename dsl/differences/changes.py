@@ -28,6 +28,9 @@ DEFAULT_TEXT: Final = "by default"
 _NOT_COMPARED: Final = ("name", "shard", "require", "objective", "variant", "solved", "files")
 """Fields of a plan that are no statement of a single kind."""
 
+DIGEST: Final = 19
+"""Characters of a file's digest that are shown."""
+
 _MANY: Final = 2
 """Options of a treatment up to which it is shown as a whole."""
 
@@ -118,7 +121,9 @@ def _changes(before: Plan, after: Plan) -> Iterator[Change]:
     held, found = dict(before.files), dict(after.files)
     for name in held.keys() & found.keys():
         if held[name] != found[name]:
-            yield _changed(Key("file", "files", names=(name,)), "file", f'"{name}"', held[name][:19], found[name][:19])
+            yield _changed(
+                Key("file", "files", names=(name,)), "file", f'"{name}"', held[name][:DIGEST], found[name][:DIGEST]
+            )
 
 
 def _changed(key: Key, statement: str, what: str, before: str, after: str) -> Change:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.differences.changes import Change, Key, applied, changes
+from legoai.dsl.differences.changes import DIGEST, Change, Key, applied, changes
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.syntax import Let, Statement
 from legoai.dsl.lint import Linted, errors, manifest_of
@@ -236,24 +236,29 @@ def _files(before: Side, after: Side) -> Iterator[Change]:
     covered = {name for name, _ in (*before.plan.files, *after.plan.files)}
     old, new = named_files(before.plan), named_files(after.plan)
     for name in old:
-        if name in new and name not in covered and _bytes(before, name) != _bytes(after, name):
+        if name not in new or name in covered:
+            continue
+        texts = _digest(before, name), _digest(after, name)
+        if texts[0] != texts[1]:
             yield Change(
                 key=Key("file", "files", names=(_BESIDE, name)),
                 statement="file",
                 what=f'"{name}"',
                 kind="changed",
-                before="one content",
-                after="another",
+                before=texts[0],
+                after=texts[1],
                 before_at=old[name],
                 after_at=new[name],
             )
 
 
-def _bytes(side: Side, name: str) -> bytes | None:
+def _digest(side: Side, name: str) -> str:
+    from hashlib import sha256
+
     try:
-        return (side.directory / name).read_bytes()
+        return f"sha256:{sha256((side.directory / name).read_bytes()).hexdigest()}"[:DIGEST]
     except (OSError, ValueError):
-        return None
+        return "missing"
 
 
 def _in_variants(before: Side, after: Side, known: Sequence[Change]) -> Iterator[Change]:

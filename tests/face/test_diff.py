@@ -111,7 +111,12 @@ def test_the_parts_and_their_interaction_are_the_whole(capsys: pytest.CaptureFix
     assert "  cluster devices + batch micro + mesh dp_shard" in out
     assert "  interaction" in out
     assert "cost nothing: schedule warmup" in out
-    assert "changes in one line are legal only together" in out
+    assert "changes in one line can only be made together" in out
+    # What is known from an earlier time needs no torch.
+    Path("a.plan").write_text(f"# another line\n{SMALL}", encoding="utf-8")
+    again = without_modules(("torch",), "diff", "a.plan", "b.plan")
+    assert again.returncode == 1
+    assert again.stdout.partition("cost of a step")[2] == out.partition("cost of a step")[2]
     status, out, _ = called(capsys, "diff", "a.plan", "b.plan", "--format", "github")
     assert status == 1
     assert out.startswith("**`a.plan` → `b.plan`**: step time ")
@@ -170,6 +175,8 @@ WRONG = [
     (["small.plan"], "expected two plans"),
     (["-", "-"], "only once"),
     (["HEAD", "--", "-"], "in no revision"),
+    (["--profile", "gpu9000", "HEAD~1:plans/small.plan", "small.plan"], "--profile gpu9000: "),
+    (["--profile", "h200", "--no-cost", "small.plan", "small.plan"], "--no-cost costs none"),
     (["--json", "--format", "github", "small.plan", "small.plan"], "not allowed"),
     (["small.plan", "small.plan", "--variant", "wide"], "LP"),
 ]
@@ -204,16 +211,21 @@ def test_plans_without_a_cost_are_compared_all_the_same(capsys: pytest.CaptureFi
     assert "cost: not known, open.plan has values that are not decided: solve it first" in out
 
 
-def test_without_cost_neither_torch_nor_git_is_needed():
+def without_modules(modules: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that fails if it imports one of these modules; there is no git."""
     code = "import sys; from legoai.cli import main; status = main(sys.argv[1:]); "
-    code += "sys.exit(9 if {'torch', 'numpy', 'pydantic'} & sys.modules.keys() else status)"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "diff", "--no-cost", "good.plan", "warned.plan"],
+    code += f"sys.exit(9 if set({modules}) & sys.modules.keys() else status)"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PATH": ""},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_without_cost_neither_torch_nor_git_is_needed():
+    done = without_modules(("torch", "numpy", "pydantic"), "diff", "--no-cost", "good.plan", "warned.plan")
     assert (done.returncode, done.stdout) == (0, "good.plan → warned.plan: no difference\n")
     assert started("diff", "--help").returncode == 0
 

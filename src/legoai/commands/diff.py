@@ -74,6 +74,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Compare; returns 1 where the plans differ, and 2 where one of them is none."""
+    if arguments.profile is not None and not arguments.cost:
+        raise WrongUsage("--profile says on which devices plans are costed, and --no-cost costs none")
     with contextlib.ExitStack() as folders:
         try:
             sides = [_side(one, arguments, folders) for one in _named(arguments)]
@@ -204,14 +206,21 @@ def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference 
     progress("reading torch")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.differences import CannotCompareError, cost_difference
+    from legoai.cost.machine.cluster import machine_of
+    from legoai.cost.profiles import ProfileError
+    from legoai.specs.cluster import CatalogueError
 
     gc.freeze()
     try:
+        if arguments.profile is not None:
+            machine_of(comparison.before.plan.cluster, 1, directory=Path(), override=arguments.profile)
         found = cost_difference(
             comparison,
             profile=arguments.profile,
             progress=lambda done, every: progress(f"{done} of {every} programs simulated"),
         )
+    except (ProfileError, CatalogueError) as error:
+        raise WrongUsage(f"--profile {arguments.profile}: {error}") from error
     except CannotCompareError as error:
         return None, str(error)
     finally:
