@@ -144,7 +144,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--seed",
-        type=_count,
+        type=_seed,
         metavar="N",
         default=argparse.SUPPRESS,
         help="of weights, data order and dropout; by default the plan's",
@@ -230,6 +230,13 @@ def _count(text: str) -> int:
     number = _integer(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is negative")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = _count(text)
+    if number >= 2**64:
+        raise argparse.ArgumentTypeError(f"{number} is not below 2**64, as seeds of torch are")
     return number
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import decided, grouped, listed
+from legoai.dsl.analysis.facts import decided, grouped, listed, written
 from legoai.dsl.analysis.optimizer import closest_rules, muon_parameters, parameter_rules, update_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -122,7 +122,7 @@ class GroupRateTwice(Check):
         decided(optimizer)
         for rule in optimizer.rules:
             group = rule.treatment
-            if isinstance(group, Group) and group.lr is not None and group.lr_scale is not None:
+            if isinstance(group, Group) and written(group, "lr") and written(group, "lr_scale"):
                 yield self.at(
                     analysis.place(group, "lr_scale"),
                     "the learning rate of this group is given twice",

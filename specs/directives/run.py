@@ -49,7 +49,7 @@ class Seed(Directive):
     keyword: ClassVar[str] = "seed"
     subject: ClassVar[str | None] = "value"
 
-    value: int = option(Integer(minimum=0), doc="The seed; 0 where no statement says it.")
+    value: int = option(Integer(minimum=0, maximum=2**64 - 1), doc="The seed; 0 where no statement says it.")
 
 
 class Steps(Directive):

@@ -40,6 +40,7 @@ def test_every_option_of_the_record_can_be_given_and_is_explained(capsys):
         (["--steps", "0"], "0 is not positive"),
         (["--steps", "many"], "'many' is not a whole number"),
         (["--keep", "-1"], "-1 is negative"),
+        (["--seed", str(2**64)], "is not below 2**64"),
         (["--timeout", "nan"], "not a positive number of seconds"),
         (["--on-nan", "pray"], "invalid choice"),
         (["--stepz", "3"], "unrecognized arguments"),
