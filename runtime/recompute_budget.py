@@ -163,14 +163,14 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
         storage = _storage(tensor)
         saved[storage._cdata] = storage.nbytes()
         recorder.until = recorder.count
-        return tensor
+        return tensor.detach()  # a saved output that held itself would never be freed
 
     with _random_state(args, kwargs), saved_tensors_hooks(pack, lambda tensor: tensor), recorder:
         output = module(*args, **kwargs)
     given = {_storage(tensor)._cdata for tensor in (*_tensors((args, kwargs)), *module.parameters())}
     total = sum(size for storage, size in saved.items() if storage not in given)
     del output  # it holds what was saved, and thus kept storages apart until here
-    return _agree(ForwardMeasurement(operators=tuple(recorder.operators()), total=total), recorder)
+    return agree(ForwardMeasurement(operators=tuple(recorder.operators()), total=total), recorder.groups)
 
 
 def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
@@ -246,15 +246,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.groups[value] = next(_tensors(output)).device
 
 
-def _agree(measured: ForwardMeasurement, recorder: _Recorder) -> ForwardMeasurement:
-    """Take the largest sizes and costs over all ranks with which the module communicates."""
-    if not recorder.groups:
+def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> ForwardMeasurement:
+    """Take the largest sizes and costs over all ranks with which the module communicates.
+
+    Args:
+        measured: on this rank.
+        groups: that the module communicates with, by name, each with the device of what it sends.
+    """
+    if not groups:
         return measured
     numbers: list[float] = [measured.total]
     numbers += [number for item in measured.operators for number in (item.size, item.cost)]
-    device = next(iter(recorder.groups.values()))
+    device = next(iter(groups.values()))
     agreed = torch.tensor(numbers, dtype=torch.float64, device=device)
-    for name in sorted(recorder.groups):
+    for name in sorted(groups):
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=resolve_process_group(name))  # type: ignore[arg-type]
     total, *rest = agreed.tolist()
     operators = tuple(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
-import torch
+import numpy as np
 
 from legoai.runtime import linear_program
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -81,15 +81,15 @@ def _knapsack(items: Sequence[Item], places: Sequence[int], budget: int) -> froz
         return frozenset()
     unit = max(1, budget // _STEPS)
     capacity = budget // unit
-    best = torch.zeros(capacity + 1, dtype=torch.float64, device="cpu")
+    best = np.zeros(capacity + 1)
     improved = []
     for place in places:
         size, cost = items[place]
         weight = -(-size // unit)
-        with_it = torch.full_like(best, -1.0)
+        with_it = np.full_like(best, -1.0)
         with_it[weight:] = best[: max(capacity + 1 - weight, 0)] + cost
         improved.append(with_it > best)
-        best = torch.maximum(best, with_it)
+        best = np.maximum(best, with_it)
     taken, room = set(), capacity
     for place, better in zip(reversed(places), reversed(improved), strict=True):
         if better[room]:

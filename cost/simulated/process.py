@@ -27,12 +27,13 @@ from legoai.cost.simulated.kernels import kernels_of
 from legoai.cost.simulated.large_worlds import one_rank_alone
 from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
+from legoai.runtime import recompute_budget
 from legoai.runtime.mesh import split_off_experts
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.dynamo import without_dynamo
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from legoai.runtime.torch_internals.fake_world import FakeStore, FakeWork, forget_meshes
-from legoai.runtime.torch_internals.patching import original, patched
+from legoai.runtime.torch_internals.patching import original, patched, patched_attribute
 
 
 @contextlib.contextmanager
@@ -72,6 +73,8 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
             stack.enter_context(patched(f"torch.autograd.profiler:record_function.{name}", silent))
         # The simulated device has no random state, and torch 2.12 asks CUDA for that of pipeline stages.
         stack.enter_context(patched("torch.random:fork_rng", lambda *_, **__: contextlib.nullcontext()))
+        # Values that other ranks reduce are not there to be read; on the simulated device all ranks measure the same.
+        stack.enter_context(patched_attribute(recompute_budget, "agree", lambda measured, _: measured))
         stack.enter_context(even_routing())
         stack.enter_context(kernels_of(kind))
         torch.autograd.set_multithreading_enabled(False)

@@ -265,6 +265,13 @@ def test_measuring_leaves_the_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_measuring_leaves_no_memory_behind():
+    module, x = block(), inputs()
+    before = live_bytes()
+    measure(module, x)
+    assert live_bytes() == before
+
+
 def test_attention_is_random_only_where_it_drops():
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     assert not is_random(flash, (None, None, None), {})
