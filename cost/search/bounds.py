@@ -13,20 +13,21 @@ and has the same (:mod:`legoai.cost.search.shared_work`). In a pipeline a rank b
 passed the stages before its own, and the step ends when the last has gone back through them.
 
 Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or, when
-the backward of a micro batch begins, parameters and optimizer state with the blocks' inputs, which every treatment
-keeps, the inputs of linear layers that are not recomputed, and the logits.
+the backward of a micro batch begins, parameters and optimizer state with what the blocks keep
+(:mod:`legoai.cost.search.activations`) and the logits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
+from legoai.cost.search.activations import kept_by_blocks
 from legoai.cost.search.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.search.shared_work import SharedWork
 from legoai.dsl.analysis.analysis import Analysis
@@ -35,7 +36,6 @@ from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.pipeline import is_staged, splits_backward, stage_count, stage_of, stages_of_ranks
-from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.state import state_bytes
 from legoai.specs.directives.checkpoint import Every, Full
 from legoai.specs.directives.hole import Undecided
@@ -289,39 +289,5 @@ def _memory(analysis: Analysis, activations: int) -> float:
 
 def _activations(analysis: Analysis) -> int:
     """Least bytes of what one micro batch leaves for its backward, on the fullest rank."""
-    plan = analysis.plan
-    logits = (logits_bytes(analysis) or 0) if plan.mesh.pp == 1 else 0
-    return logits + _block_inputs(analysis)
-
-
-def _block_inputs(analysis: Analysis) -> int:
-    plan, manifest = analysis.plan, analysis.manifest
-    assert manifest is not None
-    offloaded = plan.offload is not None and plan.offload.activations != "none"
-    if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
-        return 0
-    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
-    recomputed = recomputed_modules(analysis)
-    if any(below(blocks[0], path) for path in recomputed):
-        return 0
-    width = len(blocks) * int(plan.model.source().config().dim)
-    if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        width += _linear_inputs(manifest, blocks, recomputed)
-    size = min(DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param])
-    return width * local_tokens(plan) * size // (plan.mesh.pp * plan.mesh.tp)
-
-
-def _linear_inputs(manifest: Manifest, blocks: Sequence[str], recomputed: Collection[str]) -> int:
-    """Least features that the linear layers of blocks keep of a token for their weights' gradients.
-
-    Layers of one module may share an input, which has one width: each width counts once in each module. What is inside
-    of a recomputing module is not kept.
-    """
-    inside = set(blocks)
-    widths: dict[str, set[int]] = {}
-    for path, module in manifest.modules.items():
-        if module.kind == "linear":
-            above = list(holders(path))
-            if not inside.isdisjoint(above) and not any(other in recomputed for other in (path, *above)):
-                widths.setdefault(above[0], set()).add(int(module.attributes["in_features"]))
-    return sum(map(sum, widths.values()))
+    logits = (logits_bytes(analysis) or 0) if analysis.plan.mesh.pp == 1 else 0
+    return logits + kept_by_blocks(analysis)

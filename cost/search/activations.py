@@ -1,0 +1,108 @@
+"""Least activations that a decoder's blocks keep for their backward, without a simulation.
+
+What a block keeps of a token, in features, follows from the formulas of the gradients: a linear layer's input, for the
+gradient of its weight; the queries, keys, values and output of fused attention; the input of a norm; the input of an
+activation function, and both factors of a gate. Under selective checkpointing it is the input of the recomputed module
+and the outputs that are listed. What else may be kept counts as nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from legoai.cost.kernels.model_flops import DECODERS
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.facts import below, holders
+from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.checkpoint import Selective
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.manifest import Manifest, ModuleInfo
+
+_FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
+"""Kernels of attention that keep queries, keys, values and output; what others keep is not less, and not bounded."""
+_GATED = 3
+"""Linear layers of a feed-forward module with a gate."""
+
+Recomputed = Mapping[str, PathRule[Any]]
+
+
+def kept_by_blocks(analysis: Analysis) -> int:
+    """Bytes that one micro batch leaves in the blocks of a rank for its backward, at least; 0 where it is not known.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    assert manifest is not None
+    offloaded = plan.offload is not None and plan.offload.activations != "none"
+    if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
+        return 0
+    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
+    recomputed = recomputed_modules(analysis)
+    if any(below(blocks[0], path) for path in recomputed):
+        return 0
+    width = len(blocks) * int(plan.model.source().config().dim)
+    if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
+        fused = plan.attention.kernel in _FUSED
+        inside = set(blocks)
+        for path, module in manifest.modules.items():
+            above = [path, *holders(path)]
+            if not inside.isdisjoint(above[1:]):
+                treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
+                width += sum(_kept(manifest, path, module, treatments, fused=fused))
+    size = min(DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param])
+    return width * local_tokens(plan) * size // (plan.mesh.pp * plan.mesh.tp)
+
+
+def _kept(manifest: Manifest, path: str, module: ModuleInfo, treatments: list[Any], *, fused: bool) -> Iterator[int]:
+    """Features of a token that a module inside of a block keeps, its children's not counted."""
+    if treatments:
+        if len(treatments) == 1 and isinstance(treatments[0], Selective):
+            yield from _listed(module, treatments[0].keep, fused=fused)
+        return
+    layers = [child for child in _children(manifest, path) if child.kind == "linear"]
+    if layers:
+        # Layers may share an input, which has one width.
+        yield sum({int(layer.attributes["in_features"]) for layer in layers})
+    if module.kind == "attention" and fused:
+        heads, key_heads, width = _heads(module)
+        yield (heads + 2 * key_heads) * width
+        if len({int(layer.attributes["in_features"]) for layer in layers}) == 1:
+            yield heads * width  # the output, which is the last layer's input, and as wide as that of the others
+    elif module.kind == "feed_forward" and layers:
+        hidden = int(layers[0].attributes["out_features"])
+        yield hidden * (3 if len(layers) == _GATED else 1)
+    elif module.kind == "norm" and _is_second(manifest, path):
+        yield int(module.attributes["dim"])
+
+
+def _listed(module: ModuleInfo, keep: tuple[str, ...], *, fused: bool) -> Iterator[int]:
+    """Outputs that selective checkpointing keeps of a module."""
+    if module.kind == "linear" and "matmul" in keep:
+        yield int(module.attributes["out_features"])
+    elif module.kind == "attention" and "attention" in keep and fused:
+        heads, _, width = _heads(module)
+        yield heads * width
+
+
+def _heads(module: ModuleInfo) -> tuple[int, int, int]:
+    heads = int(module.attributes["n_heads"])
+    return heads, int(module.attributes.get("n_kv_heads", heads)), int(module.attributes["head_dim"])
+
+
+def _children(manifest: Manifest, path: str) -> Iterator[ModuleInfo]:
+    module = manifest.modules[path]
+    for name in module.children:
+        yield manifest.modules[f"{path}.{name}" if path else name]
+
+
+def _is_second(manifest: Manifest, path: str) -> bool:
+    """Whether a norm is in a block and not its first: the first one's input is the block's."""
+    parent = path.rpartition(".")[0]
+    above = manifest.modules[parent]
+    norms = [child.path for child in _children(manifest, parent) if child.kind == "norm"]
+    return above.kind == "block" and path in norms[1:]
