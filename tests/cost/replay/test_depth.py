@@ -101,13 +101,14 @@ def test_one_piece_has_the_traces_of_all_depths_and_micro_batches(layers, micro_
     check("fsdp, checkpointed", (layers, micro_batches))
 
 
-WORKED = ["llama3_8b_8", "llama3_8b_128", "llama3_70b_256", "mixtral_8x7b_64"]
+WORKED = {"llama3_8b_8": (1, 2), "llama3_70b_256": (4, 5), "mixtral_8x7b_64": (1, 2)}
+"""Times the plan's own batch: a trace of fewer than three micro batches is one of its own."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WORKED)
 def test_worked_plans_are_composed(name):
-    sizes = {(layers, times): worked(name, layers, times) for layers, times in ((7, 1), (6, 2))}
+    sizes = {size: worked(name, *size) for size in zip((7, 6), WORKED[name], strict=True)}
     batches = {size: int(re.search(r"^MICRO_BATCHES = (\d+)", one.text, re.M)[1]) for size, one in sizes.items()}
     programs = {(layers, batches[layers, times]): one for (layers, times), one in sizes.items()}
     world = int(re.search(r"_(\d+)$", name)[1])
