@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from legoai.cost.estimate import Estimate
-from legoai.cost.kernels.work import is_product
+from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark, Phase, Record
@@ -31,8 +31,8 @@ _LEFT_OUT: Final = frozenset({
 })  # fmt: skip
 """Statements that decide nothing of what a micro batch computes in its layers."""
 _DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
-_OF_SHARDING: Final = "fsdp."
-"""Beginning of the names of operators that gather and scatter parameters."""
+_COPIES: Final = ("copy", "fill")
+"""Kinds of kernels that do not count: parameters are copied when they are gathered, and cast as often as recomputed."""
 
 _ByPhase: TypeAlias = defaultdict[Phase, float]
 
@@ -53,9 +53,9 @@ class MicroBatchWork:
 
 
 def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
-    """What one micro batch took in a simulation; nothing is known of pipelines."""
+    """What one micro batch took in the simulation of a plan without a pipeline; of one with several ranks, nothing."""
     [rank, *others] = found.ranks
-    if others or rank.actions:
+    if others:
         return MicroBatchWork()
     kernels = (item for item in rank.trace.once_each() if isinstance(item, Kernel))
     stream = next((item.stream for item in kernels if is_product(item.op)), 0)
@@ -105,7 +105,8 @@ class _Seconds:
         return found
 
     def _in_layers(self, kernel: Kernel) -> bool:
-        return kernel.stream == self.stream and bool(kernel.module) and not kernel.op.startswith(_OF_SHARDING)
+        counts = is_product(kernel.op) or not (kernel.op.startswith("fsdp.") or kind_of(kernel.op) in _COPIES)
+        return counts and kernel.stream == self.stream and bool(kernel.module)
 
 
 @dataclass(slots=True)
@@ -120,8 +121,8 @@ class SharedWork:
     _recomputed: dict[tuple[str, str], MicroBatchWork] = field(default_factory=dict)
 
     def learn(self, analysis: Analysis, work: MicroBatchWork) -> None:
-        """Note what a candidate took."""
-        key = shared_key(analysis.plan)
+        """Note what a candidate took; of a pipeline, whose micro batches overlap, nothing is noted."""
+        key = shared_key(analysis.plan) if analysis.plan.pipeline is None else None
         if key is not None and work.computed:
             self.computed[key] = work.computed
             self._recomputed[key, _treatments(analysis.plan)] = work
