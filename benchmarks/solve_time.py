@@ -1,0 +1,153 @@
+"""Time of `legoai solve` in a cold process, and again, on worked plans some of whose values are made holes.
+
+Timed is a whole process, from its start to its exit, on both cores: nothing is kept before the first, and the second
+finds the figures of the candidates that the first simulated. Beside the time stand how many candidates there are, how
+many were simulated, the gap that is left, and the objective of the solution beside that of the plan as it is.
+
+    python benchmarks/solve_time.py [--write] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
+TIMEOUT_SECONDS = 3600
+TREATMENTS = "auto in [none, full, every(2), selective([attention, matmul])]"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A worked plan, what is replaced in its text, and the seconds that a cold and a second process may take."""
+
+    plan: str
+    holes: tuple[tuple[str, str], ...]
+    cold: float
+    again: float
+
+
+CASES = (
+    Case(
+        "llama3_8b_8",
+        (
+            (r"micro = 1", "micro = auto in [1, 2, 4]"),
+            (r"layers\.\*( *)= unit\(reshard = after_backward\)", r"layers.*\1= unit(reshard = auto)"),
+            (r"layers\.\* = selective\(\[attention, matmul\]\)", f"layers.* = {TREATMENTS}"),
+        ),
+        15.0,
+        3.0,
+    ),
+    Case(
+        "llama3_70b_256",
+        (
+            (r"micro = 16", "micro = auto in [1, 2, 4, 8, 16]"),
+            (r"mesh \(dp_shard = hosts, tp = 8\)", "mesh (dp_shard = rest, tp = auto in [1, 2, 4, 8])"),
+            (r"layers\.\* = full", f"layers.* = {TREATMENTS}"),
+        ),
+        30.0,
+        3.0,
+    ),
+)
+
+
+def holed(case: Case) -> str:
+    """The text of a worked plan with holes."""
+    text = (ROOT / "plans" / f"{case.plan}.plan").read_text(encoding="utf-8")
+    for pattern, hole in case.holes:
+        text, count = re.subn(pattern, hole, text)
+        if count != 1:
+            raise SystemExit(f"{case.plan}.plan has {count} places of `{pattern}`")
+    return text
+
+
+def called(environment: dict[str, str], *arguments: str) -> tuple[dict[str, Any], float]:
+    """The JSON that a command of LegoAI prints, and its elapsed seconds."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", *arguments, "--json"], cwd=ROOT, env=environment, capture_output=True,
+        text=True, timeout=TIMEOUT_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found, time.perf_counter() - start
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """Solve a plan twice, and cost it as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{case.plan}.plan"
+        path.write_text(holed(case), encoding="utf-8")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["XDG_CACHE_HOME"] = folder
+        called(environment, "cost", "plans/tiny.plan")  # which compiles what is imported
+        solved, cold = called(environment, "solve", str(path))
+        _, again = called(environment, "solve", str(path))
+        present, _ = called(environment, "cost", f"plans/{case.plan}.plan")
+    return {
+        "plan": case.plan,
+        "cold_s": cold,
+        "again_s": again,
+        "limits_s": [case.cold, case.again],
+        "status": solved["status"],
+        "gap": solved["gap"],
+        "candidates": solved["candidates"],
+        "choices": {item["hole"]: item["value"] for item in solved["choices"]},
+        "step_time_s": solved["objective"]["value"],
+        "present_step_time_s": present["step_time_s"],
+    }
+
+
+def main() -> int:
+    """Measure, print, and say with the exit status whether the limits are kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only plans whose name has this in it")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    about = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    rows, kept = [], True
+    for case in CASES:
+        if options.names and not any(name in case.plan for name in options.names):
+            continue
+        row = measured(case)
+        within = row["cold_s"] <= case.cold and row["again_s"] <= case.again
+        kept = kept and within
+        counts = row["candidates"]
+        print(
+            f"{case.plan:<16} {row['cold_s']:6.1f} s cold (limit {case.cold:.0f}), {row['again_s']:5.1f} s again "
+            f"(limit {case.again:.0f}){'' if within else ', MISSED'}; {counts['simulated']} of {counts['enumerated']} "
+            f"candidates simulated, gap {row['gap']:.1%}; step {row['step_time_s']:.2f} s, "
+            f"{row['present_step_time_s']:.2f} s as the plan is",
+            flush=True,
+        )
+        rows.append(row)
+    if options.write:
+        draft = RESULTS.with_suffix(".tmp")
+        draft.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        draft.replace(RESULTS)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
