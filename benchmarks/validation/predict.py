@@ -198,8 +198,7 @@ def _cost(text: str, micro_batches: int | None = None) -> dict[str, Any]:
 def period(rank: RankEstimate) -> float:
     """Seconds from the first kernel of one micro batch to that of the next, of the last two of a step."""
     kernels, begins = 0, []
-    for index in rank.span:
-        record = rank.trace.records[index]
+    for record in rank.trace.records[rank.span.start : rank.span.stop]:
         if isinstance(record, Mark) and record.name.startswith(MICRO_BATCH):
             begins.append(kernels)
         kernels += isinstance(record, Kernel) and record.stream == 0
