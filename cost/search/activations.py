@@ -8,7 +8,7 @@ and the outputs that are listed. What else may be kept counts as nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from legoai.cost.kernels.model_flops import DECODERS
@@ -17,7 +17,6 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest, ModuleInfo
@@ -26,8 +25,6 @@ _FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
 """Kernels of attention that keep queries, keys, values and output; what others keep is not less, and not bounded."""
 _GATED = 3
 """Linear layers of a feed-forward module with a gate."""
-
-Recomputed = Mapping[str, PathRule[Any]]
 
 
 def kept_by_blocks(analysis: Analysis) -> int:
