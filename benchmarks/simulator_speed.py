@@ -16,19 +16,17 @@ held to that. The memory is the largest resident set of the process, or of one t
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
+
+from machine import about_machine, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "simulator_speed.json"
@@ -119,13 +117,7 @@ def _measured(cache: Path) -> int:
     parser.add_argument("--runs", type=int, default=3, help="processes of each case; the best counts")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
-    about = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "load_average": round(os.getloadavg()[0], 1),
-    }
+    about = about_machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
     rows, kept = [], True
     for case in CASES:
@@ -144,9 +136,7 @@ def _measured(cache: Path) -> int:
         )
         rows.append({"case": case.name, "limit": case.limit, **asdict(best)})
     if options.write:
-        draft = RESULTS.with_suffix(".tmp")
-        draft.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-        draft.replace(RESULTS)
+        write_rows(RESULTS, about, rows)
     return 0 if kept else 1
 
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from machine import about_machine, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
@@ -118,13 +117,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only plans whose name has this in it")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
-    about = {
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "load_average": round(os.getloadavg()[0], 1),
-    }
+    about = about_machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
     rows, kept = [], True
     for case in CASES:
@@ -143,9 +136,7 @@ def main() -> int:
         )
         rows.append(row)
     if options.write:
-        draft = RESULTS.with_suffix(".tmp")
-        draft.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-        draft.replace(RESULTS)
+        write_rows(RESULTS, about, rows)
     return 0 if kept else 1
 
 
