@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -40,6 +40,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Mark
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace, records_of
+from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
@@ -129,8 +130,8 @@ def capture_piece(
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
     """
-    repeated = program.repeated_blocks if isinstance(program, Program) else ()
-    for containers in (repeated, ()) if repeated else ((),):
+    classes = program.block_classes if isinstance(program, Program) else ()
+    for containers in (classes, ()) if classes else ((),):
         try:
             found = _shortened(program, world=world, rank=rank, kind=kind, gpu=gpu, containers=containers)
         except UnequalError:  # of a pipeline, of which no blocks are left out
@@ -187,7 +188,7 @@ def _shortened(
     rank: int,
     kind: Kind,
     gpu: CatalogueDevice | None = None,
-    containers: Collection[str],
+    containers: BlockClasses,
 ) -> Piece | Trace | None:
     """Take few micro batches, and few blocks of some containers; None where they are not equal."""
     try:
@@ -242,7 +243,7 @@ def _taken(
     kind: Kind,
     gpu: CatalogueDevice | None = None,
     few: bool = False,
-    containers: Collection[str] = (),
+    containers: BlockClasses = (),
     others: Sequence[int] = (),
 ) -> tuple[_Taken, Trace]:
     """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records."""
@@ -287,11 +288,11 @@ def _taken(
     return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(rank=rank, world=world, stage=stage, items=())
 
 
-def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: Collection[str]) -> Trainer:
+def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: BlockClasses) -> Trainer:
     """Let a program parallelize its model without the blocks that others stand for, and note which."""
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        runs.extend(shorten(model, containers))
+        runs.extend(shorten(model, dict(containers)))
         return trainer.parallelize(model, mesh)
 
     return dataclasses.replace(trainer, parallelize=parallelize)

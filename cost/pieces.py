@@ -75,7 +75,7 @@ def _variation(
         return None
     return variation_of(
         program.text,
-        program.repeated_blocks,
+        program.block_classes,
         manifest.block_lists,
         world=plan.mesh.world_size,
         rank=rank,

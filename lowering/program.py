@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.repeated_blocks import repeated_blocks
+from legoai.dsl.analysis.repeated_blocks import BlockClasses, block_classes
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
 from legoai.dsl.diagnostics.codes.names import ModelUnavailable
@@ -29,15 +29,15 @@ class Program:
         plan_name: the plan's name.
         digest: the plan's hash, as :attr:`legoai.specs.plan.Plan.digest` gives it.
         lines: line of the program, counted from 1, to the place in the plan that it comes from.
-        repeated_blocks: paths of the model's lists of blocks (`layers`) of which the program treats every block
-            equally, so that a few of them stand for all.
+        block_classes: the model's lists of blocks (`layers`), each with the class of every block: the program does the
+            same to blocks of a class, so that a few of them stand for all.
     """
 
     text: str
     plan_name: str
     digest: str
     lines: Mapping[int, Span]
-    repeated_blocks: tuple[str, ...] = ()
+    block_classes: BlockClasses = ()
 
 
 class LoweringError(ValueError):
@@ -155,7 +155,7 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
         plan_name=plan.name,
         digest=plan.digest,
         lines=writer.spans,
-        repeated_blocks=repeated_blocks(lowering.analysis),
+        block_classes=block_classes(lowering.analysis),
     )
 
 

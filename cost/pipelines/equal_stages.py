@@ -6,7 +6,7 @@ same. The first stage, which reads the samples, and the last, which has the loss
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from legoai.cost.replay.blocks import are_equal
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.unfilled import Unfilled
+from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.lowering.program import Program
 from legoai.runtime.torch_internals.dynamo import without_dynamo
 
@@ -33,7 +34,7 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
         The groups, each ascending; one for each coordinate where the program treats blocks of the model differently.
     """
     apart = [[coordinate] for coordinate in range(pp)]
-    if not program.repeated_blocks:
+    if not program.block_classes:
         return apart
     try:
         with without_dynamo():
@@ -45,10 +46,19 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
                 model = trainer.build_model()
     except Exception:  # a model's factory may raise anything; each rank's capture builds the model too, and tells of it
         return apart
-    return _groups(pipeline, model, program.repeated_blocks)
+    return _groups(pipeline, model, _class_of(program.block_classes, model))
 
 
-def _groups(pipeline: Pipeline, model: nn.Module, containers: Collection[str]) -> list[list[int]]:
+def _class_of(classes: BlockClasses, model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Return the list and the class of each block, by its path."""
+    return {
+        f"{path}.{name}" if path else name: (path, one)
+        for path, of_block in classes
+        for (name, _), one in zip(model.get_submodule(path).named_children(), of_block, strict=True)
+    }
+
+
+def _groups(pipeline: Pipeline, model: nn.Module, class_of: Mapping[str, tuple[str, int]]) -> list[list[int]]:
     last = len(pipeline.stages) - 1
     representatives: list[Sequence[str]] = []
     kinds: list[int] = []
@@ -56,7 +66,7 @@ def _groups(pipeline: Pipeline, model: nn.Module, containers: Collection[str]) -
         same = (
             kind
             for kind, others in enumerate(representatives)
-            if 0 < stage < last and kind != kinds[0] and _are_alike(model, modules, others, containers)
+            if 0 < stage < last and kind != kinds[0] and _are_alike(model, modules, others, class_of)
         )
         kind = next(same, len(representatives))
         kinds.append(kind)
@@ -68,10 +78,12 @@ def _groups(pipeline: Pipeline, model: nn.Module, containers: Collection[str]) -
     return list(groups.values())
 
 
-def _are_alike(model: nn.Module, modules: Sequence[str], others: Sequence[str], containers: Collection[str]) -> bool:
+def _are_alike(
+    model: nn.Module, modules: Sequence[str], others: Sequence[str], class_of: Mapping[str, tuple[str, int]]
+) -> bool:
     """Whether two stages have equal modules in the same order, all of them blocks that are treated equally."""
     return len(modules) == len(others) and all(
-        (mine == theirs or mine.rpartition(".")[0] == theirs.rpartition(".")[0] in containers)
+        (mine == theirs or (mine in class_of and class_of[mine] == class_of.get(theirs)))
         and are_equal(model.get_submodule(mine), model.get_submodule(theirs), _index(mine), _index(theirs))
         for mine, theirs in zip(modules, others, strict=True)
     )

@@ -1,59 +1,100 @@
 """Repeated blocks of a model, a few of which stand for all.
 
 A deep model repeats: its blocks have the same class, the same shapes and, as lowering states
-(:attr:`legoai.lowering.program.Program.repeated_blocks`), the same treatment. Blocks in the middle are left out before
-the program parallelizes the model, and their part of the trace is replayed from that of a block that was captured
-(:mod:`legoai.cost.replay.piece`).
+(:attr:`legoai.lowering.program.Program.block_classes`), the same treatment, or every second one has. Blocks in the
+middle are left out before the program parallelizes the model, and their part of the trace is replayed from that of
+those that were captured (:mod:`legoai.cost.replay.piece`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
-from legoai.cost.replay.repeated_blocks import TAKEN, RepeatedBlocks
-
-_MIDDLE: Final = 2
+from legoai.cost.replay.repeated_blocks import RepeatedBlocks, Run, runs_of
 
 
-def shorten(model: nn.Module, containers: Collection[str]) -> list[RepeatedBlocks]:
-    """Leave out blocks in the middle of every long container of equal ones, in place.
+def shorten(model: nn.Module, classes: Mapping[str, Sequence[int]]) -> list[RepeatedBlocks]:
+    """Leave out blocks in the middle of every long run of repeated ones, in place.
 
     Args:
         model: on the meta device, not parallelized.
-        containers: paths of those containers whose blocks the program treats equally.
+        classes: of the blocks of a container, by its path: to those of a class the program does the same.
 
     Returns:
-        The containers of which blocks were left out.
+        The runs of which blocks were left out.
     """
-    shortened = []
+    shortened: list[RepeatedBlocks] = []
     for path, container in _outermost(model):
-        if path not in containers:
-            continue
-        names = tuple(name for name, _ in container.named_children())
-        blocks = list(container.children())
-        if len(blocks) <= TAKEN or len({id(block) for block in blocks}) != len(blocks):
-            continue
-        if any(parameter is not None for parameter in container._parameters.values()):
-            continue
-        if any(not are_equal(blocks[0], block, 0, place) for place, block in enumerate(blocks)):
-            continue
-        places = [*range(_MIDDLE + 1), *range(len(blocks) - (TAKEN - _MIDDLE - 1), len(blocks))]
-        kept = {_name(container, names[place], order): blocks[place] for order, place in enumerate(places)}
-        container._modules.clear()
-        container._modules.update(kept)
-        shortened.append(
-            RepeatedBlocks(prefix=f"{path}." if path else "", kept=tuple(kept), names=names, middle=_MIDDLE)
-        )
+        if path in classes:
+            shortened += _shortened(path, container, classes[path])
     return shortened
 
 
-def _name(container: nn.Module, name: str, order: int) -> str:
-    """Return what a block is called in a shortened container; a list counts its own."""
-    return name if isinstance(container, nn.ModuleDict) else str(order)
+def _shortened(path: str, container: nn.ModuleList | nn.ModuleDict, classes: Sequence[int]) -> Iterator[RepeatedBlocks]:
+    names = tuple(name for name, _ in container.named_children())
+    blocks = list(container.children())
+    runs = list(runs_of(classes)) if len(blocks) == len(classes) else []
+    whole = len(runs) == 1 and runs[0].period == 1 and runs[0].groups == len(blocks)
+    if not runs or len({id(block) for block in blocks}) != len(blocks):
+        return
+    if any(parameter is not None for parameter in container._parameters.values()):
+        return
+    if not all(_is_equal(blocks, run) for run in runs):
+        return
+    if not whole and type(container) is not nn.ModuleDict:
+        return  # a program names the blocks of a list by their places, which would be others
+    left_out = {place for run in runs for place in range(run.start, run.stop)} - {p for run in runs for p in run.kept}
+    own = {place: name for place, name in enumerate(names) if place not in left_out}
+    if not isinstance(container, nn.ModuleDict):
+        own = {place: str(order) for order, place in enumerate(own)}  # a list counts its own
+    container._modules.clear()
+    container._modules.update({name: blocks[place] for place, name in own.items()})
+    if not whole:
+        container.__class__ = ShortenedDict
+    for run in runs:
+        bounds = "" if run.stop - run.start == len(names) else f"[{names[run.start]}..{names[run.stop - 1]}]"
+        yield RepeatedBlocks(
+            prefix=f"{path}." if path else "",
+            kept=tuple(own[place] for place in run.kept),
+            names=names[run.start : run.stop],
+            middle=run.middle,
+            period=run.period,
+            key=f"{path}{bounds}",
+        )
+
+
+def _is_equal(blocks: Sequence[nn.Module], run: Run) -> bool:
+    """Whether every group of a run has blocks that do the same as those of the first group."""
+    return all(
+        are_equal(blocks[first], blocks[place], first, place)
+        for first in range(run.start, run.start + run.period)
+        for place in range(first, run.stop, run.period)
+    )
+
+
+class ShortenedDict(nn.ModuleDict):
+    """A container whose blocks a program may name though they were left out: what it does to these is lost."""
+
+    def __getitem__(self, key: str) -> nn.Module:
+        """Return a block, or something in the place of one that was left out."""
+        return self._modules[key] if key in self._modules else LeftOut()
+
+    def __setitem__(self, key: str, module: nn.Module) -> None:
+        """Put a block in the place of another."""
+        if key in self._modules:
+            super().__setitem__(key, module)
+
+
+class LeftOut(nn.Module):
+    """A module that was left out, and all that may be in it."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a module of it; attributes of torch are not there, as in any other module."""
+        return super().__getattr__(name) if name.startswith("_") else LeftOut()
 
 
 def _outermost(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList | nn.ModuleDict]]:

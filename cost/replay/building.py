@@ -124,10 +124,9 @@ class _Building:
 
     def _check(self, piece: Piece) -> None:
         """Check that all that is named was made, and that the blocks that are added free what the middle one does."""
-        deep = {path: len(one.kept) + _FURTHER for path, one in zip(piece.depths, piece.containers, strict=True)}
         depths = {
-            path: deep[path] if one.names == tuple(map(str, range(len(one.names)))) else len(one.names)
-            for path, one in zip(piece.depths, piece.containers, strict=True)
+            one.key: len(one.kept) + _FURTHER * one.period if one.numbered else len(one.names)
+            for one in piece.containers
         }
         trace = piece.trace(depths, piece.taken + (0 if piece.fixed else 2))
         storages = _living_of(trace.items)
@@ -135,7 +134,7 @@ class _Building:
         added = 0
         for one, depth in zip(self.repetitions, depths.values(), strict=True):
             ours = {number for number, made in one.made.items() if made.block == one.middle}
-            added += (depth - len(one.repeated.kept)) * len(kept & ours)
+            added += one.repeated.groups(depth - len(one.repeated.kept)) * len(kept & ours)
         if len(storages) != len(kept) + added:
             raise Unequal
 

@@ -153,8 +153,8 @@ class BlockRepetition(Walk):
             path = path_of(record)
             block = NONE if path is None else self.block_of(path)
             if path is not None and block != NONE:
-                rest = path[len(self.repeated.prefix) :].partition(".")[2]
-                record = _with_path(record, f"{block - own}:{rest}")
+                name, _, rest = path[len(self.repeated.prefix) :].partition(".")
+                record = _with_path(record, f"{block - own}:{self.order[name]}:{rest}")
             found = self._moved[key] = self._kinds.setdefault(key_of(record), len(self._kinds))
         return found
 

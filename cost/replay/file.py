@@ -20,7 +20,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import RECORDS, HostKernel, Kernel, Record, TensorType
 from legoai.cost.trace.segments import Segment
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the form; a file of another one is no piece."""
 
 _KINDS: Final = {name: index for index, name in enumerate(RECORDS)}
@@ -134,7 +134,7 @@ def save(piece: Piece) -> str:
         for name, found in (("before", piece.before), ("repeated", piece.repeated), ("behind", piece.behind))
     }
     head = {name: getattr(piece, name) for name in ("rank", "world", "taken", "wanted", "fixed", "period")}
-    containers = [[one.prefix, one.kept, one.names, one.middle] for one in piece.containers]
+    containers = [[one.prefix, one.kept, one.names, one.middle, one.period, one.key] for one in piece.containers]
     tables = {name: table.rows for name, table in writer.tables.items()}
     whole = {"format": FORMAT, **head, "containers": containers, **tables, **nodes}
     return json.dumps(whole, separators=(",", ":"))
@@ -179,8 +179,8 @@ class _Reader:
         return Piece(
             **head,
             containers=tuple(
-                RepeatedBlocks(prefix, tuple(kept), tuple(names), middle)
-                for prefix, kept, names, middle in found["containers"]
+                RepeatedBlocks(prefix, tuple(kept), tuple(names), middle, period, key)
+                for prefix, kept, names, middle, period, key in found["containers"]
             ),
             before=tuple(map(self._node, found["before"])),
             repeated=tuple(map(self._node, found["repeated"])),

@@ -12,6 +12,7 @@ from typing import Final
 from legoai.cost.code_state import state_of_code
 from legoai.cost.replay.file import FORMAT
 from legoai.cost.replay.repeated_blocks import TAKEN
+from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.specs.cluster import Device
 from legoai.specs.models.manifest import BlockList
 
@@ -44,7 +45,7 @@ class Variation:
 
 def variation_of(
     text: str,
-    repeated: Sequence[str],
+    classes: BlockClasses,
     lists: Sequence[BlockList],
     *,
     world: int,
@@ -59,7 +60,7 @@ def variation_of(
 
     Args:
         text: of a program whose model is a built-in one.
-        repeated: paths of the model's lists of blocks whose blocks the program treats equally.
+        classes: of the blocks of the model's lists, by what the program does to them.
         lists: the model's lists of blocks.
         world: number of ranks for which it was lowered.
         rank: the one that is simulated.
@@ -67,7 +68,7 @@ def variation_of(
         gpu: the plan's device.
     """
     tree = ast.parse(text)
-    depths = {one.path: len(one.names) for one in lists if one.path in repeated}
+    depths = {path: len(of_block) for path, of_block in classes if len(set(of_block)) == 1}
     taken_out = _Variable(depths if len(lists) == len(depths) == 1 else {}, asks=".is_last" in text)
     taken_out.visit(tree)
     if taken_out.micro_batches is None:
@@ -76,7 +77,7 @@ def variation_of(
     parts = [
         FORMAT,
         ast.unparse(tree),
-        sorted(repeated),
+        [[path, [] if taken_out.deep and path in depths else of_block] for path, of_block in classes],
         [world, rank, kind, repr(gpu) if compiled else ""],
         state_of_code(*_SOURCES),
     ]

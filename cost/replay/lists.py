@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from legoai.cost.replay.repeated_blocks import TAKEN
 from legoai.cost.replay.walk import Unequal, Walk
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.numbers import NONE
@@ -214,7 +215,7 @@ def _split(run: Sequence[_Entry], container: int, stretched: Mapping[int, Stretc
 
 def _spans(walk: Walk, kernel: Kernel, used: Operands) -> bool:
     """Whether a kernel outside of the blocks takes tensors of all of them."""
-    if walk.block_of(kernel.module) != NONE or len(used.inputs) < len(walk.repeated.kept):
+    if walk.block_of(kernel.module) != NONE or len(used.inputs) < TAKEN:
         return False
     blocks = {walk.owners.get(number, NONE) for number in used.inputs}
     return {walk.middle - 1, walk.middle, walk.middle + 1} <= blocks

@@ -186,14 +186,14 @@ class Piece:
 
     @property
     def depths(self) -> dict[str, int]:
-        """The number of blocks of each container, by its path, of the program that was captured."""
-        return {one.prefix.rstrip("."): len(one.names) for one in self.containers}
+        """The number of blocks of each run, by its key, of the program that was captured."""
+        return {one.key: len(one.names) for one in self.containers}
 
     def trace(self, depths: Mapping[str, int] | None = None, micro_batches: int | None = None) -> Trace:
         """Compose the trace of a program of some depth, that takes so many micro batches in a step.
 
         Args:
-            depths: the number of blocks of each container by its path; those that are not named have as many as in the
+            depths: the number of blocks of each run by its key; those that are not named have as many as in the
                 program that was captured.
             micro_batches: of a step; None for as many as the program that was captured takes.
 
@@ -205,12 +205,12 @@ class Piece:
             raise ValueError(f"the trace of {wanted} micro batches does not follow from that of {self.taken}")
         unknown = (depths or {}).keys() - self.depths.keys()
         if unknown:
-            raise ValueError(f"{', '.join(sorted(unknown))}: no container of repeated blocks")
+            raise ValueError(f"{', '.join(sorted(unknown))}: no run of repeated blocks")
         blocks = self.depths | dict(depths or {})
         for one in self.containers:
-            if blocks[one.prefix.rstrip(".")] < len(one.kept):
+            if blocks[one.key] < len(one.kept):
                 raise ValueError(f"the trace of fewer than {len(one.kept)} blocks does not follow from that of more")
-        names = tuple(one.names_of(blocks[one.prefix.rstrip(".")]) for one in self.containers)
+        names = tuple(one.names_of(blocks[one.key]) for one in self.containers)
         with uncollected():
             items = tuple(_Composition(self, names, wanted - self.taken).items())
         return Trace(rank=self.rank, world=self.world, stage=0, items=items)
@@ -237,7 +237,9 @@ class _Composition:
 
     def __init__(self, piece: Piece, names: tuple[tuple[str, ...], ...], more: int) -> None:
         self.piece, self.names, self.more = piece, names, more
-        self.missing = tuple(len(own) - len(one.kept) for own, one in zip(names, piece.containers, strict=True))
+        self.missing = tuple(
+            one.groups(len(own) - len(one.kept)) for own, one in zip(names, piece.containers, strict=True)
+        )
         self.block_period = piece.period
         self.batch_period = piece.period * (2 + max(map(len, names), default=0))
         self.translations: dict[tuple[tuple[Move, ...], int], Translation | None] = {}
@@ -316,8 +318,10 @@ class _Composition:
                 one, names = self.piece.containers[move.container], self.names[move.container]
                 place = move.block + (self.missing[move.container] if move.from_end else 0)
                 place += block if move.each_block else 0
-                if one.kept[move.kept] != names[place]:
-                    modules[f"{one.prefix}{one.kept[move.kept]}"] = f"{one.prefix}{names[place]}"
+                for order in range(one.period):
+                    kept, meant = one.kept[move.kept * one.period + order], names[place * one.period + order]
+                    if kept != meant:
+                        modules[f"{one.prefix}{kept}"] = f"{one.prefix}{meant}"
             self.translations[key] = Translation(modules, {}, range(0), 0) if modules else None
         return self.translations[key]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.trace.editing import EditableTrace, Operands, is_micro_batch
 from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
+
+OTHER: Final = NONE - 1
+"""In the place of a block: one of the same container that is of another run."""
 
 
 class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
@@ -32,6 +35,8 @@ class Walk:
     Attributes:
         trace: of few blocks.
         repeated: its blocks.
+        place: the block of each name; a block here is a whole group of the blocks that a run repeats.
+        order: the index of each name in its group.
         owners: the block of each storage that has one.
         sweeps: every time that the trace goes through the blocks.
 
@@ -42,7 +47,8 @@ class Walk:
     def __init__(self, trace: EditableTrace, repeated: RepeatedBlocks) -> None:
         self.trace = trace
         self.repeated = repeated
-        self.place = {name: index for index, name in enumerate(repeated.kept)}
+        self.place = {name: index // repeated.period for index, name in enumerate(repeated.kept)}
+        self.order = {name: index % repeated.period for index, name in enumerate(repeated.kept)}
         self.blocks: dict[str, int] = {}
         self.owners = self._owners()
         self.sweeps = self._sweeps()
@@ -66,6 +72,11 @@ class Walk:
             block = self.blocks[path] = self.place.get(name, NONE) if inside else NONE
         return block
 
+    def _is_other(self, path: str) -> bool:
+        """Whether a module is of a block of the container that is not of this run."""
+        prefix = self.repeated.prefix
+        return path.startswith(prefix) and path[len(prefix) :].partition(".")[0] not in self.place
+
     def _owners(self) -> dict[int, int]:
         """Return of which block each storage is, as far as that is told by a module or a list."""
         owners: dict[int, int] = {}
@@ -83,19 +94,23 @@ class Walk:
         return owners
 
     def _labels(self) -> list[int]:
-        """Return for each record the block on whose behalf it is made, where that is certain."""
+        """Return for each record the block on whose behalf it is made, where that is certain; `OTHER` of other runs."""
         trace, labels = self.trace, [NONE] * len(self.trace)
         owners = self.owners
         between = self._between_passes()
         for index, record in enumerate(trace.records):
             if isinstance(record, Kernel):
                 labels[index] = self.block_of(record.module)
-                if labels[index] == NONE and between[index]:
+                if labels[index] == NONE and self._is_other(record.module):
+                    labels[index] = OTHER
+                elif labels[index] == NONE and between[index]:
                     labels[index] = self._block_used_by(trace.operands[index])
             elif isinstance(record, Mark):
                 head, _, path = record.name.partition(" ")
                 if head == "forward" and path.removeprefix(self.repeated.prefix) in self.place:
                     labels[index] = self.block_of(path)
+                elif head == "forward" and self._is_other(path):
+                    labels[index] = OTHER
             elif between[index]:
                 if isinstance(record, Allocate | Categorise):
                     block = self.block_of(record.module)
@@ -154,7 +169,7 @@ class Walk:
                 first -= 1
             while last + 1 < size and runs[last + 1][1] == runs[last][1] + step:
                 last += 1
-            end = self._end(runs[last][0], runs[last + 1][0] if last + 1 < size else len(self.trace))
+            end = self._end(*runs[last], runs[last + 1][0] if last + 1 < size else len(self.trace))
             starts = [start for start, _ in runs[first : last + 1]]
             found.append(Sweep((*starts, end), tuple(block for _, block in runs[first : last + 1])))
         beside = [sum(label == middle + step for _, label in runs) for step in (-1, 0, 1)]
@@ -162,11 +177,12 @@ class Walk:
             raise Unequal
         return found
 
-    def _end(self, start: int, stop: int) -> int:
-        """Return where the last part of a sweep ends, which begins at one place and ends before another."""
+    def _end(self, start: int, block: int, stop: int) -> int:
+        """Return where the last part of a sweep ends, a block's, which begins at a place and stops before another."""
         first = self.trace.records[start]
         if isinstance(first, Mark):
-            last = first.name.replace("forward", "end", 1)
+            names = [name for name, place in self.place.items() if place == block]
+            last = f"end {self.repeated.prefix}{names[-1]}"
             for index in range(start, stop):
                 record = self.trace.records[index]
                 if isinstance(record, Mark) and record.name == last:

@@ -279,7 +279,7 @@ def _call_apart() -> Any:
 def program_key(program: Program, profile: str | None) -> str:
     """The identity of what a program does: equal for plans whose programs differ in their names, hashes and lines."""
     text = _IDENTITY.sub("", program.text)
-    return hashlib.sha256(f"{profile}\n{program.repeated_blocks}\n{text}".encode()).hexdigest()
+    return hashlib.sha256(f"{profile}\n{program.block_classes}\n{text}".encode()).hexdigest()
 
 
 def _outcome(program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None) -> Outcome:

@@ -1,9 +1,9 @@
-"""Repeated blocks: lists of blocks that are built alike and treated equally, so that one stands for all."""
+"""Repeated blocks: which blocks of a list are built alike and treated equally, so that few of them stand for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.checkpoint import recomputed_modules
@@ -16,16 +16,22 @@ from legoai.dsl.analysis.replicate import gradient_buckets
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList
+from legoai.specs.plan import Plan
 
 _FAR: Final = 2
 """Units gathered ahead beyond which too many blocks are near an end of their list for one to stand for all."""
 
 
-@fact
-def repeated_blocks(analysis: Analysis) -> tuple[str, ...]:
-    """The paths of the lists of blocks (`layers`) whose blocks are equal in structure and in treatment.
+BlockClasses: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+"""Path of each list of blocks, with the class of every block."""
 
-    Every statement treats them by the same rules, and each is gathered and reduced by itself.
+
+@fact
+def block_classes(analysis: Analysis) -> BlockClasses:
+    """The lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
+
+    They are equal in structure, and every statement treats them by the same rules. Lists are left out of which a block
+    is not gathered and reduced by itself.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -33,13 +39,15 @@ def repeated_blocks(analysis: Analysis) -> tuple[str, ...]:
     assert analysis.manifest is not None
     treatments = list(_treatments(analysis))
     apart = _treated_apart(analysis)
-    return tuple(
-        blocks.path
+    found = tuple(
+        (blocks.path, _classes(blocks, treatments))
         for blocks in analysis.manifest.block_lists
-        if len(blocks.groups) == 1
-        and not any(below(path, blocks.path) for path in apart)
-        and all(_treats_equally(treatment, blocks) for treatment in treatments)
+        if not any(below(path, blocks.path) for path in apart)
     )
+    if _prefetched(analysis.plan) is None:
+        return found
+    # The program tells each unit by name which are next, so that none of a list may be missing.
+    return tuple((path, of_block) for path, of_block in found if len(set(of_block)) == 1)
 
 
 def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
@@ -56,17 +64,26 @@ def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
     yield {bucket.paths[0]: None for bucket in gradient_buckets(analysis) if len(bucket.paths) == 1}
 
 
-def _treats_equally(treatment: Mapping[str, object], blocks: BlockList) -> bool:
-    """Whether what is in one block is treated as what is at the same place in every other."""
+def _classes(blocks: BlockList, treatments: Sequence[Mapping[str, object]]) -> tuple[int, ...]:
+    """The class of each block: equal where its structure is, and what is at the same place in it is treated equally."""
     prefix = f"{blocks.path}." if blocks.path else ""
-    of_block: dict[str, dict[str, object]] = {name: {} for name in blocks.names}
-    for path, rule in treatment.items():
-        if path.startswith(prefix):
-            name, _, rest = path[len(prefix) :].partition(".")
-            if name in of_block:
-                of_block[name][rest] = rule
-    first = of_block[blocks.names[0]]
-    return all(found == first for found in of_block.values())
+    of_block: dict[str, dict[tuple[int, str], object]] = {name: {} for name in blocks.names}
+    for number, group in enumerate(blocks.groups):
+        for index in group:
+            of_block[blocks.names[index]][-1, ""] = number
+    for number, treatment in enumerate(treatments):
+        for path, rule in treatment.items():
+            if path.startswith(prefix):
+                name, _, rest = path[len(prefix) :].partition(".")
+                if name in of_block:
+                    of_block[name][number, rest] = rule
+    known: dict[frozenset[object], int] = {}
+    return tuple(known.setdefault(frozenset(found.items()), len(known)) for found in of_block.values())
+
+
+def _prefetched(plan: Plan) -> Units | None:
+    """How many units each unit is told to gather ahead; None where nothing is told."""
+    return plan.comm.prefetch if plan.comm is not None and isinstance(plan.comm.prefetch, Units) else None
 
 
 def _treated_apart(analysis: Analysis) -> list[str]:
@@ -75,11 +92,11 @@ def _treated_apart(analysis: Analysis) -> list[str]:
     buckets = (*unit_buckets(analysis), *gradient_buckets(analysis))
     apart = [path for bucket in buckets if len(bucket.paths) > 1 for path in bucket.paths]
     apart += muon_parameters(analysis)  # ranks divide equal matrices of several blocks among them
-    comm = analysis.plan.comm
-    if comm is None or not isinstance(comm.prefetch, Units):
+    prefetch = _prefetched(analysis.plan)
+    if prefetch is None:
         return apart
     chain = prefetching_units(analysis)
     lists = (blocks for blocks in analysis.manifest.block_lists if blocks.path)
     whole = {f"{blocks.path}.{name}" for blocks in lists for name in blocks.names}
-    far = max(comm.prefetch.forward, comm.prefetch.backward) > _FAR
+    far = max(prefetch.forward, prefetch.backward) > _FAR
     return apart + [path for path in chain if far or path not in whole]

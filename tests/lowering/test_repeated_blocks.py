@@ -1,4 +1,4 @@
-"""The lists of blocks of which a lowered program treats every block equally."""
+"""Classes of the blocks of a model: a lowered program does the same to those of a class."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ mesh      ({mesh})
 UNITS = "fsdp on dp_shard {{ layers.* = unit, root = unit }}\n{}"
 
 
-def repeated(body: str, mesh: str = "dp_shard = 2") -> tuple[str, ...]:
-    return lowered(PLAN.format(mesh=mesh, body=body)).repeated_blocks
+def classes(body: str, mesh: str = "dp_shard = 2") -> str:
+    [(path, of_block)] = lowered(PLAN.format(mesh=mesh, body=body)).block_classes
+    assert path == "layers"
+    return "".join(map(str, of_block))
 
 
 @pytest.mark.parametrize(
@@ -33,26 +35,36 @@ def repeated(body: str, mesh: str = "dp_shard = 2") -> tuple[str, ...]:
         UNITS.format("offload (parameters = all, activations = all)"),
     ],
 )
-def test_a_program_that_goes_over_whole_lists_treats_their_blocks_equally(body: str):
-    assert repeated(body) == ("layers",)
+def test_blocks_are_of_one_class_where_the_program_goes_over_whole_lists(body: str):
+    assert classes(body) == "0" * 12
 
 
 def test_the_stages_of_a_pipeline_are_treated_equally():
-    assert repeated("pipeline on pp (schedule = 1F1B)", "pp = 2") == ("layers",)
+    assert classes("pipeline on pp (schedule = 1F1B)", "pp = 2") == "0" * 12
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (UNITS.format("checkpoint { layers.3 = full }"), "000100000000"),
+        (UNITS.format("checkpoint { layers.* = every(2) }"), "010101010101"),
+        (UNITS.format("checkpoint { layers.{2..5} = full }"), "001111000000"),
+        (UNITS.format("checkpoint { layers.{2..5} = full, layers.{6..11} = every(3) }"), "001111002002"),
+        ("fsdp on dp_shard { layers.3.attention = unit, root = unit }", "000100000000"),
+        ("fsdp on dp_shard { layers.{0..10} = unit, root = unit }", "000000000001"),
+    ],
+)
+def test_blocks_that_a_rule_names_are_of_another_class(body: str, expected: str):
+    assert classes(body) == expected
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        UNITS.format("checkpoint { layers.3 = full }"),
-        UNITS.format("checkpoint { layers.* = every(2) }"),
-        UNITS.format("checkpoint { layers.{2..5} = full }"),
-        "fsdp on dp_shard { layers.3.attention = unit, root = unit }",
-        "fsdp on dp_shard { layers.{0..10} = unit, root = unit }",
         UNITS.format("comm { layers.* = bucket(group) }"),
         UNITS.format("comm (prefetch = units(3, 2))"),
         "fsdp on dp_shard { layers.{1..11} = unit, root = unit }\ncomm (prefetch = units(1, 1))",
     ],
 )
-def test_a_program_that_names_some_blocks_does_not(body: str):
-    assert repeated(body) == ()
+def test_blocks_that_share_a_collective_or_are_told_what_to_gather_have_no_classes(body: str):
+    assert lowered(PLAN.format(mesh="dp_shard = 2", body=body)).block_classes == ()

@@ -14,8 +14,9 @@ from torch import nn
 from legoai.cost import capture as capturing
 from legoai.cost.replay.blocks import shorten
 from legoai.cost.replay.building import piece_of
+from legoai.cost.replay.file import load, save
 from legoai.cost.replay.piece import Piece
-from legoai.cost.replay.repeated_blocks import TAKEN
+from legoai.cost.replay.repeated_blocks import TAKEN, runs_of
 from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.records import Kernel, Mark, TensorType
 from legoai.lowering.program import Program
@@ -122,11 +123,80 @@ def worked(name: str, layers: int, times: int) -> Program:
     return lowered(re.sub(r"\(global = ", f"(global = {times} * ", text))
 
 
+UNEVEN = {
+    "every second checkpointed": ("layers.* = every(2)", 12, [2]),
+    "every third checkpointed, and two blocks over": ("layers.* = every(3)", 20, [3]),
+    "some checkpointed, others not": ("layers.{0..6} = full", 14, [1, 1]),
+    "the first otherwise than the others": ("layers.0 = full, layers.{1..9} = none", 10, [1]),
+    "some checkpointed, then every second": ("layers.{0..5} = full, layers.{6..17} = every(2)", 18, [1, 2]),
+}
+"""Rules of `checkpoint`, blocks, and the periods of the runs of repeated blocks."""
+
+
+def uneven(name: str, under: str) -> tuple[Program, list[int]]:
+    rules, layers, periods = UNEVEN[name]
+    one = combinations.COMBINATIONS[under]
+    text = re.sub(r"n_layers = \d+", f"n_layers = {layers}", one.text)
+    text = re.sub(r"batch \(global = \d+", f"batch (global = {3 * one.data}", text)
+    return lowered(f"{text}\ncheckpoint {{ {rules} }}\n"), periods
+
+
+def unevenly_composed(program: Program, world: int) -> tuple[list[int], bool]:
+    piece = capturing.capture_piece(program, world=world)
+    assert isinstance(piece, Piece)
+    whole = capturing.capture(program, world=world, replay=False)
+    return [one.period for one in piece.containers], load(save(piece)).trace() == piece.trace() == whole
+
+
+def test_blocks_of_several_classes_are_repeated(name="every second checkpointed", under="fsdp"):
+    program, periods = uneven(name, under)
+    world = combinations.COMBINATIONS[under].world
+    assert simulated.in_a_fork(unevenly_composed, program, world) == (periods, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNEVEN)
+def test_blocks_of_several_classes_are_repeated_in_every_order(name):
+    test_blocks_of_several_classes_are_repeated(name, "fsdp and tensor parallel")
+
+
+@given(st.lists(st.integers(0, 2), max_size=60))
+def test_runs_repeat_their_groups_and_do_not_overlap(classes):
+    covered = 0
+    for run in runs_of(classes):
+        assert covered <= run.start and run.stop <= len(classes) and run.groups > TAKEN
+        covered = run.stop
+        own = classes[run.start : run.stop]
+        assert own == own[: run.period] * run.groups
+        assert [classes[place] for place in run.kept] == own[: run.period] * TAKEN
+
+
+def test_runs_leave_out_as_many_blocks_as_they_can():
+    assert [(run.start, run.groups, run.period) for run in runs_of([0] * 4 + [1] * 8 + [2, 3] * 9)] == [
+        (4, 8, 1),
+        (12, 9, 2),
+    ]
+    assert list(runs_of([0, 1] * 5)) == [] == list(runs_of([0] * TAKEN))
+
+
+def test_what_a_program_does_to_blocks_that_were_left_out_is_lost():
+    with torch.device("meta"):
+        model = nn.Module()
+        model.blocks = nn.ModuleDict({str(index): Block(index) for index in range(14)})
+    [run] = shorten(model, {"blocks": [0, 1] * 7})
+    assert run.kept == ("0", "1", "2", "3", "4", "5", "10", "11", "12", "13") and run.missing == 2
+    for index in range(14):
+        model.blocks[str(index)] = nn.Sequential(model.blocks[str(index)])
+        model.blocks[str(index)].linear = nn.Identity()
+    assert list(model.blocks) == list(run.kept)
+    assert all(isinstance(one, nn.Sequential) and isinstance(one[0], Block) for one in model.blocks.values())
+
+
 def test_fewer_blocks_and_micro_batches_do_not_follow_from_more():
     assert simulated.in_a_fork(refused, *deep("fsdp")) == [
         "the trace of 2 micro batches does not follow from that of 3",
         "the trace of fewer than 5 blocks does not follow from that of more",
-        "blocks: no container of repeated blocks",
+        "blocks: no run of repeated blocks",
     ]
 
 
@@ -158,7 +228,7 @@ def stack(blocks: Iterator[nn.Module]) -> nn.Module:
 
 def test_blocks_that_differ_in_their_place_alone_are_left_out():
     model = stack(Block(index) for index in range(12))
-    (repeated,) = shorten(model, ["blocks"])
+    (repeated,) = shorten(model, {"blocks": [0] * len(model.blocks)})
     assert len(model.blocks) == len(repeated.kept) == TAKEN
     assert repeated.names == tuple(map(str, range(12))) and repeated.missing == 12 - TAKEN
     assert [block.index for block in model.blocks] == [0, 1, 2, 10, 11]
@@ -166,7 +236,7 @@ def test_blocks_that_differ_in_their_place_alone_are_left_out():
 
 def test_blocks_that_the_program_treats_differently_are_kept():
     model = stack(Block(index) for index in range(12))
-    assert shorten(model, []) == [] and len(model.blocks) == 12
+    assert shorten(model, {}) == [] and len(model.blocks) == 12
 
 
 @pytest.mark.parametrize(
@@ -174,12 +244,12 @@ def test_blocks_that_the_program_treats_differently_are_kept():
 )
 def test_one_block_that_differs_keeps_all(odd):
     model = stack(odd if index == 6 else Block(index) for index in range(12))
-    assert shorten(model, ["blocks"]) == [] and len(model.blocks) == 12
+    assert shorten(model, {"blocks": [0] * len(model.blocks)}) == [] and len(model.blocks) == 12
 
 
 def test_few_blocks_are_kept():
     model = stack(Block(index) for index in range(TAKEN))
-    assert shorten(model, ["blocks"]) == [] and len(model.blocks) == TAKEN
+    assert shorten(model, {"blocks": [0] * len(model.blocks)}) == [] and len(model.blocks) == TAKEN
 
 
 def of_blocks(sizes: list[int]) -> EditableTrace:
@@ -196,7 +266,7 @@ def of_blocks(sizes: list[int]) -> EditableTrace:
 
 def test_edges_may_differ_and_the_middle_may_not():
     model = stack(Block(index) for index in range(7))
-    runs = shorten(model, ["blocks"])
+    runs = shorten(model, {"blocks": [0] * len(model.blocks)})
     piece = piece_of(of_blocks([1, 2, 2, 2, 3]), runs, rank=0, world=1, wanted=0)
     assert piece is not None and piece.trace().records == of_blocks([1, 2, 2, 2, 2, 2, 3]).finished()
     assert piece.trace({"blocks": 5}).records == of_blocks([1, 2, 2, 2, 3]).finished()

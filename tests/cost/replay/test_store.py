@@ -37,7 +37,7 @@ def variation(text: str = TEXT, *, gpu: str = "h100_sxm", **options) -> Variatio
     plan = resolved(text)
     program, manifest = lowered(text), manifest_of(plan.model.source())
     arguments = {"world": plan.mesh.world_size, "rank": 0, "kind": "cuda", "gpu": device(gpu)} | options
-    found = variation_of(program.text, program.repeated_blocks, manifest.block_lists, **arguments)
+    found = variation_of(program.text, program.block_classes, manifest.block_lists, **arguments)
     assert found is not None
     return found
 
