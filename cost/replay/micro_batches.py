@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from legoai.cost.replay.walk import Unequal
-from legoai.cost.trace.editing import EditableTrace, micro_batches
+from legoai.cost.trace.editing import EditableTrace, Made, micro_batches
 from legoai.cost.trace.numbers import alike
 from legoai.cost.trace.records import Allocate, Free
 
@@ -65,23 +65,23 @@ def repeated_micro_batch(trace: EditableTrace) -> RepeatedMicroBatch | None:
     if not made <= _numbers(trace, start, end, Free):
         raise Unequal
     own = trace.made(start, stop)
-    by_order = list(own)
+    by_making = {made: number for number, made in own.items()}
     return RepeatedMicroBatch(
-        len(marks), start, stop, frozenset(own), {number: by_order[order] for number, order in moving.items()}
+        len(marks), start, stop, frozenset(own), {number: by_making[made] for number, made in moving.items()}
     )
 
 
-def _moving(trace: EditableTrace, before: int, first: int, second: int, end: int) -> dict[int, int]:
+def _moving(trace: EditableTrace, before: int, first: int, second: int, end: int) -> dict[int, Made]:
     """Compare the records from `first` to `second` with those from `second` to `end`.
 
     Returns:
-        The numbers of the part before them that the first names, each with its order, where the second names the same
-        one of the first.
+        The numbers of the part before them that the first names, each with how it is made, where the second names the
+        same one of the first.
     """
     if end - second != second - first:
         raise Unequal
     outer, one, two = trace.made(before, first), trace.made(first, second), trace.made(second, end)
-    moving: dict[int, int] = {}
+    moving: dict[int, Made] = {}
     staying: set[int] = set()
     for index in range(first, second):
         other = index + second - first

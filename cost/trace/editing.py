@@ -7,7 +7,9 @@ records that are equal but for their number are the same object.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import FIELD, MAKES, NONE, encoded, renumbered
@@ -54,6 +56,10 @@ def key_of(record: Record) -> object:
     return found
 
 
+Made: TypeAlias = tuple[object, int]
+"""How a number is made: what its record has in common with others, and its order among these."""
+
+
 @dataclasses.dataclass(slots=True)
 class EditableTrace:
     """Records, the number of each (`NONE` for none), and what some kernels used.
@@ -84,12 +90,22 @@ class EditableTrace:
     def __len__(self) -> int:
         return len(self.records)
 
-    def made(self, start: int, stop: int) -> dict[int, int]:
-        """Return the numbers that are made between two places, each with its order."""
-        found: dict[int, int] = {}
+    def made(self, start: int, stop: int) -> dict[int, Made]:
+        """Return the numbers that are made between two places, each with how.
+
+        That is what the record that makes it has in common with others, and its order among these, counted from the
+        end: so whatever else is made changes nothing, as by a first micro batch that gathers for all.
+        """
+        first: dict[int, Record] = {}
         for record, number in zip(self.records[start:stop], self.numbers[start:stop], strict=True):
             if number != NONE and isinstance(record, MAKES):
-                found.setdefault(number, len(found))
+                first.setdefault(number, record)
+        counts: Counter[object] = Counter()
+        found = {}
+        for number in reversed(first):
+            kind = key_of(first[number])
+            found[number] = kind, counts[kind]
+            counts[kind] += 1
         return found
 
     def finished(self) -> tuple[Record, ...]:

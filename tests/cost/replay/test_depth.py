@@ -133,6 +133,15 @@ UNEVEN = {
 """Rules of `checkpoint`, blocks, and the periods of the runs of repeated blocks."""
 
 
+def test_a_first_micro_batch_that_gathers_for_all_is_followed_by_equal_ones():
+    one = combinations.COMBINATIONS["fsdp"]
+    rules = "fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }"
+    text = re.sub(r"n_layers = \d+", "n_layers = 8", re.sub(r"^fsdp .*$", rules, one.text, flags=re.M))
+    assert rules in text
+    program = lowered(re.sub(r"batch \(global = \d+", f"batch (global = {5 * one.data}", text))
+    assert simulated.in_a_fork(compared, {(8, 5): program}, one.world) == ([], True)
+
+
 def uneven(name: str, under: str) -> tuple[Program, list[int]]:
     rules, layers, periods = UNEVEN[name]
     one = combinations.COMBINATIONS[under]
