@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = drawn([row for row in good if options.only in row.id], options.sample)
     output: Path = options.output or Path(f"{options.source}.json")
     known = _known(output) if options.resume else {}
-    code = _code_digest()
+    code = code_digest()
     _import_once()
     results: list[dict[str, Any]] = []
     for index, row in enumerate(chosen, 1):
@@ -191,7 +191,7 @@ def _known(output: Path) -> dict[str, Any]:
     return found
 
 
-def _code_digest() -> str:
+def code_digest() -> str:
     """A digest of all code that a prediction depends on, so that answers of other code are not kept."""
     root = Path(legoai.__file__).parent
     digest = hashlib.sha256()

@@ -75,7 +75,7 @@ def predict(text: str, *, seconds: float = 600.0, memory_only: bool = False) -> 
             looked at: one holds most micro batches, the other the logits.
     """
     begun = time.perf_counter()
-    answer = _apart(_remembered if memory_only else _simulated, text, seconds=seconds)
+    answer = _apart(_remembered if memory_only else simulated, text, seconds=seconds)
     if isinstance(answer, str):
         return Prediction(refused=answer, took=time.perf_counter() - begun)
     return Prediction(**{**answer, "took": time.perf_counter() - begun})
@@ -125,7 +125,7 @@ def _linted(text: str) -> tuple[Plan | None, dict[str, Any]]:
     return linted.plan, {"diagnostics": diagnostics}
 
 
-def _simulated(text: str) -> dict[str, Any]:
+def simulated(text: str) -> dict[str, Any]:
     """Lint, lower and simulate a plan."""
     plan, found = _linted(text)
     if plan is None:

@@ -1,0 +1,1 @@
+"""Measured throughput of the configurations that the simulator ranks first."""

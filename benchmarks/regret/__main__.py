@@ -1,0 +1,213 @@
+"""Regret of the simulator's first choice on measured sweeps: `python -m benchmarks.regret FOLDER`.
+
+FOLDER holds the files of published runs that `benchmarks.validation` reads. Rows are grouped by what a choice of
+configuration leaves as it is: the model, the devices and the sequences of a step. In each group the configuration whose
+predicted step is shortest is looked up in the measurements: how far is its throughput below the best one? Beside it
+stands the rule of thumb. A configuration that is predicted to run out of memory is not ranked.
+
+Each row becomes the plan that `benchmarks.validation` makes of it, and is lowered and simulated whole; long pipelines
+are taken from a line through two shorter ones. Predictions are kept in `results/regret_SOURCE.json` with the state of
+the code that made them; `--for 10` makes missing ones for ten minutes, and those whose plan is another now; `--anew`
+all of them. A group counts when all of its rows were asked; rows that cannot be stated, or have no answer within
+`--seconds`, are in no group, and are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import about_machine, write_rows
+from benchmarks.regret.predictions import Predictor
+from benchmarks.regret.ranking import (
+    Configuration,
+    Summary,
+    by_prediction,
+    by_rule,
+    grouped,
+    rank_correlation,
+    regret,
+)
+from benchmarks.validation.__main__ import code_digest
+from benchmarks.validation.predict import Prediction, predict
+from benchmarks.validation.rows import Row, UnstatedError, read
+from benchmarks.validation.score import compare, group_of
+from benchmarks.validation.sources import SOURCES
+
+RESULTS = Path(__file__).parents[1] / "results"
+GROUPED_BY = {
+    "nanotron": ("model", "n_gpus"),  # all steps have 256 sequences
+    "vtrain": ("n_layers", "hidden", "n_gpus", "global_batch"),
+}
+GOOD_TIERS = ("tier A", "tier B")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.regret", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of published runs")
+    parser.add_argument("--source", choices=sorted(GROUPED_BY), action="append", help="only this one")
+    parser.add_argument("--anew", action="store_true", help="make all predictions again")
+    parser.add_argument("--for", dest="minutes", type=float, default=0.0, help="make predictions for so many minutes")
+    parser.add_argument("--seconds", type=float, default=120.0, help="after which a row is given up")
+    parser.add_argument("--groups", action="store_true", help="print each group")
+    options = parser.parse_args(arguments)
+    for source in options.source or sorted(GROUPED_BY):
+        try:
+            rows = [row for row in read(options.folder / SOURCES[source].file) if row.dropped is None]
+        except UnstatedError as error:
+            print(f"regret: {error}", file=sys.stderr)
+            return 2
+        path = RESULTS / f"regret_{source}.json"
+        kept = _kept(path) if not options.anew else {}
+        if options.minutes:
+            _predict(source, rows, kept, path, options)
+        print(report(source, rows, kept, every_group=options.groups), "\n")
+    return 0
+
+
+def configuration_of(source: str, row: Row) -> Configuration:
+    """A row as a configuration among those that it competes with."""
+    rate = row.number("tokens_per_s_per_gpu")
+    assert rate is not None, row.id
+    return Configuration(
+        id=row.id,
+        group=", ".join(f"{name} {row.text(name)}" for name in GROUPED_BY[source]),
+        tier=group_of(row),
+        rate=rate,
+        model_parallel=row.whole("tp", 1) * row.whole("pp", 1),
+        micro_batch=row.whole("micro_batch"),
+    )
+
+
+def _predict(
+    source: str, rows: Sequence[Row], kept: dict[str, dict[str, Any]], path: Path, options: argparse.Namespace
+) -> None:
+    """Predict rows that have no answer yet, groups with the most trusted rows first, until the time is over."""
+    ends = time.monotonic() + 60.0 * options.minutes
+    by_id = {row.id: row for row in rows}
+    groups = grouped(configuration_of(source, row) for row in rows)
+    order = sorted(groups.values(), key=lambda group: -sum(item.tier in GOOD_TIERS for item in group) / len(group))
+    trusted = [item for group in order for item in group if item.tier in GOOD_TIERS]
+    others = [item for group in order for item in group if item.tier not in GOOD_TIERS]
+    code, predictor = code_digest(), Predictor(options.seconds)
+    try:
+        for item in [*trusted, *others]:
+            if time.monotonic() > ends:
+                break
+            found = _answer(source, by_id[item.id], kept, predictor, code)
+            if found is not None:
+                kept[item.id] = found
+                write_rows(path, about_machine(), list(kept.values()))
+                print(item.id, found["seconds"], found["fits"], found["refused"], file=sys.stderr, flush=True)
+    finally:
+        predictor.close()
+
+
+def _answer(
+    source: str, row: Row, kept: Mapping[str, Mapping[str, Any]], predictor: Predictor, code: str
+) -> dict[str, Any] | None:
+    """The prediction for a row; None where that of an equal plan is kept."""
+    try:
+        stated = SOURCES[source].convert(row, None)
+    except UnstatedError as error:
+        key, said, fits = "", Prediction(refused=f"not stated: {error}"), None
+    else:
+        key = hashlib.sha256(stated.text[stated.text.index("\nmodel ") :].encode()).hexdigest()[:16]
+        if row.id in kept and kept[row.id]["key"] == key:
+            return None
+        said = predictor(stated.text)
+        fits = compare(row, stated, said).fits
+        if fits == (True, False) and stated.for_memory:  # the plan for its time holds more than the framework does
+            fits = compare(row, stated, predict(stated.for_memory, seconds=300, memory_only=True)).fits
+    return {
+        "id": row.id,
+        "key": key,
+        "code": code,
+        "seconds": said.seconds,
+        "fits": None if fits is None else fits[1],
+        "refused": said.refused,
+    }
+
+
+def _kept(path: Path) -> dict[str, dict[str, Any]]:
+    """Predictions of an earlier run by row, but for those that were given up."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except OSError:
+        return {}
+    return {row["id"]: row for row in rows if not row["refused"].startswith("no answer")}
+
+
+def report(
+    source: str, rows: Sequence[Row], kept: Mapping[str, Mapping[str, Any]], *, every_group: bool = False
+) -> str:
+    """The table of a source: regrets of what is predicted to be best, and of the rule of thumb, in the same groups."""
+    every = [configuration_of(source, row) for row in rows]
+    seconds = {
+        name: row["seconds"] for name, row in kept.items() if row["seconds"] is not None and row["fits"] is not False
+    }
+    answered = {name for name, row in kept.items() if row["seconds"] is not None or row["fits"] is False}
+    lines = [
+        f"| {source} | groups | ranked by | mean regret | p90 | within 5% | Spearman, mean | median |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    published = [regret(group, by_rule(group)[:1]) for group in grouped(every).values()]
+    lines.append(_line("all rows", "rule of thumb, as published", published))
+    tiers = {item.tier for item in every}
+    for name, chosen in {
+        "tier A and B": [item for item in every if item.tier in GOOD_TIERS],
+        "all": every,
+    }.items():
+        whole = [group for group in grouped(chosen).values() if all(item.id in kept for item in group)]
+        groups = grouped(item for group in whole for item in group if item.id in answered)
+        if not groups or (name != "all" and not tiers & set(GOOD_TIERS)):
+            continue
+        found = [rank_correlation(group, seconds) for group in groups.values()]
+        ours = [regret(group, by_prediction(group, seconds)) for group in groups.values()]
+        lines.append(_line(name, "prediction", ours, [value for value in found if value is not None]))
+        lines.append(_line(name, "rule of thumb", [regret(group, by_rule(group)[:1]) for group in groups.values()]))
+        lines.append(_line(name, "rule, mean of ties", [regret(group, by_rule(group)) for group in groups.values()]))
+        if every_group:
+            lines += ["", *(_told(label, group, seconds) for label, group in groups.items()), ""]
+    refused = Counter(row["refused"].split(":")[0] for row in kept.values() if row["refused"])
+    missing = sum(item.id not in kept for group in grouped(every).values() for item in group)
+    beyond = sum(row["fits"] is False for row in kept.values())
+    lines.append("")
+    lines.append(
+        f"{len(answered)} rows have an answer, {beyond} of them that they run out of memory; {missing} were not asked; "
+        f"without an answer: {dict(refused) or 'none'}."
+    )
+    return "\n".join(lines)
+
+
+def _line(rows: str, ranked_by: str, regrets: Sequence[float], correlations: Sequence[float] = ()) -> str:
+    found = Summary.of(regrets)
+    spearman = (
+        f"{statistics.fmean(correlations):.2f} | {statistics.median(correlations):.2f}" if correlations else " | "
+    )
+    figures = f"{found.mean:.1%} | {found.p90:.1%} | {found.good:.0%}"
+    return f"| {rows} | {found.groups} | {ranked_by} | {figures} | {spearman} |"
+
+
+def _told(label: str, group: Sequence[Configuration], seconds: Mapping[str, float]) -> str:
+    best = max(group, key=lambda item: item.rate)
+    chosen = by_prediction(group, seconds)
+    names = ", ".join(item.id.rpartition("-")[2] for item in chosen)
+    correlation = rank_correlation(group, seconds)
+    return (
+        f"- {label}: {len(group)} rows, best {best.id.rpartition('-')[2]}, chosen {names or 'none'} "
+        f"(-{regret(group, chosen):.1%}), rule -{regret(group, by_rule(group)[:1]):.1%}, "
+        f"Spearman {'' if correlation is None else f'{correlation:.2f}'}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Rankings of measured configurations, and what their first ones lose against the best measured.
+
+The *regret* of a ranking in a group is 1 - t / b: t is the measured throughput of the configuration that it puts first,
+b the highest measured throughput of the group. Where several configurations are first, t is their mean.
+
+The *rule of thumb* takes the smallest product of tensor and pipeline parallel degrees, and of those the largest micro
+batch. What still ties is taken in the order of the file, as the published figures of the rule do; nanotron's file is
+ordered by throughput, so that this order favours the rule, and the mean over what ties is given beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SMALLEST_GROUP = 4
+"""Configurations that a group has at least: of fewer any choice is among the best."""
+GOOD = 0.05
+"""Regret up to which a choice counts as good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A measured configuration.
+
+    Attributes:
+        id: of its row.
+        group: of the configurations that it competes with: equal model, devices and tokens of a step.
+        tier: how far its time can be trusted, as the file says; empty where it says nothing.
+        rate: measured tokens per second and device.
+        model_parallel: tensor by pipeline parallel degree.
+        micro_batch: sequences.
+    """
+
+    id: str
+    group: str
+    tier: str
+    rate: float
+    model_parallel: int
+    micro_batch: int
+
+
+def grouped(configurations: Iterable[Configuration]) -> dict[str, list[Configuration]]:
+    """Configurations by group, of groups that are large enough, in the order of their names."""
+    groups: dict[str, list[Configuration]] = {}
+    for item in configurations:
+        groups.setdefault(item.group, []).append(item)
+    return {name: groups[name] for name in sorted(groups) if len(groups[name]) >= SMALLEST_GROUP}
+
+
+def by_rule(group: Sequence[Configuration]) -> list[Configuration]:
+    """What the rule of thumb puts first, all that tie, in the order of the file."""
+    return first(group, lambda item: (item.model_parallel, -item.micro_batch))
+
+
+def by_prediction(group: Sequence[Configuration], seconds: Mapping[str, float]) -> list[Configuration]:
+    """What a prediction of step times puts first; what has no time, as it is predicted not to fit, is not ranked."""
+    return first([item for item in group if item.id in seconds], lambda item: seconds[item.id])
+
+
+def first(group: Sequence[Configuration], key: Callable[[Configuration], Any]) -> list[Configuration]:
+    """All configurations with the least key."""
+    least = min(map(key, group), default=None)
+    return [item for item in group if key(item) == least]
+
+
+def regret(group: Sequence[Configuration], chosen: Sequence[Configuration]) -> float:
+    """Share of the best measured throughput that is lost by those chosen; all of it where none is."""
+    if not chosen:
+        return 1.0
+    return 1.0 - statistics.fmean(item.rate for item in chosen) / max(item.rate for item in group)
+
+
+def rank_correlation(group: Sequence[Configuration], seconds: Mapping[str, float]) -> float | None:
+    """Spearman's correlation of measured and predicted throughput; None of fewer than three that are ranked."""
+    ranked = [item for item in group if item.id in seconds]
+    measured, predicted = (_ranks([item.rate for item in ranked]), _ranks([-seconds[item.id] for item in ranked]))
+    if len(ranked) < 3 or len(set(measured)) == 1 or len(set(predicted)) == 1:
+        return None
+    return statistics.correlation(measured, predicted)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The place of each value from the smallest; values that tie have the mean of their places."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Regrets over groups."""
+
+    groups: int
+    mean: float
+    p90: float
+    good: float
+
+    @staticmethod
+    def of(regrets: Sequence[float]) -> Summary:
+        """Sum up the regrets of some groups; the 90th percentile is that of the least value that nine tenths reach."""
+        ordered = sorted(regrets)
+        return Summary(
+            groups=len(ordered),
+            mean=statistics.fmean(ordered),
+            p90=ordered[-(-9 * len(ordered) // 10) - 1],
+            good=sum(value <= GOOD for value in ordered) / len(ordered),
+        )

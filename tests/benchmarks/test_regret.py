@@ -1,0 +1,156 @@
+"""Regret of a ranking against measurements."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from benchmarks.regret import __main__ as command
+from benchmarks.regret.predictions import LONG, Predictor, figures, shorter
+from benchmarks.regret.ranking import (
+    Configuration,
+    Summary,
+    by_prediction,
+    by_rule,
+    grouped,
+    rank_correlation,
+    regret,
+)
+from benchmarks.validation.predict import simulated
+from benchmarks.validation.rows import Row
+
+from support.simulated import in_a_fork
+
+PIPELINE = """\
+plan test
+
+model llama3("8b", dim = 2048, n_layers = 4, n_heads = 16, n_kv_heads = 16, vocab_size = 1024)
+cluster h100_sxm
+batch (global = {sequences}, micro = 1, seq_len = 4096)
+mesh (pp = 2, dp_shard = 4)
+fsdp on dp_shard {{
+  layers.* = unit(reshard = after_backward)
+  root     = unit(reshard = after_backward)
+}}
+pipeline on pp (schedule = 1F1B, stages = 2)
+attention flash
+precision (param = bf16, reduce = fp32)
+optimizer adamw(lr = 3e-4)
+"""
+
+
+def some(*measured: tuple[float, int, int]) -> list[Configuration]:
+    """Configurations of one group by throughput, model-parallel degree and micro batch."""
+    return [
+        Configuration(id=f"{index}", group="a", tier="", rate=rate, model_parallel=parallel, micro_batch=micro)
+        for index, (rate, parallel, micro) in enumerate(measured)
+    ]
+
+
+def test_regret_is_the_share_of_the_best_throughput_that_is_lost():
+    group = some((100.0, 2, 1), (80.0, 1, 1), (50.0, 1, 4))
+    assert regret(group, group[:1]) == 0.0
+    assert regret(group, group[1:2]) == pytest.approx(0.2)
+    assert regret(group, group[1:]) == pytest.approx(0.35)  # the mean of what ties
+    assert regret(group, []) == 1.0
+
+
+def test_the_rule_takes_least_model_parallelism_and_then_the_largest_micro_batch():
+    group = some((100.0, 2, 8), (80.0, 1, 1), (50.0, 1, 4), (60.0, 1, 4))
+    assert [item.id for item in by_rule(group)] == ["2", "3"]
+
+
+def test_what_is_predicted_not_to_fit_is_not_ranked():
+    group = some((100.0, 2, 8), (80.0, 1, 1))
+    assert [item.id for item in by_prediction(group, {"0": 2.0, "1": 1.0})] == ["1"]
+    assert [item.id for item in by_prediction(group, {"0": 2.0})] == ["0"]
+    assert by_prediction(group, {}) == []
+
+
+def test_groups_of_few_do_not_count():
+    group = some((1.0, 1, 1), (2.0, 1, 1), (3.0, 1, 1))
+    assert grouped(group) == {}
+    assert list(grouped([*group, *some((4.0, 1, 1))])) == ["a"]
+
+
+@pytest.mark.parametrize(("measured", "seconds", "wanted"), [((1, 2, 3), (3, 2, 1), 1.0), ((1, 2, 3), (1, 2, 3), -1.0)])
+def test_rank_correlation_of_orders(measured: tuple[float, ...], seconds: tuple[float, ...], wanted: float):
+    group = some(*((rate, 1, 1) for rate in measured))
+    assert rank_correlation(group, {f"{i}": s for i, s in enumerate(seconds)}) == pytest.approx(wanted)
+
+
+def test_rank_correlation_by_the_formula_of_squared_differences():
+    draw = random.Random(1)
+    for size in range(3, 9):
+        rates, seconds = draw.sample(range(100), size), draw.sample(range(100), size)
+        group = some(*((float(rate), 1, 1) for rate in rates))
+        squares = sum(
+            (sum(other < rate for other in rates) - sum(other > time for other in seconds)) ** 2
+            for rate, time in zip(rates, seconds, strict=True)
+        )
+        found = rank_correlation(group, {f"{index}": float(time) for index, time in enumerate(seconds)})
+        assert found == pytest.approx(1 - 6 * squares / (size * (size**2 - 1)))
+
+
+def test_rank_correlation_of_two_is_not_told():
+    assert rank_correlation(some((1.0, 1, 1), (2.0, 1, 1)), {"0": 1.0, "1": 2.0}) is None
+
+
+def test_the_ninetieth_percentile_is_reached_by_nine_tenths():
+    for count in range(1, 25):
+        regrets = [index / 100 for index in range(count)]
+        found = Summary.of(regrets)
+        assert sum(value <= found.p90 for value in regrets) >= 0.9 * count
+        assert sum(value < found.p90 for value in regrets) < 0.9 * count
+        assert found.mean == pytest.approx(statistics.fmean(regrets))
+
+
+def test_a_long_pipeline_is_a_line_through_two_shorter_ones():
+    few = LONG // 2 + 1
+    assert shorter(PIPELINE.format(sequences=4 * (few - 2))) is None
+    micro_batches, pp, (one, two) = shorter(PIPELINE.format(sequences=4 * few)) or (0, 0, ("", ""))
+    assert (micro_batches, pp) == (few, 2)
+    assert "batch (global = 16, micro = 1, seq_len = 4096)" in one
+    assert "batch (global = 24, micro = 1, seq_len = 4096)" in two
+
+
+def on_the_line(sequences: int) -> tuple[float, float]:
+    text = PIPELINE.format(sequences=sequences)
+    return figures(text, long=0)["seconds"], simulated(text)["seconds"]
+
+
+def test_a_line_through_shorter_pipelines_has_the_time_of_the_longer():
+    line, whole = in_a_fork(on_the_line, 4 * 17)
+    assert line == pytest.approx(whole, rel=1e-3)
+
+
+def test_a_predictor_goes_on_after_a_plan_that_cannot_be_read():
+    predictor = Predictor(60.0)
+    try:
+        first, second = predictor("no plan"), predictor(PIPELINE.format(sequences=8).replace("cluster h100_sxm\n", ""))
+        assert first.refused
+        assert second.refused.startswith("lint")
+        predictor.seconds = 0.0
+        assert predictor(PIPELINE.format(sequences=8)).refused.startswith("no answer within")
+    finally:
+        predictor.close()
+
+
+def test_a_report_counts_groups_all_of_whose_rows_were_asked():
+    fields = {"n_gpus": "8", "tp": "1", "pp": "1", "notes": "time_tier=A"}
+    rows = [
+        Row(f"{model}{index}", {**fields, "model": model, "micro_batch": f"{index}", "tokens_per_s_per_gpu": f"{rate}"})
+        for model, (index, rate) in itertools.product("mn", enumerate((100.0, 90.0, 80.0, 70.0)))
+    ]
+    kept = {
+        f"m{index}": {"id": f"m{index}", "seconds": seconds, "fits": fits, "refused": ""}
+        for index, (seconds, fits) in enumerate([(1.0, False), (2.0, True), (4.0, True), (3.0, None)])
+    }
+    found = command.report("nanotron", rows, kept, every_group=True)
+    assert "| all rows | 2 | rule of thumb, as published | 30.0% | 30.0% | 0% |" in found
+    assert "| tier A and B | 1 | prediction | 10.0% | 10.0% | 0% | 0.50 | 0.50 |" in found
+    assert "4 rows have an answer, 1 of them that they run out of memory; 4 were not asked" in found
+    assert Path(command.RESULTS).is_dir()
