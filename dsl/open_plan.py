@@ -78,8 +78,10 @@ class OpenHole(Record, kw_only=True):
     """A hole to be filled.
 
     ``what`` names it in words; ``choices`` are the values to choose from, as a plan writes them, and ``nodes`` the same
-    as trees. ``answer`` is the text of the answer that the plan has for it already. ``owner`` is the statement or
-    treatment that it stands in; None for an option of a standard layout, whose rules depend on the answer.
+    as trees; the first ``listed`` are its domain, and the others were added by :meth:`OpenPlan.add`. ``answer`` is the
+    text of the answer that the plan has for it already. ``owner`` is the statement or treatment that it stands in; None
+    for an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into
+    stages without a domain, of which there are more than are listed.
     """
 
     span: Span
@@ -87,7 +89,9 @@ class OpenHole(Record, kw_only=True):
     owner: type[Declared] | None
     choices: tuple[str, ...]
     nodes: tuple[Value, ...]
+    listed: int
     answer: str | None
+    assigns: bool
 
 
 class Candidate(Record, kw_only=True):
@@ -175,6 +179,19 @@ class OpenPlan:
         analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base)
         return Candidate(analysis=analysis, errors=tuple(errors(analysis)))
 
+    def add(self, hole: int, text: str) -> int:
+        """Add a value to those of a hole, unless it has it, and return its index.
+
+        Args:
+            hole: index of the hole.
+            text: of the value, as a plan writes it.
+        """
+        found = self.holes[hole]
+        if text not in found.choices:
+            more = replace(found, choices=(*found.choices, text), nodes=(*found.nodes, _value(text)))
+            self.holes = (*self.holes[:hole], more, *self.holes[hole + 1 :])
+        return self.holes[hole].choices.index(text)
+
     def _resolve(self, answers: Mapping[Span, Value | None]) -> Resolution:
         file = self.resolution.file
         return resolve(
@@ -206,7 +223,9 @@ class OpenPlan:
                 owner=type(uses[0][0]) if uses else None,
                 choices=tuple(choices),
                 nodes=tuple(map(_value, choices)),
+                listed=len(choices),
                 answer=answer,
+                assigns=node.domain is None and bool(uses) and all(map(_is_split, uses)),
             )
         asked_for = found.scope.asked
         for statement in found.statements:
@@ -277,6 +296,11 @@ def _uses(value: Any, span: Span) -> Iterator[_Use]:
             yield from _uses(item, span)
     elif isinstance(value, PathRule):
         yield from _uses(value.treatment, span)
+
+
+def _is_split(use: _Use) -> bool:
+    owner, field = use
+    return isinstance(owner, Pipeline) and field == "split" and isinstance(owner.split, Hole)
 
 
 def _inside(inner: Span, outer: Span) -> bool:

@@ -18,6 +18,7 @@ _SMALL: Final = 0.001
 
 STATUSES: Final = {
     "optimal": "no better candidate is left",
+    "bounded": "no better candidate is left but for splits into stages that were not tried",
     "time_limit": "stopped at the time limit",
     "interrupted": "interrupted",
     "infeasible": "no candidate is feasible",

@@ -33,26 +33,48 @@ def kept_by_blocks(analysis: Analysis) -> int:
     Raises:
         Undecided: it depends on a hole.
     """
+    widths, mesh = _widths(analysis), analysis.plan.mesh
+    return sum(widths.values()) * _bytes_of_feature(analysis) // (mesh.pp * mesh.tp) if widths else 0
+
+
+def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
+    """Bytes that one micro batch leaves in each block on the ranks of its stage, as :func:`kept_by_blocks`.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    tp = analysis.plan.mesh.tp
+    return {block: width * _bytes_of_feature(analysis) // tp for block, width in _widths(analysis).items()}
+
+
+def _bytes_of_feature(analysis: Analysis) -> int:
+    """Bytes of a feature of all tokens of a micro batch on a rank."""
+    precision = analysis.plan.precision
+    size = min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
+    return local_tokens(analysis.plan) * size
+
+
+def _widths(analysis: Analysis) -> dict[str, int]:
+    """Features of a token that each block keeps; none where it is not known."""
     plan, manifest = analysis.plan, analysis.manifest
     assert manifest is not None
     offloaded = plan.offload is not None and plan.offload.activations != "none"
     if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
-        return 0
+        return {}
     blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
     recomputed = recomputed_modules(analysis)
     if any(below(blocks[0], path) for path in recomputed):
-        return 0
-    width = len(blocks) * int(plan.model.source().config().dim)
+        return {}
+    widths = dict.fromkeys(blocks, int(plan.model.source().config().dim))
     if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
         fused = plan.attention.kernel in _FUSED
-        inside = set(blocks)
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
-            if not inside.isdisjoint(above[1:]):
+            block = next((one for one in above[1:] if one in widths), None)
+            if block is not None:
                 treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
-                width += sum(_kept(manifest, path, module, treatments, fused=fused))
-    size = min(DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param])
-    return width * local_tokens(plan) * size // (plan.mesh.pp * plan.mesh.tp)
+                widths[block] += sum(_kept(manifest, path, module, treatments, fused=fused))
+    return widths
 
 
 def _kept(manifest: Manifest, path: str, module: ModuleInfo, treatments: list[Any], *, fused: bool) -> Iterator[int]:

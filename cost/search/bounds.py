@@ -10,7 +10,9 @@ is recomputed. A rank does at least its share of its stages' products, since wha
 again. Where mesh and micro batch are decided, a layer takes no less than at the fastest of the shapes that it may have
 on a rank (:mod:`legoai.cost.search.local_kernels`), and all layers no less than those of a candidate that was simulated
 and has the same (:mod:`legoai.cost.search.shared_work`). In a pipeline a rank begins when the first micro batch has
-passed the stages before its own, and the step ends when the last has gone back through them.
+passed the stages before its own, and the step ends when the last has gone back through them. Where only the split into
+stages is open, no split is faster than the assignment that is best at these costs
+(:mod:`legoai.cost.search.stage_assignment`).
 
 Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or, when
 the backward of a micro batch begins, parameters and optimizer state with what the blocks keep
@@ -27,9 +29,12 @@ from typing import Final, TypeAlias
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
+from legoai.cost.search.action_graph import graph_of
 from legoai.cost.search.activations import kept_by_blocks
 from legoai.cost.search.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.search.shared_work import SharedWork
+from legoai.cost.search.stage_assignment import Assignment, StageProblem
+from legoai.cost.search.stage_costs import Room, StageWork, blocks_of_stages, learnt_problem, least_problem
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
@@ -37,8 +42,9 @@ from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.pipeline import is_staged, splits_backward, stage_count, stage_of, stages_of_ranks
 from legoai.dsl.analysis.state import state_bytes
+from legoai.runtime.linear_program import installed
 from legoai.specs.directives.checkpoint import Every, Full
-from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
@@ -46,6 +52,8 @@ from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Tokens
 
+ASSIGNED_GAP: Final = 1e-3
+"""Share of the time by which an assignment of stages may be above the best: far less than what a simulation adds."""
 _FACTORS: Final = 2
 """Products in the backward of a product: one for each factor."""
 
@@ -77,6 +85,7 @@ class BoundsOf:
     _machines: dict[str, Machine] = field(default_factory=dict)
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], str], LocalKernels] = field(default_factory=dict)
+    _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -105,16 +114,32 @@ class BoundsOf:
             seconds = 0.0
         return Bounds(
             step_time=max(seconds, self.shared.seconds(analysis, 0.0)),
-            memory=_memory(analysis, self.shared.activations(analysis)),
+            # Where no split fits, nothing does.
+            memory=_memory(analysis, self.shared.activations(analysis)) if math.isfinite(seconds) else math.inf,
         )
 
     def _seconds(self, analysis: Analysis) -> float:
+        plan = analysis.plan
+        found = self._of_token(analysis)
+        if found is None:
+            return 0.0
+        layers, of_token = found
+        fastest = {path: Pass(took, _FACTORS * took) for path, took in of_token.items()}
+        tokens = plan.batch.global_batch * plan.batch.length
+        everything = _added(analysis, fastest) * tokens / plan.mesh.world_size
+        try:
+            return max(everything, self._on_rank(analysis, self._of_layers(analysis, layers, of_token)))
+        except Undecided:
+            return everything
+
+    def _of_token(self, analysis: Analysis) -> tuple[list[Layer], dict[str, float]] | None:
+        """The layers, and least seconds of the forward of one token in each; None where nothing is known."""
         plan, manifest = analysis.plan, analysis.manifest
         if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
-            return 0.0
+            return None
         linear, attention = _rates(analysis, self.machine(analysis).profile)
         if not linear:
-            return 0.0
+            return None
         held, layers = self._layers or (None, [])
         if held is not manifest:
             layers = list(_layers(manifest, decoder=plan.model.family in DECODERS))
@@ -122,35 +147,98 @@ class BoundsOf:
         length = plan.batch.length
         fused = plan.attention.kernel != "flex"
         # The mask leaves half of 4 H Q T.
-        of_token = {
+        return layers, {
             path: 2 * shape.heads * shape.width * length / attention
             if isinstance(shape, AttentionShape)
             else 2 * shape.rows * shape.columns / linear
             for path, shape in layers
             if fused or isinstance(shape, LinearShape)
         }
-        fastest = {path: Pass(took, _FACTORS * took) for path, took in of_token.items()}
-        tokens = plan.batch.global_batch * length
-        everything = _added(analysis, fastest) * tokens / plan.mesh.world_size
-        try:
-            return max(everything, self._on_rank(analysis, layers, of_token))
-        except Undecided:
-            return everything
 
-    def _on_rank(self, analysis: Analysis, layers: Sequence[Layer], of_token: Mapping[str, float]) -> float:
-        """Seconds of the busiest rank of a plan whose mesh and micro batch are decided."""
+    def _of_layers(
+        self, analysis: Analysis, layers: Sequence[Layer], of_token: Mapping[str, float]
+    ) -> Mapping[str, Pass]:
+        """Least seconds of each layer for one micro batch on a rank; mesh and micro batch must be decided."""
+        mesh, batch = analysis.plan.mesh, analysis.plan.batch
+        tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
+        least = {path: Pass(took * tokens, _FACTORS * took * tokens) for path, took in of_token.items()}
+        return least | dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
+
+    def _on_rank(self, analysis: Analysis, least: Mapping[str, Pass]) -> float:
+        """Seconds of the busiest rank."""
         plan = analysis.plan
         batches = micro_batches(plan)
         if batches is None:
             return 0.0
-        mesh = plan.mesh
-        tokens = plan.batch.micro_batch * plan.batch.length / (mesh.cp * mesh.tp)
-        least = {path: Pass(took * tokens, _FACTORS * took * tokens) for path, took in of_token.items()}
-        least |= self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least)
-        everything = _added(analysis, least) * batches / mesh.pp
+        everything = _added(analysis, least) * batches / plan.mesh.pp
         everything = max(everything, self.shared.seconds(analysis, sum(_recomputed(analysis, least).values())))
-        staged = plan.pipeline is not None and is_staged(analysis) and not isinstance(plan.pipeline.schedule, OrderFile)
+        if plan.pipeline is None or not is_staged(analysis):
+            return everything
+        if isinstance(plan.pipeline.split, Hole):
+            found = self.assignment(analysis)
+            return everything if found is None else max(everything, found.bound)
+        staged = not isinstance(plan.pipeline.schedule, OrderFile)
         return max(everything, _pipelined(analysis, least)) if staged else everything
+
+    def assignment(self, analysis: Analysis) -> Assignment | None:
+        """The split of least cost of a plan in which only the split is open; None of others, or without a solver.
+
+        Its bound holds for every split; it is infinite where none fits.
+
+        Raises:
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        key = analysis.plan.digest, self.room(analysis)
+        if key not in self._assignments:
+            problem = self.stage_problem(analysis) if installed() is not None else None
+            self._assignments[key] = None if problem is None else problem.solve(gap=ASSIGNED_GAP)
+        return self._assignments[key]
+
+    def learnt(self, analysis: Analysis, work: StageWork) -> Assignment | None:
+        """The split of least time by what a plan's own was seen to take; None where it is no better than that.
+
+        Raises:
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        problem = self.stage_problem(analysis) if work.actions and installed() is not None else None
+        learnt = None if problem is None else learnt_problem(problem, analysis, work, self.room(analysis))
+        if learnt is None:
+            return None
+        found, own = learnt.solve(gap=ASSIGNED_GAP), blocks_of_stages(analysis)
+        better = not learnt.fits(own) or found.seconds < learnt.time(own) * (1.0 - ASSIGNED_GAP)
+        return found if better else None
+
+    def stage_problem(self, analysis: Analysis) -> StageProblem | None:
+        """The assignment of a candidate's stages at least costs; None where more than the split is open.
+
+        Raises:
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        pipeline = analysis.plan.pipeline
+        split: object = None if pipeline is None else pipeline.split
+        if any(item.hole is not split for item in analysis.plan.holes()):
+            return None
+        found = self._of_token(analysis) if is_staged(analysis) else None
+        if found is None:
+            return None
+        least, room = self._of_layers(analysis, *found), self.room(analysis)
+        return least_problem(analysis, least, _recomputed(analysis, least), min(room))
+
+    def room(self, analysis: Analysis) -> Room:
+        """Bytes that a rank may take, by its device and by what the plan requires."""
+        memory = self.machine(analysis).device.memory
+        required: dict[str, float] = {}
+        for item in analysis.plan.require:
+            if item.comparison in ("<=", "<", "=="):
+                required[item.metric] = min(item.bound, required.get(item.metric, math.inf))
+        return Room(
+            device=math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes,
+            active=required.get("peak_memory", math.inf),
+            reserved=required.get("reserved_memory", math.inf),
+        )
 
     def _at_shapes(
         self, analysis: Analysis, layers: Sequence[Layer], least: Mapping[str, Pass]
@@ -248,7 +336,7 @@ def _recomputed(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, floa
 
 
 def _pipelined(analysis: Analysis, least: Mapping[str, Pass]) -> float:
-    """The busiest rank's own work, after the first micro batch has come to it and before the last has gone back."""
+    """The longest path through the schedule, or the busiest rank's own work with what comes before and after it."""
     count, batches = stage_count(analysis), micro_batches(analysis.plan)
     if count is None or batches is None:
         return 0.0
@@ -262,8 +350,11 @@ def _pipelined(analysis: Analysis, least: Mapping[str, Pass]) -> float:
         stage = stage_of(analysis, path)
         if stage is not None:
             backward[stage] += again
-    split = splits_backward(analysis)
+    split, graph = splits_backward(analysis), graph_of(analysis)
     longest = 0.0
+    if graph is not None and graph.stages == count:
+        halves = {"I": 0.0, "W": 0.0} if split else {}
+        longest, _ = graph.longest([{"F": f, "B": b, **halves} for f, b in zip(forward, backward, strict=True)])
     for stages in stages_of_ranks(analysis):
         own = sum(forward[stage] + backward[stage] for stage in stages) * batches
         before = range(min(stages))

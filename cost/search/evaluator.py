@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.cost.search.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.stage_costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import LoweringError, Program, lower
@@ -51,6 +52,7 @@ class Figures:
         bubble: share of the step in which pipeline ranks wait.
         profile: name and hash of the profile that the figures rest on.
         micro_batch: what bounds candidates with the same layers.
+        stages: what the stages of a pipeline took.
     """
 
     metrics: Mapping[str, float]
@@ -62,6 +64,7 @@ class Figures:
     bubble: float
     profile: str
     micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
+    stages: StageWork = field(default_factory=StageWork)
 
     @property
     def step_time(self) -> float:
@@ -73,8 +76,8 @@ class Figures:
         return self.metrics[f"{name} {dimension}"]
 
     @staticmethod
-    def of(found: Estimate) -> Figures:
-        """The figures of an estimate."""
+    def of(found: Estimate, manifest: Manifest) -> Figures:
+        """The figures of an estimate of a plan of some model."""
         one = found.slowest.breakdown
         return Figures(
             metrics={
@@ -89,6 +92,7 @@ class Figures:
             waiting=one.copies + one.host + one.idle,
             bubble=found.bubble_fraction,
             micro_batch=work_of_micro_batch(found),
+            stages=work_of_stages(found, manifest),
             profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
         )
 
@@ -99,7 +103,11 @@ class Figures:
     @staticmethod
     def read(document: Mapping[str, Any]) -> Figures:
         """The figures of a :meth:`document`."""
-        return Figures(**{**document, "micro_batch": MicroBatchWork(**document["micro_batch"])})
+        parts = {
+            "micro_batch": MicroBatchWork(**document["micro_batch"]),
+            "stages": StageWork(**document["stages"]),
+        }
+        return Figures(**{**document, **parts})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +293,6 @@ def program_key(program: Program, profile: str | None) -> str:
 def _outcome(program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None) -> Outcome:
     try:
         with contextlib.redirect_stdout(None):
-            return Figures.of(estimate(program, plan, manifest, directory=directory, profile=profile))
+            return Figures.of(estimate(program, plan, manifest, directory=directory, profile=profile), manifest)
     except CannotEstimateError as error:
         return NoFigures(reason=str(error))

@@ -294,7 +294,7 @@ def _baselines(plan: OpenPlan, found: Found, evaluator: Evaluator, deadline: flo
         """The candidate, where it is legal and can be simulated."""
         if choices in known:
             return known[choices]
-        if found.status != "optimal":
+        if found.status not in ("optimal", "bounded"):
             raise OutOfTimeError
         candidate = plan.candidate(choices)
         if candidate.errors or candidate.analysis is None:
@@ -322,7 +322,9 @@ def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf) -> tuple[Evalua
     own = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
     if not own:
         return None, "no degree and no micro batch is open"
-    ways: list[Choices] = [solved]
+    # A split that was solved for one number of stages suits no other.
+    listed = zip(plan.holes, solved, strict=True)
+    ways: list[Choices] = [tuple(0 if value is not None and value >= hole.listed else value for hole, value in listed)]
     for index in own:
         ways = [
             (*way[:index], value, *way[index + 1 :]) for way in ways for value in range(len(plan.holes[index].choices))
@@ -342,6 +344,9 @@ def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf) -> tuple[Evalua
 
 def _present(plan: OpenPlan, _: Choices, figures: _FiguresOf) -> tuple[Evaluated | None, str]:
     """The plan with the answers that its text has."""
+    for index, hole in enumerate(plan.holes):
+        if hole.assigns and hole.answer is not None:
+            plan.add(index, hole.answer)
     chosen = tuple(
         hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None
         for hole in plan.holes

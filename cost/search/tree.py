@@ -19,6 +19,7 @@ from typing import Final, Literal, TypeAlias
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.stage_assignment import Assignment
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
 from legoai.specs.directives.batch import Batch
@@ -31,13 +32,16 @@ from legoai.specs.span import Span
 AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
 
+_MOST_ADDED: Final = 3
+"""Splits into stages that are added to the listed ones, for each way to answer the other holes."""
+
 Choices = tuple[int | None, ...]
 """For each hole the index of its choice; None while it is open."""
 
 _Node: TypeAlias = tuple[float, int, Choices]
 """A bound of the cost, the number of open holes, and the choices."""
 
-Status = Literal["optimal", "time_limit", "interrupted", "infeasible"]
+Status = Literal["optimal", "bounded", "time_limit", "interrupted", "infeasible"]
 Progress = Callable[[int, float | None, float | None], None]
 """Is told how many candidates were evaluated, the best objective and its bound, None where there is none yet."""
 
@@ -67,7 +71,8 @@ class Found:
     """What a search found.
 
     Attributes:
-        status: `optimal` where nothing better is left, `infeasible` where no candidate is feasible.
+        status: `optimal` where nothing better is left, `bounded` where only splits into stages are that were not tried,
+            `infeasible` where no candidate is feasible.
         best: the best feasible candidate.
         bound: no feasible candidate has a better objective; None where nothing is known.
         evaluated: every candidate that was evaluated, in that order.
@@ -95,13 +100,17 @@ def objective_of(plan_objective: Objective | None) -> Objective:
 
 
 def order_of(holes: Sequence[OpenHole]) -> list[int]:
-    """Indices of holes in the order in which they are answered: what decides most about others comes first."""
+    """Indices of holes in the order in which they are answered: what decides most about others comes first.
+
+    Blocks are assigned to stages when all else is decided.
+    """
     first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3}
 
     def rank(index: int) -> tuple[int, int]:
         hole = holes[index]
         # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
-        return (0 if hole.owner is None else first.get(hole.owner, 4)), index
+        place = 0 if hole.owner is None else first.get(hole.owner, 4)
+        return 5 if hole.assigns else place, index
 
     return sorted(range(len(holes)), key=rank)
 
@@ -141,8 +150,11 @@ class Search:
         self.deadline = deadline
         self.say = progress or (lambda count, best, bound: None)
         self.order = order_of(plan.holes)
-        self.found = Found(total=math.prod(len(hole.choices) for hole in plan.holes))
+        self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
         self._heap: list[_Node] = []
+        self._untried = math.inf
+        """A bound of the cost of splits into stages that were not tried."""
+        self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
 
     def run(self) -> Found:
@@ -163,10 +175,12 @@ class Search:
             found.status = "infeasible"
         bounds = [item[0] for item in self._heap] if found.status in ("time_limit", "interrupted") else []
         if found.best is not None:
-            bounds.append(self.cost(found.best))
+            bounds += [self.cost(found.best), self._untried]
+            if found.status == "optimal" and self._untried < self.cost(found.best):
+                found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
             found.bound = self._value(min(bounds))
-        if found.status == "optimal":
+        if found.status in ("optimal", "bounded"):
             found.bounded += sum(self._below(item[2]) for item in self._heap)
         return found
 
@@ -248,16 +262,34 @@ class Search:
         cost, _, choices = node
         hole = next(index for index in self.order if choices[index] is None)
         try:
-            for value in range(len(self.plan.holes[hole].choices)):
+            for value in range(self.plan.holes[hole].listed):
                 chosen = (*choices[:hole], value, *choices[hole + 1 :])
                 candidate = self.plan.candidate(chosen, without=self.without)
                 if candidate.errors:
                     self._refuse(chosen, candidate)
                 else:
                     self._push(chosen, candidate, cost)
+            if self.plan.holes[hole].assigns:
+                self._untried = min(self._untried, cost)
+                candidate = self.plan.candidate(choices, without=self.without)
+                found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
+                self._add(choices, hole, found, cost)
         except KeyboardInterrupt:
             heapq.heappush(self._heap, node)
             raise
+
+    def _add(self, choices: Choices, hole: int, found: Assignment | None, least: float) -> None:
+        """Add a split into stages to those that are tried."""
+        if found is None or not found.counts:
+            return
+        value = self.plan.add(hole, f"[{', '.join(map(str, found.counts))}]")
+        chosen = (*choices[:hole], value, *choices[hole + 1 :])
+        added = self._added.setdefault((*choices[:hole], None, *choices[hole + 1 :]), set())
+        candidate = self.plan.candidate(chosen, without=self.without)
+        if value not in added and len(added) < _MOST_ADDED and not candidate.errors:
+            added.add(value)
+            self.found.total += 1
+            self._push(chosen, candidate, least)
 
     def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
         bounded = self._bounded(candidate, least)
@@ -305,7 +337,7 @@ class Search:
     def _below(self, choices: Choices) -> int:
         """How many complete answers a node stands for."""
         holes = zip(self.plan.holes, choices, strict=True)
-        return math.prod(len(hole.choices) for hole, index in holes if index is None)
+        return math.prod(hole.listed for hole, index in holes if index is None)
 
     def _evaluate(self, batch: list[_Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated."""
@@ -328,6 +360,13 @@ class Search:
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.cost(done) < self.cost(found.best)):
             found.best = done
+        self._learn(choices, candidate, outcome)
+
+    def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
+        """Assign blocks to stages anew by what a split was seen to take."""
+        for hole, one in enumerate(self.plan.holes):
+            if one.assigns and candidate.analysis is not None:
+                self._add(choices, hole, self.bounds.learnt(candidate.analysis, outcome.stages), -math.inf)
 
     def _report(self) -> None:
         best = self.found.best

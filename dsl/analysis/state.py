@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis, fact
@@ -65,8 +65,7 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
     on_device = offload is None or offload.parameters == "none"
     with_state = on_device and (offload is None or offload.optimizer == "none")
-    sharded = plan.replicate is not None and plan.replicate.optimizer == "sharded"
-    moments /= plan.mesh.dp_replicate if sharded else 1
+    moments /= _optimizer_replicas(analysis)
     return StateBytes(
         parameters=int(whole * master) if on_device else 0,
         gradients=int(whole * gradient) if on_device else 0,
@@ -81,8 +80,43 @@ def _moments(analysis: Analysis) -> Callable[[str], int]:
     return lambda name: 1 if name in by_muon else usual
 
 
+def state_of_modules(analysis: Analysis) -> dict[str, int]:
+    """A lower bound of the bytes that a rank of a module's stage holds for it throughout a step.
+
+    Those are parameters and the optimizer's state, by the same reasoning as :func:`state_bytes`.
+
+    Raises:
+        Undecided: a size, dtype or rule that this depends on is a hole.
+    """
+    state, manifest = state_bytes(analysis), analysis.manifest
+    if state is None or manifest is None:
+        return {}
+    size = DTYPE_BYTES[analysis.plan.precision.master]
+    replicas = _optimizer_replicas(analysis)
+    found: dict[str, float] = {}
+    for path, elements, moments in _shares(analysis, manifest):
+        held = elements * size if state.parameters else 0.0
+        found[path] = found.get(path, 0.0) + held + (moments * size / replicas if state.optimizer else 0.0)
+    return {path: int(held) for path, held in found.items()}
+
+
+def _optimizer_replicas(analysis: Analysis) -> int:
+    """Ranks of which each has a part of the optimizer's state of what all of them hold."""
+    replicate = analysis.plan.replicate
+    return analysis.plan.mesh.dp_replicate if replicate is not None and replicate.optimizer == "sharded" else 1
+
+
 def _largest_shares(analysis: Analysis, manifest: Manifest) -> tuple[float, float]:
     """The mean numbers of elements of parameters, and of the optimizer's state, on the devices of one replica."""
+    elements = moments = 0.0
+    for _, held, of_optimizer in _shares(analysis, manifest):
+        elements += held
+        moments += of_optimizer
+    return elements / analysis.plan.mesh.pp, moments / analysis.plan.mesh.pp
+
+
+def _shares(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, float, float]]:
+    """For each parameter its module, and the mean elements on a device of its stage, of it and of its state."""
     plan = analysis.plan
     mesh = plan.mesh
     tensor_parallel = shard_on_tp(analysis)
@@ -95,13 +129,10 @@ def _largest_shares(analysis: Analysis, manifest: Manifest) -> tuple[float, floa
     degree = shard_ranks(analysis)
     experts = max(degree, mesh.dp_shard * mesh.cp) if mesh.ep > 1 else degree
     moments_of = _moments(analysis)
-    elements = moments = 0.0
     for path, module in manifest.modules.items():
         sharded = experts if module.kind == "experts" else degree
         for parameter in module.parameters:
             name = module.child_path(parameter.name)
             if name not in repeated:
                 held = parameter.numel / (sharded * mesh.tp if path in cut or name in cut else sharded)
-                elements += held
-                moments += moments_of(name) * held
-    return elements / mesh.pp, moments / mesh.pp
+                yield path, held, moments_of(name) * held

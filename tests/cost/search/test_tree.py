@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.search import bounds
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.solve import Solution, solve
+from legoai.cost.search.stage_assignment import splits
 from legoai.cost.search.tree import Search, objective_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -19,6 +21,7 @@ from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.require import METRICS
 from legoai.specs.span import Span
+from support.marks import NEEDS_SOLVER
 
 TEXT = """\
 plan test
@@ -251,3 +254,52 @@ def test_equal_plans_give_equal_searches():
     )
     assert first.evaluated == second.evaluated
     assert first.best == second.best
+
+
+STAGED = """\
+plan test
+model   llama3("tiny", n_layers = 8)
+cluster cpu(devices = 4)
+batch   (global = 8, micro = auto in [1, 2], seq_len = 128)
+mesh    (pp = auto in [2, 4], dp_shard = rest)
+fsdp blocks on dp_shard
+pipeline on pp (split = auto)
+precision (param = fp32, reduce = fp32)
+"""
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize("tight", [False, True])
+def test_splits_are_added_and_the_bound_holds_for_those_that_are_not_tried(tight: bool):
+    plan, evaluator = opened(STAGED), Drawn(2, tight=tight)
+    found = solve(plan, evaluator).found
+    counted = sum(found.refused.values()) + found.bounded
+    assert found.total == counted + len(found.evaluated) + len(found.failed) > 12
+    [hole] = [index for index, one in enumerate(plan.holes) if one.assigns]
+    added = [item for item in found.evaluated if item.choices[hole] >= plan.holes[hole].listed]
+    assert added
+    assert found.status in ("optimal", "bounded")
+    for item in found.evaluated:
+        # Every split, and not only those that were tried.
+        stages = plan.candidate(item.choices).plan.mesh.pp
+        for counts in splits(8, stages):
+            value = plan.add(hole, f"[{', '.join(map(str, counts))}]")
+            candidate = plan.candidate((*item.choices[:hole], value, *item.choices[hole + 1 :]))
+            assert found.bound <= BoundsOf()(candidate.analysis).step_time * (1 + 1e-9) or found.status == "optimal"
+        break
+    assert (found.status == "optimal") == (found.bound == found.best.figures.step_time)
+
+
+def test_without_a_solver_the_listed_splits_are_tried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bounds, "installed", lambda: None)
+    plan = opened(STAGED)
+    found = solve(plan, Drawn(2)).found
+    assert found.total == 12
+    assert all(hole.listed == len(hole.choices) for hole in plan.holes)
+
+
+@NEEDS_SOLVER
+def test_a_plan_whose_split_was_solved_is_compared_with_its_present_values():
+    text = STAGED.replace("auto in [1, 2]", "1").replace("auto in [2, 4]", "2").replace("auto)", "auto -> [5, 3])")
+    [present] = [item for item in solve(opened(text), Drawn(4)).baselines if item.name == "present values"]
+    assert present.found is not None

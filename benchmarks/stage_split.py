@@ -1,0 +1,131 @@
+"""Time of a step under the split into stages that `legoai solve` finds, beside those of even splits.
+
+Plans with a pipeline are solved with `split = auto`, and nothing else open. Written is the simulated step of each split
+that was tried, the bound of all splits, and how long solving took in a process that finds nothing kept.
+
+    python benchmarks/stage_split.py [--write] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import about_machine, write_rows
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "stage_split.json"
+TIMEOUT_SECONDS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A worked plan, and what is replaced in its text."""
+
+    name: str
+    plan: str
+    replaced: tuple[tuple[str, str], ...]
+
+
+CASES = (
+    Case(
+        "8B on 8, 1F1B over 4 ranks",
+        "llama3_8b_8",
+        (
+            (r"mesh *\(dp_shard = 8\)", "mesh (pp = 4, dp_shard = 2)\npipeline on pp (schedule = 1F1B, split = auto)"),
+            (r"global = \d+", "global = 32"),
+            (r"require [^\n]*\n", ""),
+        ),
+    ),
+    Case(
+        "405B on 512, 1F1B over 16 ranks",
+        "llama3_405b_512",
+        (
+            (r"schedule = Interleaved1F1B\n *stages   = 32[^\n]*", "schedule = 1F1B, split = auto"),
+            (r"\n# The last phase(.|\n)*", "\n"),
+        ),
+    ),
+)
+
+
+def holed(case: Case) -> str:
+    """The text of a plan whose split is a hole."""
+    text = (ROOT / "plans" / f"{case.plan}.plan").read_text(encoding="utf-8")
+    for pattern, value in case.replaced:
+        text, count = re.subn(pattern, value, text)
+        if not count:
+            raise SystemExit(f"{case.plan}.plan has no `{pattern}`")
+    return text
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """Solve a plan, and list every split that was tried."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{case.plan}.plan"
+        path.write_text(holed(case), encoding="utf-8")
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        environment["XDG_CACHE_HOME"] = folder
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "legoai", "solve", str(path), "--json", "--all"], cwd=ROOT, env=environment,
+            capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,
+        )  # fmt: skip
+        elapsed = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(f"{case.plan} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    found = json.loads(done.stdout)
+    return {
+        "case": case.name,
+        "solve_s": elapsed,
+        "status": found["status"],
+        "bound_s": found["bound"],
+        "gap": found["gap"],
+        "splits": [
+            {
+                "split": item["choices"][0]["value"],
+                "step_time_s": item["step_time_s"],
+                "bubble_fraction": item["bubble_fraction"],
+                "peak_active_gib": item["peak_active_bytes"] / 2**30,
+                "verdict": item["verdict"],
+            }
+            for item in found["all"]
+        ],
+    }
+
+
+def main() -> int:
+    """Measure, print, and say with the exit status whether no even split is faster than the solved one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    about = about_machine()
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    rows, kept = [], True
+    for case in CASES:
+        if options.names and not any(name in case.name for name in options.names):
+            continue
+        row = measured(case)
+        best, *_ = row["splits"]
+        kept = kept and best["split"].startswith("[")
+        print(f"{case.name}: {row['solve_s']:.0f} s, gap {row['gap']:.1%}")
+        for item in row["splits"]:
+            more = item["step_time_s"] / best["step_time_s"] - 1.0
+            print(f"  {item['step_time_s']:7.3f} s  {more:+6.1%}  {item['split']}  {item['verdict']}", flush=True)
+        rows.append(row)
+    if options.write:
+        write_rows(RESULTS, about, rows)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

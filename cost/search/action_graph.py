@@ -1,0 +1,213 @@
+"""Graph of a pipeline schedule's actions: when each can begin, and what the longest path through them is made of.
+
+A rank takes its actions one after another, in the order of torch's own schedule class or of the plan's file. A forward
+waits for that of the stage before, a backward for that of the stage behind. The order does not depend on where the
+model is split, so that a path is a lower bound of the time of every split: a linear function of the stages' seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import pass_micro_batches, passes
+from legoai.dsl.analysis.orders import COMPUTE, Order
+from legoai.dsl.analysis.pipeline import order, stage_count, stages_of_ranks
+from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile
+
+_MOST_ACTIONS: Final = 100_000
+"""Actions of a step beyond which nothing is said of it: a second's work."""
+
+
+class Action(NamedTuple):
+    """What a rank computes for one micro batch: `F`, `B`, or the halves `I` and `W` of a backward, of one stage."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+
+
+Seconds = Sequence[Mapping[str, float]]
+"""Of each stage, by kind of action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Actions of a path, as they are counted: how many there are of each stage and kind."""
+
+    counts: tuple[tuple[tuple[int, str], int], ...]
+
+    def seconds(self, seconds: Seconds) -> float:
+        """How long it takes."""
+        return sum(count * seconds[stage][kind] for (stage, kind), count in self.counts)
+
+
+class ActionGraph:
+    """The actions of all ranks in an order in which they can be taken, with what each waits for.
+
+    Args:
+        ranks: what each rank does in a step.
+
+    Raises:
+        ValueError: the ranks wait for each other in a circle.
+    """
+
+    def __init__(self, ranks: Sequence[Sequence[Action]]) -> None:
+        self.stages = 1 + max(action.stage for actions in ranks for action in actions)
+        self.held = tuple(tuple(_most_held(actions)) for actions in ranks)
+        """For each rank the micro batches, by stage, of which it keeps activations at once, where they are most."""
+        self.actions: list[Action] = []
+        self._before: list[tuple[int, ...]] = []
+        self._last: list[int] = []
+        places: dict[Action, int] = {}
+        following = [0] * len(ranks)
+        previous = [-1] * len(ranks)
+        while any(place < len(actions) for place, actions in zip(following, ranks, strict=True)):
+            known = len(self.actions)
+            for rank, actions in enumerate(ranks):
+                while following[rank] < len(actions):
+                    action = actions[following[rank]]
+                    waits = self._waits_for(action)
+                    found = [places[one] for one in waits if one in places]
+                    if waits and not found:
+                        break
+                    places[action] = len(self.actions)
+                    self.actions.append(action)
+                    self._before.append(tuple({*found, *([previous[rank]] if previous[rank] >= 0 else [])}))
+                    previous[rank] = places[action]
+                    following[rank] += 1
+            if len(self.actions) == known:
+                raise ValueError("the ranks wait for each other")
+        self._last = [place for place in previous if place >= 0]
+
+    def _waits_for(self, action: Action) -> list[Action]:
+        """Actions of which one must be over; none where nothing but the rank's earlier ones must."""
+        stage, kind, micro_batch = action
+        if kind == "F":
+            return [Action(stage - 1, "F", micro_batch)] if stage else []
+        if kind == "W":
+            return [Action(stage, "I", micro_batch)]
+        if stage == self.stages - 1:
+            return [Action(stage, "F", micro_batch)]
+        return [Action(stage + 1, name, micro_batch) for name in ("B", "I")]
+
+    def longest(self, seconds: Seconds) -> tuple[float, tuple[Path, ...]]:
+        """The time of a step, and the longest path to the end of each rank, the longest of all first."""
+        ends: list[float] = []
+        whence: list[int] = []
+        for action, before in zip(self.actions, self._before, strict=True):
+            last = max(before, key=ends.__getitem__, default=-1)
+            whence.append(last)
+            ends.append((ends[last] if last >= 0 else 0.0) + seconds[action.stage][action.kind])
+        order = sorted(self._last, key=lambda place: -ends[place])
+        return ends[order[0]], tuple(self._path(place, whence) for place in order)
+
+    def _path(self, place: int, whence: Sequence[int]) -> Path:
+        counts: Counter[tuple[int, str]] = Counter()
+        while place >= 0:
+            action = self.actions[place]
+            counts[action.stage, action.kind] += 1
+            place = whence[place]
+        return Path(tuple(sorted(counts.items())))
+
+
+def _most_held(actions: Sequence[Action]) -> Iterator[Mapping[int, int]]:
+    """The micro batches, by stage, between forward and backward, where no other moment has as many of every stage."""
+    now: Counter[int] = Counter()
+    found: list[Counter[int]] = []
+    for action, following in zip(actions, [*actions[1:], None], strict=True):
+        if action.kind == "F":
+            now[action.stage] += 1
+            if following is None or following.kind != "F":  # else the next moment has more
+                found.append(Counter(now))
+        elif action.kind in ("B", "I"):
+            now[action.stage] -= 1
+    distinct = [dict(item) for item in dict.fromkeys(tuple(sorted(item.items())) for item in found)]
+    for one in distinct:
+        if not any(other is not one and all(other.get(s, 0) >= n for s, n in one.items()) for other in distinct):
+            yield one
+
+
+def graph_of(analysis: Analysis) -> ActionGraph | None:
+    """The actions of a plan whose schedule and batch are decided; None where it has no pipeline, or too many actions.
+
+    Raises:
+        Undecided: the schedule, the batch or the mesh is a hole.
+    """
+    pipeline, count = analysis.plan.pipeline, stage_count(analysis)
+    each, often = pass_micro_batches(analysis.plan), passes(analysis.plan)
+    if pipeline is None or count is None or each is None or often is None:
+        return None
+    if 3 * count * each * often > _MOST_ACTIONS:
+        return None
+    if isinstance(pipeline.schedule, OrderFile):
+        found = order(analysis)
+        if not isinstance(found, Order):
+            return None
+        listed = tuple(
+            tuple(Action(item.stage, item.kind, item.micro_batch or 0) for cell in cells for item in cell
+                  if item.kind in COMPUTE)
+            for cells in found.ranks
+        )  # fmt: skip
+        return _graph(listed, each, often)
+    held = stages_of_ranks(analysis)
+    return _scheduled(pipeline.schedule, held, each, often) if held else None
+
+
+@lru_cache(maxsize=64)
+def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int, often: int) -> ActionGraph:
+    if name in SINGLE_STAGE:
+        return _graph(
+            tuple(_single(name, len(held), rank, micro_batches) for rank in range(len(held))), micro_batches, often
+        )
+    from torch.distributed.pipelining import schedules
+
+    count = sum(map(len, held))
+    stages = [
+        SimpleNamespace(
+            num_stages=count, group_size=len(held), group_rank=0, stage_index=index, is_first=index == 0,
+            is_last=index == count - 1, submod=None,
+        )
+        for index in held[0]
+    ]  # fmt: skip
+    made = getattr(schedules, f"Schedule{name}")(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
+    listed = tuple(tuple(_computed(made.pipeline_order[rank])) for rank in range(len(held)))
+    return _graph(listed, micro_batches, often)
+
+
+def _single(name: str, ranks: int, rank: int, micro_batches: int) -> tuple[Action, ...]:
+    """What a rank of a schedule of one stage for each does; torch's own list for 1F1B miscounts on the last rank."""
+    forward, backward = ([Action(rank, kind, index) for index in range(micro_batches)] for kind in "FB")
+    ahead = micro_batches if name == "GPipe" else min(micro_batches, ranks - rank)
+    found = forward[:ahead]
+    for index, one in enumerate(backward):
+        found += [one, *forward[ahead + index : ahead + index + 1]]
+    return tuple(found)
+
+
+def _computed(actions: Sequence[Any]) -> Iterator[Action]:
+    """What is computed of torch's actions, those that overlap one after the other, as its runtime takes them."""
+    for action in actions:
+        for part in () if action is None else (action.sub_actions or (action,)):
+            kind = part.computation_type.value
+            if kind in COMPUTE:
+                yield Action(part.stage_index, kind, part.microbatch_index)
+
+
+@lru_cache(maxsize=64)
+def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int) -> ActionGraph:
+    return ActionGraph(
+        [
+            [
+                action._replace(micro_batch=action.micro_batch + micro_batches * again)
+                for again in range(often)
+                for action in actions
+            ]
+            for actions in ranks
+        ]
+    )

@@ -1,0 +1,260 @@
+"""Seconds and bytes of a model's blocks, from which its stages are assigned: least ones, or learnt from a simulation.
+
+The least ones are those of the search's bounds, so that the time of the best assignment bounds every split. Learnt ones
+are what one split was seen to take: its actions' seconds, shared among the modules that a stage begins with as their
+kernels were, and the bytes at the peak of each rank's memory, by the module that they belong to. Blocks that are equal
+in their least costs are taken to be equal; what a rank holds besides its blocks is taken to stay.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from legoai.cost.search.action_graph import graph_of
+from legoai.cost.search.activations import kept_of_blocks
+from legoai.cost.search.local_kernels import Pass
+from legoai.cost.search.stage_assignment import Block, Moment, StageProblem
+from legoai.cost.timing.intervals import Intervals
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.pipeline import split_points, splits_backward, stage_count, stage_of, stages_of_ranks
+from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.dsl.analysis.state import state_of_modules
+from legoai.specs.models.manifest import Manifest
+
+if TYPE_CHECKING:
+    from legoai.cost.estimate import Estimate, RankEstimate
+
+_ACTION: Final = re.compile(r"(\d+[FBIW])\d+")
+
+_Slot: TypeAlias = int
+"""Index of a block; -1 is what stands before the first, and the number of blocks what stands behind the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What the stages of a pipeline were seen to take in a step; nothing for a plan without one.
+
+    Attributes:
+        actions: median seconds of a stage's actions, by stage and kind: `3F`.
+        forward: seconds of forward kernels, by the module with which a stage can begin.
+        backward: seconds of those of backward and recomputation.
+        held: bytes at the peak of a rank's memory, by the same modules.
+        active: of each rank, bytes of active memory at its peak.
+        beyond: of each rank, bytes that it takes of its device beyond these.
+        unused: of these, bytes that the allocator has reserved.
+    """
+
+    actions: Mapping[str, float] = field(default_factory=dict)
+    forward: Mapping[str, float] = field(default_factory=dict)
+    backward: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
+    active: list[int] = field(default_factory=list)
+    beyond: list[int] = field(default_factory=list)
+    unused: list[int] = field(default_factory=list)
+
+
+class Room(NamedTuple):
+    """Bytes that a rank may take: of its device, of active memory, and of what is reserved."""
+
+    device: float
+    active: float
+    reserved: float
+
+
+def least_problem(
+    analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float], room: float
+) -> StageProblem | None:
+    """The assignment of a plan's blocks at their least costs; None where no stages can be made.
+
+    Args:
+        analysis: of a plan in which at most the split is open.
+        least: seconds of layers for one micro batch.
+        recomputed: seconds of recomputation, by the recomputing module.
+        room: bytes of a device.
+
+    Raises:
+        Undecided: it depends on another hole.
+    """
+    count, batches, ranks = stage_count(analysis), micro_batches(analysis.plan), stages_of_ranks(analysis)
+    known = split_points(analysis)
+    if count is None or batches is None or not ranks or not 1 < count <= len(known.blocks):
+        return None
+    graph = graph_of(analysis)
+    if graph is None or graph.stages != count:
+        return None
+    slots = _slots(known)
+    forward = _by_slot(known, slots, ((path, took.forward) for path, took in least.items()))
+    backward = _by_slot(known, slots, [*((path, took.backward) for path, took in least.items()), *recomputed.items()])
+    state = _by_slot(known, slots, state_of_modules(analysis).items())
+    kept = _by_slot(known, slots, kept_of_blocks(analysis).items())
+    # Which half of a backward takes how long is not bounded.
+    halves = splits_backward(analysis)
+
+    def block(slot: _Slot) -> Block:
+        f, b = forward[slot], backward[slot]
+        seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
+        return Block(seconds, f + b, state[slot], kept[slot])
+
+    return StageProblem(
+        blocks=[block(slot) for slot in range(len(known.blocks))],
+        first=block(-1),
+        last=block(len(known.blocks)),
+        ranks=ranks,
+        moments=[[Moment(held, room) for held in moments] for moments in graph.held],
+        graph=graph,
+        micro_batches=batches,
+    )
+
+
+def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, room: Room) -> StageProblem | None:
+    """The same assignment at the costs that one split was seen to have; None where too little was seen of it.
+
+    Args:
+        problem: at least costs.
+        analysis: of the plan whose split was simulated.
+        work: of its stages.
+        room: bytes that a rank may take.
+    """
+    known = split_points(analysis)
+    stages = {path: stage_of(analysis, path) for path in known.starts}
+    kernels = {"F": work.forward, "B": work.backward, "I": work.backward, "W": work.backward}
+    of_stage = {
+        kind: _added((stages[path], took) for path, took in kernels[kind].items() if path in stages) for kind in kernels
+    }
+    seconds: dict[str, dict[str, float]] = {
+        path: {
+            kind: work.actions[f"{stage}{kind}"] * kernels[kind].get(path, 0.0) / of_stage[kind][stage]
+            for kind in kernels
+            if f"{stage}{kind}" in work.actions and of_stage[kind].get(stage)
+        }
+        for path, stage in stages.items()
+    }
+    if len(work.active) != len(problem.ranks) or not all(seconds[path] for path in known.blocks):
+        return None
+    slots = _slots(known)
+    by_kind = {
+        kind: _by_slot(known, slots, ((path, found.get(kind, 0.0)) for path, found in seconds.items()))
+        for kind in kernels
+    }
+
+    def block(members: Sequence[_Slot], kept: float) -> Block:
+        mean = {kind: sum(by_kind[kind][slot] for slot in members) / len(members) for kind in kernels}
+        return Block(mean, 0.0, 0.0, kept)
+
+    alike: list[tuple[Block, list[_Slot]]] = []
+    for slot, one in enumerate(problem.blocks):
+        for other, members in alike:
+            if other == one:
+                members.append(slot)
+                break
+        else:
+            alike.append((one, [slot]))
+    # What a block keeps is told for each stage: it depends on the micro batches that are under way there.
+    learnt = {slot: block(members, 1.0) for _, members in alike for slot in members}
+    held = _added((stages[path], work.held.get(path, 0)) for path in known.blocks)
+    counts = Counter(stages[path] for path in known.blocks)
+    moments = []
+    for rank, own in enumerate(problem.ranks):
+        limit = min(room.active, room.reserved - work.unused[rank], room.device - work.beyond[rank])
+        besides = work.active[rank] - sum(held[stage] for stage in own)
+        moments.append([Moment({stage: held[stage] / counts[stage] for stage in own}, limit - besides)])
+    return StageProblem(
+        blocks=[learnt[slot] for slot in range(len(known.blocks))],
+        first=block([-1], 0.0),
+        last=block([len(known.blocks)], 0.0),
+        ranks=problem.ranks,
+        moments=moments,
+        graph=problem.graph,
+        micro_batches=problem.micro_batches,
+    )
+
+
+def blocks_of_stages(analysis: Analysis) -> tuple[int, ...]:
+    """The number of blocks of each stage of a plan whose split is decided."""
+    counts = Counter(stage_of(analysis, path) for path in split_points(analysis).blocks)
+    return tuple(counts[stage] for stage in range(stage_count(analysis) or 0))
+
+
+def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
+    """What the stages of a simulated plan took; of a plan without a pipeline, nothing."""
+    if not found.ranks[0].actions:
+        return StageWork()
+    known = SplitPoints(manifest)
+    actions: defaultdict[str, list[float]] = defaultdict(list)
+    forward: Counter[str] = Counter()
+    backward: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    for rank in found.ranks:
+        for action in rank.actions:
+            name = _ACTION.fullmatch(action.name)
+            if name is not None:
+                actions[name[1]].append(action.end - action.start)
+        _add_kernels(rank, known, forward, backward)
+        for path, size in rank.memory.by_module.items():
+            start = known.holder(path)
+            if start is not None:
+                held[start] += size
+    return StageWork(
+        actions={name: statistics.median(taken) for name, taken in actions.items()},
+        forward=dict(forward),
+        backward=dict(backward),
+        held=dict(held),
+        active=[rank.memory.peak for rank in found.ranks],
+        beyond=[rank.use.total - rank.memory.peak for rank in found.ranks],
+        unused=[rank.use.reserved - rank.memory.peak for rank in found.ranks],
+    )
+
+
+def _add_kernels(rank: RankEstimate, known: SplitPoints, forward: Counter[str], backward: Counter[str]) -> None:
+    whole = Intervals.of(rank.intervals)
+    sums: dict[int, Counter[tuple[str, str]]] = {}
+    for _, segment in whole.segments:
+        if id(segment) not in sums:
+            of_segment: Counter[tuple[str, str]] = Counter()
+            for item in segment.intervals:
+                module = getattr(item.record, "module", "")
+                phase = getattr(item.record, "phase", "other")
+                if item.cost.resource == "compute" and module and phase in ("forward", "backward", "recompute"):
+                    start = known.holder(module if segment.named else whole.path(module))
+                    if start is not None:
+                        of_segment[start, phase] += item.end - item.start  # type: ignore[assignment]
+            sums[id(segment)] = of_segment
+        for (start, phase), took in sums[id(segment)].items():
+            (forward if phase == "forward" else backward)[start] += took
+
+
+def _added(pairs: Iterable[tuple[int | None, float]]) -> dict[int | None, float]:
+    found: defaultdict[int | None, float] = defaultdict(float)
+    for key, value in pairs:
+        found[key] += value
+    return found
+
+
+def _slots(known: SplitPoints) -> dict[str, _Slot]:
+    """The block that each module goes with with which a stage can begin: what stands behind a block goes with it."""
+    inside, found, slot = set(known.blocks), {}, -1
+    last = known.blocks[-1]
+    ended = False
+    for path in known.starts:
+        if path in inside:
+            slot += 1
+        elif ended:
+            slot = len(known.blocks)
+        found[path] = slot
+        ended = ended or path == last
+    return found
+
+
+def _by_slot(known: SplitPoints, slots: Mapping[str, _Slot], values: Iterable[tuple[str, float]]) -> dict[_Slot, float]:
+    found = dict.fromkeys(range(-1, len(known.blocks) + 1), 0.0)
+    for path, value in values:
+        start = known.holder(path)
+        if start is not None:
+            found[slots[start]] += value
+    return found
