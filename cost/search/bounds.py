@@ -115,8 +115,19 @@ class BoundsOf:
         return Bounds(
             step_time=max(seconds, self.shared.seconds(analysis, 0.0)),
             # Where no split fits, nothing does.
-            memory=_memory(analysis, self.shared.activations(analysis)) if math.isfinite(seconds) else math.inf,
+            memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
         )
+
+    def _memory(self, analysis: Analysis) -> float:
+        least = _memory(analysis, self.shared.activations(analysis))
+        pipeline = analysis.plan.pipeline
+        if pipeline is None or isinstance(pipeline.split, Hole):
+            return least
+        try:
+            problem = self.stage_problem(analysis)
+            return least if problem is None else max(least, problem.memory(blocks_of_stages(analysis)))
+        except Undecided:
+            return least
 
     def _seconds(self, analysis: Analysis) -> float:
         plan = analysis.plan

@@ -116,13 +116,19 @@ class StageProblem:
 
     def fits(self, counts: Sequence[int]) -> bool:
         """Whether a split fits on every rank at every moment."""
+        return all(needed <= moment.room for moment, needed in self._needed(counts))
+
+    def memory(self, counts: Sequence[int]) -> float:
+        """Bytes that a split takes on the fullest rank, at least."""
+        return max((needed for _, needed in self._needed(counts)), default=0.0)
+
+    def _needed(self, counts: Sequence[int]) -> Iterator[tuple[Moment, float]]:
+        """Every moment of every rank, with the bytes that are held there."""
         held = self._blocks(counts)
-        return all(
-            sum(block.state + moment.held.get(stage, 0) * block.kept for stage in stages for block in held[stage])
-            <= moment.room
-            for stages, moments in zip(self.ranks, self.moments, strict=True)
-            for moment in moments
-        )
+        for stages, moments in zip(self.ranks, self.moments, strict=True):
+            for moment in moments:
+                often = {stage: moment.held.get(stage, 0) for stage in stages}
+                yield moment, sum(block.state + often[stage] * block.kept for stage in stages for block in held[stage])
 
     def even(self) -> tuple[int, ...]:
         """Equal numbers of blocks, the later stages one more."""

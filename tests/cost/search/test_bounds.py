@@ -33,7 +33,10 @@ PIPELINED = """\
 batch (global = 16, micro = auto in [1, 2], seq_len = {length})
 mesh (pp = auto in [1, 2], dp_shard = rest)
 fsdp blocks on dp_shard {{ layers.* = unit(reshard = after_backward) }}
-pipeline on pp (schedule = auto in [GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble])
+pipeline on pp (
+  schedule = auto in [GPipe, 1F1B, Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble]
+  split = auto in [even, even(loss = 1), [1, 2], [2, 1]]
+)
 checkpoint {{ layers.* = auto in [none, full] }}
 """
 

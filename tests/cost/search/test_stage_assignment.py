@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.estimate import estimate
 from legoai.cost.search.action_graph import Action, ActionGraph, graph_of
 from legoai.cost.search.bounds import ASSIGNED_GAP, BoundsOf
 from legoai.cost.search.stage_assignment import Block, Moment, StageProblem, splits
-from legoai.cost.search.stage_costs import Room, StageWork, learnt_problem
+from legoai.cost.search.stage_costs import Room, StageWork, learnt_problem, work_of_stages
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.timeline import Host
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.program import lower
 from support.marks import NEEDS_SOLVER
 from support.orders import SECONDS, multi_stage, price
+from support.simulated import in_a_fork
 
 SCHEDULES = {
     "GPipe": (1, (2, 3, 4)),
@@ -269,3 +272,34 @@ def _of_16() -> ActionGraph:
     found = graph_of(analysis("1F1B", ranks=16, micro_batches=32, layers=16))
     assert found is not None
     return found
+
+
+def simulated(counts: tuple[int, ...], others: list[tuple[int, ...]]) -> list[tuple[float, float, float, float]]:
+    """Of other splits: seconds and bytes of the fullest rank, as they are simulated and as one split tells them."""
+    plan, bounds = opened("1F1B", "none"), BoundsOf()
+    seen = split(plan, counts)
+    assert seen.manifest is not None
+    first = estimate(lower(seen), seen.plan, seen.manifest)
+    problem = bounds.stage_problem(seen)
+    assert problem is not None
+    learnt = learnt_problem(problem, seen, work_of_stages(first, seen.manifest), Room(math.inf, 1e12, math.inf))
+    assert learnt is not None
+    found = []
+    for other in others:
+        analysis = split(plan, other)
+        assert analysis.manifest is not None
+        whole = estimate(lower(analysis), analysis.plan, analysis.manifest)
+        told = first.step_time + learnt.time(other) - learnt.time(counts)
+        besides = [1e12 - moment.room for moments in learnt.moments for moment in moments]
+        blocks = [count * moment.held[rank] for rank, count in enumerate(other) for moment in learnt.moments[rank]]
+        bytes_told = max(map(float.__add__, besides, blocks))
+        found.append((whole.step_time, told, whole.peak_active, bytes_told))
+    return found
+
+
+@pytest.mark.slow
+def test_one_simulated_split_tells_what_others_take():
+    """What follows the last action is taken to stay: the optimizer's part of a block does not move with it."""
+    for seconds, told, size, bytes_told in in_a_fork(simulated, (3, 3), [(4, 2), (2, 4)]):
+        assert told == pytest.approx(seconds, rel=0.03)
+        assert bytes_told == pytest.approx(size, rel=0.005)
