@@ -58,7 +58,7 @@ def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
     if capacity is not None:
         left = capacity - workspace - sum(outside.values())
         fits = free.peak_reserved <= left
-        if not fits and left > 0:
+        if not fits and free.peak_allocated <= left:  # else no allocator could serve it
             tight = reserve(trace, capacity=left)
             fits, retries = tight.fits, tight.retries
             if fits:

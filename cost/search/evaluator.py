@@ -88,7 +88,7 @@ class Figures:
             fits=found.fits,
             compute=one.compute,
             recompute=found.recompute,
-            exposed=dict(found.exposed_by_axis),
+            exposed=dict(sorted(found.exposed_by_axis.items())),
             waiting=one.copies + one.host + one.idle,
             bubble=found.bubble_fraction,
             micro_batch=work_of_micro_batch(found),
