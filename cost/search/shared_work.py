@@ -1,9 +1,9 @@
 """Work that candidates share: what one micro batch computes and keeps does not depend on data-parallel degrees.
 
-The kernels of a forward and a backward follow from the model, the micro batch, the degrees and styles that cut layers
-and sequences, and the dtypes. How parameters are sharded over data-parallel ranks, what is recomputed and how large the
-global batch is decide what is added to them. So a candidate that was simulated bounds those that differ from it only
-there.
+The kernels of a forward and a backward, and the collectives between them that hand on what a layer computes, follow
+from the model, the micro batch, the degrees and styles that cut layers and sequences, and the dtypes. How parameters
+are sharded over data-parallel ranks, what is recomputed and how large the global batch is decide what is added to
+them. So a candidate that was simulated bounds those that differ from it only there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from legoai.cost.estimate import Estimate
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.trace.marks import MICRO_BATCH
-from legoai.cost.trace.records import Kernel, Mark, Phase, Record
+from legoai.cost.trace.numbers import NONE
+from legoai.cost.trace.records import Collective, Kernel, Mark, Phase, Record, WaitWork
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
@@ -34,6 +35,9 @@ _DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
 _COPIES: Final = ("copy", "fill")
 """Kinds of kernels that do not count: parameters are copied when they are gathered, and cast as often as recomputed."""
 
+_BETWEEN_LAYERS: Final = ("tp", "cp")
+"""Axes whose groups are the same ranks of the same hosts whatever the data-parallel degrees are."""
+
 _ByPhase: TypeAlias = defaultdict[Phase, float]
 
 
@@ -42,7 +46,7 @@ class MicroBatchWork:
     """What one micro batch takes on a rank without a pipeline, at least.
 
     Attributes:
-        computed: seconds of the kernels of forward and backward.
+        computed: seconds of the kernels of forward and backward, and of the collectives for which these wait.
         recomputed: seconds of those of recomputation.
         activations: bytes of the activations that lived at the peak.
     """
@@ -77,7 +81,9 @@ def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
 
 @dataclass(slots=True)
 class _Seconds:
-    """Seconds of the kernels that layers run one after another, by phase; those of a segment are added up once.
+    """Seconds of what layers run one after another, by phase; those of a segment are added up once.
+
+    These are their kernels, and the collectives for which their stream waits before it runs another kernel.
 
     Args:
         cost: of a kernel.
@@ -91,17 +97,27 @@ class _Seconds:
     def of(self, item: Item) -> _ByPhase:
         """Those of an item of a trace."""
         if not isinstance(item, Instance):
-            return self._sum((item,))
+            return self._sum((item,), (NONE,))
         segment = item.segment
         if id(segment) not in self._known:
-            self._known[id(segment)] = segment, self._sum(segment.records)
+            self._known[id(segment)] = segment, self._sum(segment.records, segment.slots)
         return self._known[id(segment)][1]
 
-    def _sum(self, records: Sequence[Record]) -> _ByPhase:
+    def _sum(self, records: Sequence[Record], slots: Sequence[int]) -> _ByPhase:
         found: _ByPhase = defaultdict(float)
-        for record in records:
-            if isinstance(record, Kernel) and self._in_layers(record):
-                found[record.phase] += self.cost(record).seconds
+        begun: dict[int, Collective] = {}
+        for record, slot in zip(records, slots, strict=True):
+            if isinstance(record, Kernel):
+                if record.stream == self.stream:
+                    begun.clear()  # the rest runs beside it
+                if self._in_layers(record):
+                    found[record.phase] += self.cost(record).seconds
+            elif isinstance(record, Collective):
+                if record.axis in _BETWEEN_LAYERS and record.stream == self.stream:
+                    begun[slot] = record
+            elif isinstance(record, WaitWork) and slot in begun and record.stream == self.stream:
+                waited = begun.pop(slot)
+                found[waited.phase] += self.cost(waited).seconds
         return found
 
     def _in_layers(self, kernel: Kernel) -> bool:
@@ -114,7 +130,7 @@ class SharedWork:
     """What is known of micro batches from the candidates that were simulated.
 
     Attributes:
-        computed: seconds of the kernels of forward and backward, by :func:`shared_key`.
+        computed: seconds of a micro batch's forward and backward, as of :class:`MicroBatchWork`, by :func:`shared_key`.
     """
 
     computed: dict[str, float] = field(default_factory=dict)
@@ -165,7 +181,7 @@ class SharedWork:
 
 
 def shared_key(plan: Plan) -> str | None:
-    """What decides the kernels of a micro batch's layers; None of a plan with holes."""
+    """What decides what a micro batch's layers run one after another; None of a plan with holes."""
     if any(True for _ in plan.holes()):
         return None
     body = {name: value for name, value in plan.canonical().items() if name not in _LEFT_OUT}
@@ -176,8 +192,7 @@ def shared_key(plan: Plan) -> str | None:
     mesh["sharded"], mesh["replicated"] = plan.mesh.dp_shard > 1, plan.mesh.dp_replicate > 1
     for name in ("global", "ramp"):
         batch.pop(name, None)
-    for name in ("hosts", "devices", "fabric"):
-        cluster.pop(name, None)
+    cluster.pop("hosts", None)
     body |= {"mesh": mesh, "batch": batch, "cluster": cluster}
     whole = plan.compile is not None  # the compiler chooses what it recomputes, and may cut products
     for name in ("fsdp", "replicate", "checkpoint", "comm"):

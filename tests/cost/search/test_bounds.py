@@ -29,6 +29,14 @@ fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, nev
 checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
 loss auto in [eager, fused, chunked(4)]
 """
+TWO_WAYS = """\
+batch (global = 16, micro = auto in [1, 2], seq_len = {length})
+mesh (dp_replicate = auto in [1, 2], dp_shard = rest, cp = auto in [1, 2], tp = auto in [1, 2])
+shard standard on tp (sequence)
+context on cp (rotate = auto in [allgather, alltoall])
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, never]) }}
+checkpoint {{ layers.* = auto in [none, full] }}
+"""
 PIPELINED = """\
 batch (global = 16, micro = auto in [1, 2], seq_len = {length})
 mesh (pp = auto in [1, 2], dp_shard = rest)
@@ -80,7 +88,7 @@ def test_bounds_are_below_what_is_simulated(head: str, body: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("head", "body"), list(itertools.product(HEADS, (SHARDED, PIPELINED))))
+@pytest.mark.parametrize(("head", "body"), [*itertools.product(HEADS, (SHARDED, PIPELINED)), ("h100", TWO_WAYS)])
 def test_bounds_are_below_what_is_simulated_of_many(head: str, body: str, seed: int):
     assert in_a_fork(drawn, head, body, 20, 100 + seed) == []
 
