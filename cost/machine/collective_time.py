@@ -25,6 +25,11 @@ _LIKE: Final[Mapping[CollectiveKind, CollectiveKind]] = {
     "peer_copy": "send",
     "barrier": "all_reduce",
 }
+_MIRRORED: Final[Mapping[CollectiveKind, CollectiveKind]] = {
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+}
+"""A ring's reduce-scatter moves what its all-gather does, the other way round."""
 _BARRIER_BYTES: Final = 4
 
 Answer: TypeAlias = tuple[float, str]
@@ -139,11 +144,17 @@ def _between(kind: CollectiveKind, size: float, on: Placement, network: Network,
         link = _link_seconds(kind, bytes, on.per_host, profile)
         return analytical(kind, bytes, on, fabric, bandwidth=network.bandwidth, link=link)
 
+    seconds, latency = formula(size)
+    regression = fabric.regression.get(kind)
+    if regression is not None and regression.of_one_size:
+        known = table or fabric.measured.get((_MIRRORED.get(kind, kind), on.hosts, on.per_host))
+        measured = known.at(regression.bytes[0]) if known is not None else None
+        there = formula(regression.bytes[0])
+        found = regression.near_one_size((seconds, latency), there, on.ranks, measured)
+        return found, STATISTICAL if measured is None else MEASURED
     exact = table.at(size, lambda bytes: formula(bytes)[0]) if table is not None else None
     if exact is not None:
         return exact, MEASURED
-    seconds, latency = formula(size)
-    regression = fabric.regression.get(kind)
     if regression is None:
         return seconds, ANALYTICAL
     return regression.seconds(seconds, latency, on.ranks, size), STATISTICAL

@@ -75,6 +75,33 @@ class Regression:
         fitted = sum(a * b for a, b in zip(self.coefficients, inputs, strict=True))
         return fitted if FLOOR * seconds < fitted < CEILING * seconds else seconds
 
+    @property
+    def of_one_size(self) -> bool:
+        """Whether all measured messages have one size, so that nothing is known of what smaller ones take."""
+        return self.bytes[0] == self.bytes[1]
+
+    def near_one_size(
+        self, asked: tuple[float, float], there: tuple[float, float], ranks: int, measured: float | None = None
+    ) -> float:
+        """Seconds of a message, where the measured ones have one size: that says how far the formula's rate is off.
+
+        The formula's latency stays, and its transfer is scaled as at the measured size. So time grows with size, and
+        the rate too; a time that was held, or a fit that falls back to the formula below some size, would jump.
+
+        Args:
+            asked: analytical seconds of the message, and its latency.
+            there: the same of a message of the measured size.
+            ranks: of the group.
+            measured: seconds at that size where this group was measured. Of others the regression tells, within a
+                half and twenty times of the formula.
+        """
+        (seconds, latency), (at_size, fixed) = asked, there
+        if measured is None:
+            inputs = self.features(at_size, fixed, ranks, self.bytes[0])
+            fitted = sum(a * b for a, b in zip(self.coefficients, inputs, strict=True))
+            measured = min(max(fitted, FLOOR * at_size), CEILING * at_size)
+        return latency + (seconds - latency) * max(measured - fixed, 0.0) / (at_size - fixed)
+
     def updated(self, rows: Sequence[tuple[float, float, int, float, float]], rate: float = 0.1) -> Regression:
         """Eq. 4.14 with observed rows as in :meth:`fit`: a step of ``rate`` down the error of each.
 

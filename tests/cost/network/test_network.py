@@ -233,3 +233,37 @@ def test_answers_are_kept() -> None:
     network: Network = network_of(cluster())
     item = collective("all_gather", tuple(range(8)), MIB)
     assert estimate(item, network, profile("h100_sxm")) is estimate(item, network, profile("h100_sxm"))
+
+
+PLACES = [Placement(hosts * per_host, hosts, per_host) for hosts in (2, 4, 16, 64) for per_host in (1, 4, 8)]
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_no_size_is_slower_than_a_larger_one_where_one_size_was_measured(kind: str) -> None:
+    network = network_of(cluster(64, between="efa_p5"))
+    for on in PLACES:
+        sizes = [2.0**power * MIB for power in range(13)]
+        times = [seconds_on(on, kind, size, network, profile("h100_sxm"))[0] for size in sizes]
+        for (small, less), (large, more) in itertools.pairwise(zip(sizes, times, strict=True)):
+            assert less < more, (on, small)
+            assert more / large <= less / small * (1 + 1e-9), (on, small)
+
+
+def test_a_measured_group_takes_its_time_at_the_size_that_was_measured() -> None:
+    network = network_of(cluster(64, between="efa_p5"))
+    assert network.fabric is not None
+    for (kind, hosts, per_host), table in network.fabric.measured.items():
+        on = Placement(hosts * per_host, hosts, per_host)
+        [size], [seconds] = table.sizes, table.seconds
+        assert seconds_on(on, kind, size, network, profile("h100_sxm")) == (pytest.approx(seconds), "measured table")
+
+
+def test_a_reduce_scatter_that_was_not_measured_takes_what_the_all_gather_does() -> None:
+    network = network_of(cluster(2, between="efa_p5"))
+    assert network.fabric is not None
+    assert ("reduce_scatter", 2, 8) not in network.fabric.measured
+    one, other = (
+        seconds_on(Placement(16, 2, 8), kind, 2**28, network, profile("h100_sxm"))[0]
+        for kind in ("all_gather", "reduce_scatter")
+    )
+    assert one == pytest.approx(other)
