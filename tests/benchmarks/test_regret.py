@@ -154,3 +154,14 @@ def test_a_report_counts_groups_all_of_whose_rows_were_asked():
     assert "| tier A and B | 1 | prediction | 10.0% | 10.0% | 0% | 0.50 | 0.50 |" in found
     assert "4 rows have an answer, 1 of them that they run out of memory; 4 were not asked" in found
     assert Path(command.RESULTS).is_dir()
+
+
+def test_a_stall_is_what_a_transfer_takes_beyond_computation():
+    fields = {
+        "n_gpus": "16", "pp": "4", "grad_accum": "32", "n_params_b": "2", "global_batch": "256", "seq_len": "4096",
+    }  # fmt: skip
+    computed = 6 * 2e9 * 2**20 / (0.35 * 989e12 * 16) * (1 + 3 / 32)
+    assert command.stall(Row("a", {**fields, "iter_time_s": f"{computed + 32 * 4 * 0.3}"})) == pytest.approx(0.3)
+    assert command.stall(Row("a", {**fields, "iter_time_s": f"{computed}"})) == pytest.approx(0.0)
+    assert command.stall(Row("a", {**fields, "iter_time_s": "100", "pp": "1"})) == 0.0
+    assert command.stall(Row("a", {**fields, "iter_time_s": "100", "n_gpus": "8"})) == 0.0
