@@ -137,6 +137,47 @@ class HeadFits(Check):
                 return
 
 
+class HeadsInGroups(Check):
+    """Grouped key and value heads under a kernel that takes as many of them as there are query heads.
+
+    PyTorch's memory-efficient kernel does not share a key and value head among several query heads (`enable_gqa`), and
+    raises when the first step calls it. `flash`, `cudnn` and `math` do.
+
+    ## Example
+    ```
+    model llama3("1b")
+    attention efficient
+    ```
+
+    ## Use instead
+    ```
+    model llama3("1b")
+    attention flash
+    ```
+    """
+
+    code = "LP635"
+    slug = "attention-heads-in-groups"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        attention, manifest, device = analysis.plan.attention, analysis.manifest, analysis.device
+        if attention.kernel != "efficient" or manifest is None or device is None or device.kind != "cuda":
+            return
+        for path, module in manifest.modules.items():
+            heads, groups = (module.attributes.get(name) for name in ("n_heads", "n_kv_heads"))
+            if module.kind == "attention" and isinstance(groups, int) and heads != groups:
+                yield self.at(
+                    analysis.place(attention, "kernel"),
+                    f"`efficient` attention takes as many key and value heads as query heads; `{path}` has {groups} "
+                    f"for {heads}",
+                    label=f"{groups} for {heads}",
+                    others=[Label(analysis.place(analysis.plan.model, "family"), "the model")],
+                    help=["use `flash` or `math` attention"],
+                    fix=replacement(attention, "kernel", "flash"),
+                )
+                return
+
+
 class NoAttention(Check):
     """A choice of attention kernel for a model that calls none.
 

@@ -63,6 +63,14 @@ def test_heads_wider_than_flash_takes() -> None:
     assert "LP633" not in codes(plan.format(10, "math"))
 
 
+def test_groups_of_heads_that_the_memory_efficient_kernel_does_not_take() -> None:
+    plan = 'model llama3("8b", n_layers = 1, n_kv_heads = {})\nattention {}'
+    assert "`layers.0.attention` has 8 for 32" in message(plan.format(8, "efficient"), "LP635")
+    assert "LP635" not in codes(plan.format(32, "efficient"))
+    for kernel in ("flash", "cudnn", "math", "default"):
+        assert "LP635" not in codes(plan.format(8, kernel))
+
+
 def test_a_kernel_for_a_model_without_attention_has_no_effect() -> None:
     assert "LP634" in codes('model python("torch.nn:Identity")\nattention flash')
     assert "LP634" not in codes('model python("torch.nn:Identity")\nattention default')
