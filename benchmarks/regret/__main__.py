@@ -110,11 +110,13 @@ def stall(row: Row) -> float:
 def _predict(
     source: str, rows: Sequence[Row], kept: dict[str, dict[str, Any]], path: Path, options: argparse.Namespace
 ) -> None:
-    """Predict rows that have no answer yet, groups with the most trusted rows first, until the time is over."""
+    """Predict rows without an answer until the time is over: groups with the most trusted rows first, then by lot."""
     ends = time.monotonic() + 60.0 * options.minutes
     by_id = {row.id: row for row in rows}
     groups = grouped(configuration_of(source, row) for row in rows)
-    order = sorted(groups.values(), key=lambda group: -sum(item.tier in GOOD_TIERS for item in group) / len(group))
+    lots = {name: hashlib.sha256(name.encode()).hexdigest() for name in groups}
+    trust = {name: sum(item.tier in GOOD_TIERS for item in group) / len(group) for name, group in groups.items()}
+    order = [groups[name] for name in sorted(groups, key=lambda name: (-trust[name], lots[name]))]
     trusted = [item for group in order for item in group if item.tier in GOOD_TIERS]
     others = [item for group in order for item in group if item.tier not in GOOD_TIERS]
     code, predictor = code_digest(), Predictor(options.seconds)
