@@ -31,7 +31,7 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.host import host_memory
-from legoai.cost.simulated.process import simulated_device
+from legoai.cost.simulated.process import collectives_as_traced, simulated_device
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.unfilled import Unfilled
@@ -41,6 +41,7 @@ from legoai.cost.trace.records import Mark
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace, records_of
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
+from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
@@ -52,7 +53,7 @@ from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
 from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
 from legoai.runtime.torch_internals.patching import patched_attribute
-from legoai.runtime.training import Training
+from legoai.runtime.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 from legoai.specs.models.reads import InputShape
 
@@ -315,8 +316,14 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
             cast_parameters(model, trainer.master_dtype)
             return model
 
+    def build_graph(*args: Any) -> StepFunction:
+        assert trainer.build_graph is not None, "a program that traces its step"
+        with collectives_as_traced():
+            return trainer.build_graph(*args)
+
     return dataclasses.replace(
         trainer,
+        build_graph=None if trainer.build_graph is None else build_graph,
         build_model=build_model,
         build_mesh=outside(trainer.build_mesh),
     )
@@ -345,6 +352,8 @@ def _take_steps(
     recorder.mesh = training.mesh
     for part in training.parts:
         recorder.paths.update({id(module): plain_path(path) for path, module in part.named_modules()})
+    if isinstance(training.graph, StepGraph):
+        training.graph.on_node.append(recorder.at_node)
     recorder.adopt_state(training)
     training.control.on_gradients.append(lambda _: recorder.categorise_gradients(training))
     source = _Source(trainer, recorder.next_batch)

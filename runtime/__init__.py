@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from legoai.runtime.activation import keep_outputs
-    from legoai.runtime.batches import Batches
+    from legoai.runtime.batches import Batch, Batches
     from legoai.runtime.combined_optimizer import CombinedOptimizer
     from legoai.runtime.compiled import overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from legoai.runtime.units import reshard_units
 
 __all__ = [
+    "Batch",
     "Batches",
     "CombinedOptimizer",
     "History",
@@ -74,6 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Batch": "batches",
     "Batches": "batches",
     "CombinedOptimizer": "combined_optimizer",
     "History": "loop",

@@ -11,11 +11,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend
 
-from legoai.runtime.batches import Batches
+from legoai.runtime.batches import Batch, Batches
 from legoai.runtime.context import Balance
 from legoai.runtime.loss import LossFunction, token_cross_entropy
 from legoai.runtime.parameter_groups import ParameterGroups
-from legoai.runtime.training import StepResult, Training
+from legoai.runtime.training import StepFunction, StepResult, Training
 from legoai.specs.models.reads import Reads, Tokens
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Recipe:
         build_optimizer: makes the optimizer of all parameters.
         build_lr_scheduler: makes the schedule from the optimizer; None keeps the optimizer's learning rate.
         build_loss: makes the loss of one micro batch.
+        build_graph: makes the graph of forward, loss and backward of a micro batch like the given one; None where
+            `train_step` calls the model.
         train_step: takes one optimizer step: forward and backward of all micro batches of this rank, and the update.
         data_axes: mesh axes whose ranks read different samples, outermost first.
         context_axis: mesh axis whose ranks read different tokens of the same samples, or None. The model's forward then
@@ -78,6 +80,7 @@ class Recipe:
     build_optimizer: Callable[[ParameterGroups], torch.optim.Optimizer]
     build_lr_scheduler: Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LambdaLR] | None = None
     build_loss: Callable[[], LossFunction] = lambda: token_cross_entropy
+    build_graph: Callable[[nn.Module, LossFunction, Batch], StepFunction] | None = None
     train_step: Callable[[Training, Batches], StepResult]
     pipeline: Pipeline | None = None
     data_axes: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.attendant import attend
+from legoai.runtime.batches import Batch
 from legoai.runtime.checkpoint import model_digest
 from legoai.runtime.compiled import own_compile_cache
 from legoai.runtime.context import check_takes_positions, local_positions
@@ -149,6 +150,7 @@ class Trainer(Recipe):
             optimizer=optimizer,
             scheduler=scheduler,
             loss=loss,
+            graph=None if self.build_graph is None else self.build_graph(model, loss, self._example(device)),
             positions=positions,
             degree=degree,
             accumulation=accumulation,
@@ -159,6 +161,17 @@ class Trainer(Recipe):
             digest=digest,
             staged=staged,
         )
+
+    def _example(self, device: Device) -> Batch:
+        """Return a micro batch of zeros."""
+        sizes = (self.micro_batch, self.seq_len)
+        *inputs, targets = (
+            torch.zeros(
+                item.shape, dtype=self.master_dtype if item.floating else torch.int64, device=device.torch_device
+            )
+            for item in (*self.reads.inputs(*sizes), self.reads.targets(*sizes))
+        )
+        return Batch(tuple(inputs), targets, positions=None, is_last=True)
 
     def _positions(self, mesh: DeviceMesh) -> torch.Tensor | None:
         """Return the positions in their sequence of the tokens that this rank reads; None where it reads them all."""

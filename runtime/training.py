@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -54,6 +54,13 @@ class StepControl:
     on_samples: list[Callable[[MicroBatch], None]] = field(default_factory=list)
 
 
+class StepFunction(Protocol):
+    """Forward, loss and backward of a micro batch in one."""
+
+    def __call__(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss, and add the gradients to those of the parameters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """The objects that a training changes, on one rank.
@@ -67,6 +74,7 @@ class Training:
         optimizer: over groups of parameters.
         scheduler: of the learning rate, or None.
         loss: of one micro batch.
+        graph: forward, loss and backward of one micro batch, or None where the model is called.
         positions: of the tokens that this rank reads in their sequence, int64 [tokens]; None where it reads them all.
         degree: ranks that read different samples.
         accumulation: micro batches of one rank in one optimizer step; of the full batch where it grows.
@@ -83,6 +91,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LambdaLR | None
     loss: LossFunction
+    graph: StepFunction | None = None
     positions: torch.Tensor | None = None
     degree: int
     accumulation: int
@@ -104,6 +113,12 @@ class Training:
         """The schedule of the pipeline."""
         assert self.staged is not None, "a training with a pipeline"
         return self.staged.schedule
+
+    @property
+    def step_graph(self) -> StepFunction:
+        """Forward, loss and backward of one micro batch."""
+        assert self.graph is not None, "a training whose step is traced"
+        return self.graph
 
     def may_update(self, result: StepResult) -> bool:
         """Report the result of a step, and return whether its update is made: not if the gradient is not finite.

@@ -26,6 +26,7 @@ from legoai.cost.compilation.schedule import MODULE, Given, Pieces, Schedule, Sl
 from legoai.cost.compilation.schedule import Call as Communication
 from legoai.cost.simulated.device import SIM, Kind, current_stream
 from legoai.cost.simulated.dispatch import NEW_CATEGORY
+from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
@@ -38,12 +39,8 @@ from legoai.runtime.torch_internals.graphs import (
     tracing,
 )
 from legoai.runtime.torch_internals.operators import TreeSpec, tree_flatten, tree_unflatten
-from legoai.runtime.torch_internals.patching import original, patched, patched_attribute, restored_items
+from legoai.runtime.torch_internals.patching import patched, patched_attribute, restored_items
 from legoai.specs.cluster import Device
-
-_WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
-_WRAP_EAGERLY: Final = original(_WRAP)
-"""PyTorch's own function, which waits for collectives at once where it traces; the simulated device has another."""
 
 _BEFORE_ALL: Final = "torch.nn.modules.module:_global_forward_pre_hooks"
 _AFTER_ALL: Final = "torch.nn.modules.module:_global_forward_hooks"
@@ -327,7 +324,7 @@ def _tracing_hooks(module: nn.Module) -> Iterator[None]:
         with (
             patched(_BEFORE_ALL, OrderedDict({-1: enter})),
             patched(_AFTER_ALL, OrderedDict({-1: leave})),
-            patched(_WRAP, _WRAP_EAGERLY),
+            collectives_as_traced(),
         ):
             yield
     finally:

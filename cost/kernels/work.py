@@ -114,6 +114,7 @@ _KINDS: Final[tuple[tuple[MovementKind, str], ...]] = (
     ("loss", r"nll_loss|cross_entropy|mse_loss"),
     ("softmax", r"softmax"),
     ("normalisation", r"layer_norm|rms_norm|batch_norm|group_norm"),
+    ("copy", r"_pre_bucket_"),
     ("embedding", r"embedding|index_select|gather|scatter|index_put|index_add|\bindex\b"),
     ("fill", r"zeros|ones|full|fill_|zero_|empty|arange|\beye\b|rand|normal_|uniform_|bernoulli"),
     ("copy", r"copy|clone|_to_copy|\bcat\b|split_with_sizes|chunk_cat|slice_scatter|slice_backward|stack|constant_pad"),

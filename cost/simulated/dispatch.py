@@ -173,7 +173,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _allocate(self, results: Sequence[torch.Tensor], category: Category | None = None) -> None:
         for result in results:
-            self.capture.allocate(result, category or NEW_CATEGORY[self.capture.phase])
+            self.capture.allocate(result, category or self.capture.makes or NEW_CATEGORY[self.capture.phase])
 
     def _compute(  # noqa: PLR0917
         self,

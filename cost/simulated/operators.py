@@ -208,6 +208,8 @@ def traffic(
     if known.name == "fsdp.all_gather_copy_in":
         moved = sum(map(size_of, tensors(args[0])))
         return moved, moved
+    if known.name == "bucketing._pre_bucket_all_gather":  # fills this rank's part of the buffer
+        return sum(map(size_of, inputs)), new // args[1]
     if known.name in _GATHERS:
         return new + sum(map(size_of, inputs[1:])), new
     read = sum(map(size_of, inputs))

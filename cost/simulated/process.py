@@ -35,6 +35,10 @@ from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMo
 from legoai.runtime.torch_internals.fake_world import FakeStore, FakeWork, forget_meshes
 from legoai.runtime.torch_internals.patching import original, patched, patched_attribute
 
+_WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
+_WRAP_TRACED: Final = original(_WRAP)
+"""PyTorch's own function, which the simulated device replaces."""
+
 
 @contextlib.contextmanager
 def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -> Iterator[FakeTensorMode]:
@@ -84,6 +88,13 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
         yield FakeTensorMode(allow_non_fake_inputs=True)
 
 
+@contextlib.contextmanager
+def collectives_as_traced() -> Iterator[None]:
+    """Let functional collectives be waited for at once, as they are where torch traces them."""
+    with patched(_WRAP, _WRAP_TRACED):
+        yield
+
+
 def _itself(label: Any) -> Any:
     """Begin a label of the profiler, whom nobody asks; as an operator it would go through every mode."""
     return label
@@ -117,7 +128,7 @@ def _patched_fake_mode() -> Iterator[None]:
 
     tolist = FakeTensor.tolist
     with (
-        patched("torch.distributed._functional_collectives:_maybe_wrap_tensor", _InFlight.apply),
+        patched(_WRAP, _InFlight.apply),
         patched("torch._subclasses.fake_tensor:FakeTensorMode.avoid_device_init", property(lambda _: True)),
         patched("torch._subclasses.fake_tensor:FakeTensor.tolist", read),
     ):

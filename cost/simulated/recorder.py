@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor
@@ -31,6 +31,7 @@ from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import LOSS, Allocate, Categorise, Category, Free, Mark, Phase, Record, Resize
 from legoai.cost.trace.segments import Item
+from legoai.lowering.graph.places import Makes, Place, place_of
 from legoai.runtime.errors import RunError
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.collectives import resolve_process_group
@@ -79,6 +80,9 @@ class Capture(Recorder):
         self.gradient_module = ""
         self.outer = ""
         """On whose behalf is computed what no module computes: before the model nobody's, behind it the loss's."""
+        self.of_node: Place | None = None
+        """The place of the node that runs, where the step is a graph."""
+        self.makes: Makes = ""
         self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
         self.mesh: DeviceMesh | None = None
 
@@ -139,8 +143,18 @@ class Capture(Recorder):
         self.outer = ""
         self._begin("")
 
+    def at_node(self, node: fx.Node) -> None:
+        """Note which node of a step's graph runs next; behind its output the optimizer follows."""
+        self.of_node = place_of(node)
+        self.makes = ""
+        if node.op == "output":
+            self.outside = "optimizer"
+
     def locate(self) -> None:
         """Find out where the program is: the phase, and the module on whose behalf it works."""
+        if self.of_node is not None:
+            self.module, self.phase, self.makes = self.of_node
+            return
         if not running_backward():
             if self.phase in ("backward", "recompute") and not self.staged:
                 self.outside = "optimizer"

@@ -11,6 +11,7 @@ from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
 from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -93,7 +94,7 @@ def prefetching_units(analysis: Analysis) -> tuple[str, ...]:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """What FSDP2's hooks can do: prefetching by count and buckets of whole units.
+    """What FSDP2's hooks can do, prefetching by count and buckets of whole units; of a graph, reordering and buckets.
 
     Without `fsdp` nothing is gathered, and `comm` has no effect, which is a warning of its own.
     """
@@ -105,17 +106,34 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         yield _option(analysis, "reduce", why)
     if plan.fsdp is None:
         return
+    yield from _of_a_graph(analysis) if is_traced(analysis) else _of_hooks(analysis)
+    if analysis.manifest is not None:
+        uneven = list(_buckets(analysis))
+        yield from uneven
+        if isinstance(comm.prefetch, Units) and not uneven and not is_traced(analysis):
+            yield from _prefetch(analysis, comm.prefetch)
+
+
+def _of_hooks(analysis: Analysis) -> Iterator[Unsupported]:
+    comm = analysis.plan.comm
+    assert comm is not None
     if comm.reorder:
         yield _option(analysis, "reorder", _GRAPH_ONLY)
     if comm.unshard != "by_unit":
         yield _option(analysis, "unshard", _GRAPH_ONLY)
     if not isinstance(comm.prefetch, Units) and comm.prefetch != "implicit":
         yield _option(analysis, "prefetch", f"{_GRAPH_ONLY}; `units(…)` is lowered")
-    if analysis.manifest is not None:
-        uneven = list(_buckets(analysis))
-        yield from uneven
-        if isinstance(comm.prefetch, Units) and not uneven:
-            yield from _prefetch(analysis, comm.prefetch)
+
+
+def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
+    comm = analysis.plan.comm
+    assert comm is not None
+    if comm.unshard != "by_unit":
+        yield _option(analysis, "unshard", "which unit stays gathered is not computed")
+    if comm.prefetch != "implicit":
+        yield _option(analysis, "prefetch", "`reorder = true` gathers one bucket ahead, and no pass gathers more")
+    if comm.reduce == "last_micro_batch":
+        yield _option(analysis, "reduce", "the graph of a micro batch reduces its gradients")
 
 
 def _option(analysis: Analysis, field: str, why: str) -> Unsupported:

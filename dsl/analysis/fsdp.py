@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.facts import following, holders
-from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.record import Record
@@ -55,14 +53,3 @@ def owner(analysis: Analysis, parameter: str) -> str:
     """The path of the unit that owns the parameter at this path: the deepest that holds it."""
     units = fsdp_units(analysis)
     return next(path for path in holders(parameter) if path in units)
-
-
-def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """The eager backend."""
-    fsdp = analysis.plan.fsdp
-    if fsdp is not None and fsdp.backend != "eager":
-        yield Unsupported(
-            analysis.place(fsdp, "backend"),
-            f"`backend = {fsdp.backend}` of `fsdp` is not lowered yet",
-            help=("lowered is `eager`",),
-        )

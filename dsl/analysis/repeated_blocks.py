@@ -11,6 +11,7 @@ from legoai.dsl.analysis.comm import prefetching_units, unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, following
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
 from legoai.dsl.analysis.replicate import gradient_buckets
 from legoai.specs.directives.comm import Units
@@ -31,12 +32,14 @@ def block_classes(analysis: Analysis) -> BlockClasses:
     """The lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
 
     They are equal in structure, and every statement treats them by the same rules. Lists are left out of which a block
-    is not gathered and reduced by itself.
+    is not gathered and reduced by itself, and all lists where the step is one graph, in which blocks overlap.
 
     Raises:
         Undecided: a rule's treatment is a hole.
     """
     assert analysis.manifest is not None
+    if is_traced(analysis):
+        return ()
     treatments = list(_treatments(analysis))
     apart = _treated_apart(analysis)
     found = tuple(

@@ -10,14 +10,11 @@ from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
-
-
-def _is_graph(analysis: Analysis) -> bool:
-    return analysis.plan.fsdp is not None and analysis.plan.fsdp.backend == "graph"
 
 
 class NestedCompile(Check):
@@ -141,7 +138,7 @@ class CompileUnderGraph(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        if plan.compile is None or not _is_graph(analysis):
+        if plan.compile is None or not is_traced(analysis):
             return
         assert plan.fsdp is not None
         ruled = following(analysis, plan.compile, (Inductor, AotEager, NotCompiled))
@@ -152,7 +149,7 @@ class CompileUnderGraph(Check):
                 f"`{name_of(paths[0])}` cannot be compiled by itself: `backend = graph` traces the whole step",
                 label="part of the one graph",
                 others=[Label(analysis.place(plan.fsdp, "backend"), "traces all")],
-                help=["write `root = inductor`, or use `backend = eager`"],
+                help=["use `backend = eager`"],
             )
 
 
@@ -189,7 +186,7 @@ class CheckpointInsideCompiled(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        if plan.mesh.tp == 1 or plan.shard_on("tp") is None or _is_graph(analysis):
+        if plan.mesh.tp == 1 or plan.shard_on("tp") is None or is_traced(analysis):
             return
         compiled = compiled_modules(analysis)
         inner = (
@@ -272,7 +269,7 @@ class AsyncTensorParallel(Check):
                 fix=fix,
             )  # fmt: skip
         decided(plan.compile)
-        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not _is_graph(analysis):
+        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not is_traced(analysis):
             yield self.at(
                 place, "`async_tp` has no effect: no module is compiled by inductor", label="a pass of inductor",
                 help=["compile the blocks: `compile (async_tp = true) { layers.* = inductor }`"], fix=fix,

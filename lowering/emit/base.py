@@ -68,6 +68,7 @@ TRAINER_ARGUMENTS: Final = (
     "build_optimizer",
     "build_lr_scheduler",
     "build_loss",
+    "build_graph",
     "train_step",
     "data_axes",
     "context_axis",

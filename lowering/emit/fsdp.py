@@ -12,7 +12,8 @@ from legoai.dsl.analysis.buckets import ModuleBucket
 from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.experts import axes_of_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
-from legoai.lowering.emit import comm
+from legoai.dsl.analysis.graph import is_traced
+from legoai.lowering.emit import comm, graph
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.buckets import statements
@@ -42,6 +43,8 @@ class Sharded:
     """The name of the mesh over which the unit is sharded."""
     dim: int = 0
     """The dim on which parameters are cut."""
+    traced: bool = False
+    """Whether its gathers are nodes of a graph, and not hooks."""
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -49,8 +52,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     fsdp = lowering.plan.fsdp
     if fsdp is None:
         return
-    assert fsdp.backend == "eager", "see `supports` of the family"
-    draft.imports.name("torch.distributed.fsdp", "fully_shard")
+    traced = is_traced(lowering.analysis)
+    draft.imports.name(
+        *(("legoai.lowering.graph", "shard_unit") if traced else ("torch.distributed.fsdp", "fully_shard"))
+    )
     found = _units(lowering, fsdp)
     body: list[Statement] = [Line(policy(lowering, draft), "policy = ", lowering.note(lowering.plan.precision))]
     found |= _units_of_experts(lowering, draft, found)
@@ -59,6 +64,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if offload is not None:
         body.append(offload)
         found = {path: replace(unit, offloads=True) for path, unit in found.items()}
+    found = {path: replace(unit, traced=traced) for path, unit in found.items()}
     body += _in_order(lowering, found, unit_buckets(lowering.analysis))
     meshes: dict[str, Node] = {}
     if any(unit.mesh == EXPERT_MESH for unit in found.values()):
@@ -70,7 +76,10 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if kept is not None:
         draft.imports.name("legoai.runtime", "reshard_units")
         draft.step.before_update.append(Line(call("reshard_units", "training.model"), "", kept.note))
-    comm.prefetch(lowering, draft)
+    if traced:
+        graph.emit(lowering, draft)
+    else:
+        comm.prefetch(lowering, draft)
 
 
 def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
@@ -157,7 +166,7 @@ def _calls(module: str, unit: Sharded) -> list[Statement]:
 
 def _call(module: str, unit: Sharded) -> Node:
     return call(
-        "fully_shard",
+        "shard_unit" if unit.traced else "fully_shard",
         module,
         mesh=unit.mesh,
         mp_policy="policy",

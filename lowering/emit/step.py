@@ -26,6 +26,8 @@ class Step:
     """Steps until which a rank takes fewer micro batches, and how many; see :mod:`legoai.lowering.emit.batch`."""
     pass_size: int | None = None
     """Micro batches of one pass of a pipeline; None without one."""
+    traced: bool = False
+    """Whether forward, loss and backward are one graph."""
     before_forward: list[Line] = field(default_factory=list)
     """Before each micro batch's forward."""
     around: list[Loop] = field(default_factory=list)
@@ -82,6 +84,11 @@ class Step:
         )
 
     def _forward_backward(self, imports: Imports) -> list[Statement]:
+        if self.traced:
+            assert not (self.before_forward or self.around or self.around_forward or self.arguments), (
+                "all is in the graph"
+            )
+            return [Line(call("training.step_graph", "batch.inputs", "batch.targets"), "total += ")]
         imports.name("legoai.runtime", "local_value")
         model = call("training.model", "*batch.inputs", *self.arguments)
         forward: list[Statement] = [Line(call("training.loss", model, "batch.targets"), "loss = ")]

@@ -269,7 +269,8 @@ class _Rank:
             build = trainer.build_model
             trainer = replace(trainer, build_model=lambda: without_dropout(build()), seed=SEED)
             seen = Watch(tell, self.steps, clips=self.clips)
-            reductions = Reductions() if self.looks_at_reductions else None
+            traced = trainer.build_graph is not None
+            reductions = Reductions(traced=traced) if self.looks_at_reductions else None
             options = RunOptions(
                 device="cpu",
                 steps=self.steps,

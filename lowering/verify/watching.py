@@ -13,11 +13,13 @@ from torch.optim import Optimizer
 
 from legoai.runtime.data import MicroBatch
 from legoai.runtime.initialize import plain_path
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 from legoai.runtime.training import Training
 
 _REDUCE_SCATTER = "_reduce_scatter_base_"
 _ALL_REDUCE = "allreduce_"
+_REDUCE_IN_GRAPH = torch.ops._c10d_functional.reduce_scatter_tensor.default
 _NUMBERS_OF_A_STEP = 4
 """Elements of the all-reduce by which ranks agree on loss and norm, which is none of gradients."""
 
@@ -25,11 +27,16 @@ _NUMBERS_OF_A_STEP = 4
 class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the reductions of gradients by dtype while entered.
 
-    They are those that FSDP units and replicas call on process groups; DTensors reduce by functional collectives.
+    They are those that FSDP units and replicas call on process groups. DTensors reduce by functional collectives, which
+    are reductions of gradients in the graph of a step, and otherwise of activations.
+
+    Args:
+        traced: whether the step is a graph.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, traced: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._traced = traced
         self.dtypes: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -43,6 +50,8 @@ class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensor = args[0][0] if isinstance(args[0], list | tuple) else args[0]
             if name == _REDUCE_SCATTER or (name == _ALL_REDUCE and tensor.numel() > _NUMBERS_OF_A_STEP):
                 self.dtypes[str(tensor.dtype).removeprefix("torch.")] += 1
+        elif self._traced and func is _REDUCE_IN_GRAPH and not args[0].is_meta and not isinstance(args[0], FakeTensor):
+            self.dtypes[str(args[0].dtype).removeprefix("torch.")] += 1
         return func(*args, **(kwargs or {}))
 
 

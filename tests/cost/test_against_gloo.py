@@ -31,6 +31,7 @@ TRIAL = (4, "int32")
 
 QUICK = (
     "fsdp, checkpointed",
+    "fsdp, as one graph",
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
     "context parallel, keys around the ring",

@@ -38,10 +38,10 @@ def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[
 
 
 def test_lint_and_lower_print_the_same_diagnostic_of_what_is_not_supported(capsys: pytest.CaptureFixture[str]):
-    Path("good.plan").write_text(GOOD.replace("on dp_shard", "on dp_shard (backend = graph)"), encoding="utf-8")
+    Path("good.plan").write_text(GOOD + "comm (reorder = true)\n", encoding="utf-8")
     status, linted, _ = called(capsys, "lint", "good.plan")
     assert status == 1
-    assert linted.startswith("error[LP010] not-lowered: `backend = graph` of `fsdp` is not lowered yet")
+    assert linted.startswith("error[LP010] not-lowered: `reorder = true` of `comm` is not lowered")
     status, nothing, lowered = called(capsys, "lower", "good.plan")
     assert (status, nothing) == (1, "")
     assert lowered == f"{linted}legoai: good.plan is not lowered: 1 error\n"

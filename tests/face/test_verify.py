@@ -351,7 +351,7 @@ def test_errors_of_the_plan_are_shown_and_nothing_is_run(capsys: pytest.CaptureF
     assert status == 1
     assert "layrs" in out
     assert "not verified" in err
-    status, out, _ = verified(capsys, SHARDED.replace("on dp_shard {", "on dp_shard (backend = graph) {"))
+    status, out, _ = verified(capsys, SHARDED + "comm (reorder = true)\n")
     assert status == 1
     assert "LP010" in out
     status, out, _ = verified(capsys, SHARDED.replace("global = 16", "global = auto"))

@@ -40,6 +40,22 @@ precision (master = fp64, param = fp64, reduce = fp64, output = fp64)
 optimizer sgd(lr = 0.1, momentum = 0.9, nesterov = true, fused = false)
 schedule  constant(warmup = 5)
 """,
+    "graph": """\
+plan graph
+model   llama3("8b")
+cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)
+batch   (global = 64, micro = 2, seq_len = 8192)
+mesh    (dp_shard = 16)
+
+fsdp on dp_shard (backend = graph) {
+  layers.* = unit
+  root     = unit
+}
+comm (reorder = true) { layers.{0..1} = bucket(group) }
+precision (param = bf16, reduce = fp32)
+optimizer adamw(lr = 3e-4)
+clip      (norm = 1.0)
+""",
     "replicas": """\
 plan replicas
 model   llama3("1b")

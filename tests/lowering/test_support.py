@@ -49,7 +49,7 @@ CASES = {
     "offload of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
         "  activations = bytes(1GiB))",
-        {2: "backend = graph", 4: "`activations = bytes` of `offload` is not lowered"},
+        {3: "`optimizer` of `offload`", 4: "`activations"},
     ),
     "autocast to fp32": ("precision (master = fp64, param = fp32)", {1: "autocast computes in bf16"}),
     "gradient dtype": (
@@ -65,7 +65,33 @@ CASES = {
         "mesh (cp = 4)\nfsdp on cp { layers.* = unit }\ncontext on cp\ncheckpoint {\n  layers.* = budget(50%)\n}",
         {5: "beside ranks of `cp`"},
     ),
-    "graph backend": ("mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)", {2: "backend = graph"}),
+    "axes beside a graph": (
+        "mesh (dp_replicate = 2,\n  dp_shard = 2)\nfsdp on dp_replicate, dp_shard (backend = graph)",
+        {1: "the axis `dp_replicate`"},
+    ),
+    "a graph without ranks": ("fsdp on dp_shard (backend = graph)", {1: "one rank"}),
+    "parameters that a graph cannot cut": (
+        "mesh (dp_shard = 3)\nfsdp on dp_shard (backend = graph)",
+        {1: "does not divide dim 0 of `tok_embeddings.weight`"},
+    ),
+    "units of a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = never)\n}",
+        {3: "`reshard = never` of `layers.0`"},
+    ),
+    "statements beside a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncheckpoint { layers.* = full }\n"
+        "compile { root = inductor }\nloss chunked(2)",
+        {3: "`checkpoint`", 4: "`compile`", 5: "`loss chunked`"},
+    ),
+    "comm of one graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
+        "comm (prefetch = units(forward = 2),\n  unshard = selective,\n  reduce = last_micro_batch)",
+        {3: "one bucket ahead", 4: "stays gathered", 5: "reduces its gradients"},
+    ),
+    "precision of a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nprecision (reduce = fp16)",
+        {3: "could overflow"},
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Plans for every way in which the eager backend spreads a training over ranks.
+"""Plans for every way in which a training is spread over ranks.
 
 Each is on a model of two small blocks, or of four in a pipeline.
 """
@@ -89,6 +89,9 @@ comm (prefetch = units(forward = 2, backward = 2))
     "fsdp, units in one bucket": _two(f"{_SHARDED}{_fsdp()}comm {{ layers.* = bucket(bytes(1MB)) }}\n"),
     "fsdp, reduced after the last micro batch": _two(f"{_SHARDED}{_fsdp()}comm (reduce = last_micro_batch)\n"),
     "fsdp in bf16, clipped": _two(f"{_SHARDED}{_fsdp()}{_CLIP}precision (param = bf16, reduce = fp32)\n"),
+    "fsdp, as one graph": _two(
+        f"{_SHARDED}{_fsdp()}{_CLIP}comm (reorder = true)\n".replace("on dp_shard {", "on dp_shard (backend = graph) {")
+    ),
     "fsdp, checkpointed": _two(f"{_SHARDED}{_fsdp()}{_FULL}"),
     "fsdp, selectively checkpointed": _two(
         f"{_SHARDED}{_fsdp()}checkpoint {{ layers.* = selective([attention, alternate_matmul]) }}\n"

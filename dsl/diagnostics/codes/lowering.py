@@ -14,12 +14,14 @@ class NotLowered(Rule):
 
     ## Example
     ```
-    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    fsdp on dp_shard { layers.* = unit }
+    comm (reorder = true)
     ```
 
     ## Use instead
     ```
     fsdp on dp_shard { layers.* = unit }
+    comm (prefetch = units(forward = 1, backward = 1))
     ```
     """
 

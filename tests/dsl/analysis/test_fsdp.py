@@ -76,5 +76,5 @@ def test_units_share_a_bucket_and_the_first_of_them_is_gathered_ahead() -> None:
 
 
 def test_what_is_not_supported_stands_in_the_plan_that_it_came_from() -> None:
-    [diagnostic] = unsupported(analysis_of("mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)"))
-    assert (diagnostic.code, diagnostic.label.span.file, diagnostic.label.span.line) == ("LP010", "u.plan", 6)
+    [diagnostic] = unsupported(analysis_of("mesh (dp_shard = 4)\nfsdp on dp_shard\ncomm (reorder = true)"))
+    assert (diagnostic.code, diagnostic.label.span.file, diagnostic.label.span.line) == ("LP010", "u.plan", 7)

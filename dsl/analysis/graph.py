@@ -1,0 +1,145 @@
+"""The graph backend of `fsdp`: which plans it traces, and the passes over the graph of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.base import Declared
+from legoai.specs.directives.loss import EagerLoss
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.precision import HighPrecision
+from legoai.specs.models.reads import Tokens
+from legoai.specs.span import Span
+
+EAGERLY: Final = "write `backend = eager`"
+
+
+def is_traced(analysis: Analysis) -> bool:
+    """Whether forward, loss, backward and communication of a step are one graph."""
+    fsdp = analysis.plan.fsdp
+    return fsdp is not None and bool(fsdp.backend == "graph")
+
+
+def reorders(analysis: Analysis) -> bool:
+    """Whether gathers start ahead of the computation that hides them."""
+    comm = analysis.plan.comm
+    return comm is not None and comm.reorder
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """One axis of shards, a built-in decoder, one loss; each line that asks for more is reported by itself."""
+    if not is_traced(analysis):
+        return
+    yield from _mesh(analysis)
+    yield from _model(analysis)
+    yield from _units(analysis)
+    yield from _statements(analysis)
+    yield from _numbers(analysis)
+
+
+def _not_traced(span: Span, what: str, why: str, *help: str) -> Unsupported:
+    return Unsupported(
+        span, f"{what} is not lowered beside `backend = graph`: {why}", "not in the graph", (*help, EAGERLY)
+    )
+
+
+def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
+    plan = analysis.plan
+    assert plan.fsdp is not None
+    for axis in plan.mesh.used():
+        if axis != "dp_shard":
+            yield _not_traced(
+                analysis.place(plan.mesh, axis), f"the axis `{axis}`", "the graph has only collectives of `dp_shard`"
+            )
+    if sharded_axes(analysis) == ("dp_shard",) and plan.mesh.dp_shard == 1:
+        yield _not_traced(
+            analysis.place(plan.fsdp, "backend"),
+            "one rank",
+            "there is nothing to gather",
+            "write `dp_shard = 2` or more",
+        )
+
+
+def _model(analysis: Analysis) -> Iterator[Unsupported]:
+    plan, manifest = analysis.plan, analysis.manifest
+    place = analysis.place(plan.model, "family")
+    if plan.model.family in FOREIGN:
+        yield _not_traced(
+            place, f"a model of `{plan.model.family}`", "only built-in decoders are known to have one graph"
+        )
+        return
+    if manifest is None:
+        return
+    if not isinstance(manifest.reads, Tokens | None):
+        yield _not_traced(place, "a model that reads no tokens", "only decoders are known to have one graph")
+    if any(module.kind == "moe" for module in manifest.modules.values()):
+        yield _not_traced(place, "a mixture of experts", "how many tokens an expert takes differs from step to step")
+    ranks = shard_ranks(analysis)
+    uneven = next((name for name, shape in manifest.parameters() if shape[0] % ranks), None)
+    if uneven is not None:
+        yield _not_traced(
+            analysis.place(plan.mesh, "dp_shard"), f"`dp_shard = {ranks}`", f"it does not divide dim 0 of `{uneven}`"
+        )
+
+
+def _units(analysis: Analysis) -> Iterator[Unsupported]:
+    for path, unit in fsdp_units(analysis).items():
+        if unit.reshard not in ("after_forward", "after_backward"):
+            assert unit.rule is not None, "a default is one of the two"
+            yield _not_traced(
+                unit.rule.origin.span or analysis.start,
+                f"`reshard = {unit.reshard}` of `{path or 'root'}`",
+                "a unit is gathered once in each direction, or once for both",
+                "write `after_forward` or `after_backward`",
+            )
+            return
+
+
+def _statements(analysis: Analysis) -> Iterator[Unsupported]:
+    plan = analysis.plan
+    if plan.checkpoint is not None and recomputed_modules(analysis):
+        yield _not_traced(
+            analysis.place(plan.checkpoint), "`checkpoint`", "what backward needs is kept", "leave the statement out"
+        )
+    root = compiled_modules(analysis).get("")  # what is compiled below has a rule of its own
+    if root is not None:
+        yield _not_traced(analysis.rule_span(root), "`compile`", "the graph runs node by node")
+    if plan.offload is not None:
+        for field in ("parameters", "optimizer", "activations"):
+            if getattr(plan.offload, field) != "none":
+                yield _not_traced(
+                    analysis.place(plan.offload, field),
+                    f"`{field}` of `offload`",
+                    "the graph has no copies to the host",
+                )
+    if not isinstance(plan.loss.form, EagerLoss):
+        yield _not_traced(
+            analysis.place(plan.loss, "form"), f"`loss {plan.loss.form.name}`", "the loss is traced as it is",
+            "write `loss eager`",
+        )  # fmt: skip
+
+
+def _numbers(analysis: Analysis) -> Iterator[Unsupported]:
+    plan = analysis.plan
+    if plan.batch.ramp is not None:
+        yield _not_traced(
+            analysis.place(plan.batch, "ramp"), "`ramp`", "the graph divides by one number of micro batches"
+        )
+    precision: Declared = plan.precision
+    if plan.precision.reduce == "fp16":
+        yield _not_traced(
+            analysis.place(precision, "reduce"), "`reduce = fp16`", "the sum over ranks could overflow",
+            "write `reduce = fp32`",
+        )  # fmt: skip
+    for rule in plan.precision.rules:
+        if not isinstance(rule.treatment, HighPrecision):
+            yield _not_traced(
+                rule.origin.span or analysis.start, f"`{rule.treatment.name}`", "its layers are not known to be traced"
+            )

@@ -1,0 +1,57 @@
+"""`fsdp … (backend = graph)`: the function that traces the step, and the passes over its graph."""
+
+from __future__ import annotations
+
+from legoai.dsl.analysis.comm import unit_buckets
+from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.graph import reorders, supports
+from legoai.lowering.emit.base import Draft, Lowering, rule_note
+from legoai.lowering.emit.code import Function, Group, Item, Line, Note, call
+from legoai.lowering.emit.step import COUNT
+
+_PACKAGE = "legoai.lowering.graph"
+
+
+def emit(lowering: Lowering, draft: Draft) -> None:
+    """Add `PASSES` and `build_graph`."""
+    fsdp = lowering.plan.fsdp
+    assert fsdp is not None and not list(supports(lowering.analysis)), "see `supports` of the graph backend"
+    assert not compiled_modules(lowering.analysis), "see the rule `compile-under-graph`"
+    passes = _passes(lowering)
+    for name in ("StepGraph", "rewritten", "trace_step", *(name for name, _ in passes)):
+        draft.imports.name(_PACKAGE, name)
+    draft.imports.name("legoai.runtime", "Batch")
+    draft.imports.name("legoai.runtime", "LossFunction")
+    items = tuple(Item(name, note=note) for name, note in passes)
+    draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
+    traced = call("trace_step", "model", "loss", "batch.inputs", "batch.targets", micro_batches=COUNT)
+    draft.later_functions.append(
+        Function(
+            "build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph",
+            (
+                Line(traced, "graph = ", lowering.note(fsdp, "backend")),
+                Line("rewritten(graph, PASSES)", "return "),
+            ),
+        )
+    )
+    draft.train_with("build_graph", "build_graph")
+    draft.step.traced = True
+
+
+def _passes(lowering: Lowering) -> list[tuple[str, Note]]:
+    """The names of the passes in their order, each with the line of the plan that wants it."""
+    plan, analysis = lowering.plan, lowering.analysis
+    assert plan.fsdp is not None
+    of_units = lowering.note(plan.fsdp)
+    found = [("deduplicate_unshards", of_units)]
+    resharded = [unit for unit in fsdp_units(analysis).values() if unit.is_resharded_after_forward]
+    if resharded:
+        rule = resharded[0].rule
+        found.append(("reshard_after_forward", of_units if rule is None else rule_note(rule)))
+    buckets = unit_buckets(analysis)
+    found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
+    if reorders(analysis):
+        assert plan.comm is not None
+        found.append(("overlap_communication", lowering.note(plan.comm, "reorder")))
+    return found

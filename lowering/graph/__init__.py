@@ -1,0 +1,21 @@
+"""The step of a program as one graph, and the passes that rewrite it: what programs of the graph backend import."""
+
+from legoai.lowering.graph.bucket import bucket_units
+from legoai.lowering.graph.deduplicate import deduplicate_unshards
+from legoai.lowering.graph.overlap import overlap_communication
+from legoai.lowering.graph.passes import rewritten
+from legoai.lowering.graph.reshard import reshard_after_forward
+from legoai.lowering.graph.sharding import shard_unit
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.lowering.graph.trace import trace_step
+
+__all__ = [
+    "StepGraph",
+    "bucket_units",
+    "deduplicate_unshards",
+    "overlap_communication",
+    "reshard_after_forward",
+    "rewritten",
+    "shard_unit",
+    "trace_step",
+]

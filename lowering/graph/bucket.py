@@ -1,0 +1,86 @@
+"""Buckets: the parameters of a unit share one all-gather in each direction, and their gradients one reduce-scatter.
+
+    gather(a), wait, gather(b), wait              ->  gather(a, b), wait
+    scatter(g), wait, scatter(h), wait            ->  scatter(g, h), wait
+
+A bucket gathers where its first parameter is read, and reduces when its last gradient is there (Zhang et al. 2024,
+section 3.2.1). Inductor's functions merge the collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import fx
+
+from legoai.lowering.graph.collectives import in_order, reduction_of, unshards
+from legoai.lowering.graph.operators import SCATTERS, WAIT
+from legoai.lowering.graph.places import Makes, Place, place_of, set_place
+from legoai.lowering.graph.step_graph import StepGraph
+
+_MODE: Final = "custom_ops"
+"""One operator fills the buffer of a gather, with casts, and one that of a reduction."""
+
+
+def bucket_units(graph: StepGraph) -> None:
+    """Merge the collectives of each unit."""
+    from legoai.runtime.torch_internals.graph_passes import merge_all_gather_bucket, merge_reduce_scatter_bucket
+
+    place = in_order(graph)
+    for gathers in list(_gathers(graph)):
+        first, where = gathers[0], place_of(gathers[0])
+        first_wait = min((next(iter(node.users)) for node in gathers), key=place.__getitem__)
+        made, _ = merge_all_gather_bucket(
+            graph.graph, gathers, mode=_MODE, insert_before=first, wait_insertion_point=first_wait
+        )
+        _settle(made, where, behind="unsharded_parameter")
+    for scatters in list(_scatters(graph)):
+        where = place_of(scatters[-1])
+        made, _ = merge_reduce_scatter_bucket(graph.graph, scatters, mode=_MODE, insert_before=scatters[-1].next)
+        _settle(made, where)
+
+
+def _settle(made: Sequence[fx.Node], place: Place | None, *, behind: Makes = "") -> None:
+    """Give the nodes of a bucket a place; what they make is a buffer up to the wait, and then ``behind``."""
+    assert place is not None, "a node that was traced"
+    waited = False
+    for node in made:
+        set_place(node, place._replace(makes=behind if waited else "communication"))
+        waited = waited or node.target is WAIT
+
+
+def _gathers(graph: StepGraph) -> Iterator[list[fx.Node]]:
+    """Yield the gathers of each unit in forward, and those in backward."""
+    found: dict[tuple[int, bool], list[fx.Node]] = {}
+    unit_of = _unit_of(graph)
+    for unshard in unshards(graph):
+        place = place_of(unshard.gather)
+        assert place is not None, "a node that was traced"
+        found.setdefault((unit_of[unshard.parameter], place.phase == "forward"), []).append(unshard.gather)
+    for gathers in found.values():
+        yield from _of_one_dtype(gathers)
+
+
+def _scatters(graph: StepGraph) -> Iterator[list[fx.Node]]:
+    """Yield the reductions of each unit."""
+    place, unit_of = in_order(graph), _unit_of(graph)
+    found: dict[int, list[fx.Node]] = {}
+    for parameter, gradient in graph.gradients().items():
+        scatter = next((node for node in reduction_of(gradient) or () if node.target in SCATTERS), None)
+        if scatter is not None:
+            found.setdefault(unit_of[parameter], []).append(scatter)
+    for scatters in found.values():
+        yield from _of_one_dtype(sorted(scatters, key=place.__getitem__))
+
+
+def _of_one_dtype(nodes: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
+    found: dict[torch.dtype, list[fx.Node]] = {}
+    for node in nodes:
+        found.setdefault(node.meta["val"].dtype, []).append(node)
+    yield from found.values()
+
+
+def _unit_of(graph: StepGraph) -> dict[str, int]:
+    return {name: index for index, unit in enumerate(graph.units) for name in unit.parameters}

@@ -1,0 +1,81 @@
+"""Gathers and reductions of a step's graph: their nodes, and which parameters they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import fx
+
+from legoai.lowering.graph.operators import CAST, GATHERS, SCATTERS, UNSAFE_VIEW, WAIT
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.torch_internals.operators import OpOverload
+
+
+@dataclass(frozen=True, slots=True)
+class Unshard:
+    """A parameter's gather.
+
+    Attributes:
+        parameter: its name.
+        chain: the nodes from the cast of the shard, if there is one, to the wait.
+    """
+
+    parameter: str
+    chain: tuple[fx.Node, ...]
+
+    @property
+    def gather(self) -> fx.Node:
+        """The collective."""
+        return self.chain[-2]
+
+    @property
+    def wait(self) -> fx.Node:
+        """The node that gives the gathered parameter."""
+        return self.chain[-1]
+
+
+def unshards(graph: StepGraph) -> Iterator[Unshard]:
+    """Yield the gathers of single parameters, in the order of the graph."""
+    parameters = {node: name for name, node in graph.inputs().items()}
+    for node in graph.graph.nodes:
+        if node.target is not WAIT or node.args[0].target not in GATHERS:
+            continue
+        chain = [node, node.args[0]]
+        while (source := chain[-1].args[0]) not in parameters and source.target is CAST:
+            chain.append(source)
+        if source in parameters:
+            yield Unshard(parameters[source], tuple(reversed(chain)))
+
+
+def reduction_of(gradient: fx.Node) -> tuple[fx.Node, ...] | None:
+    """Return the nodes of a gradient's reduction, from the cast to what gives the shard; None where it is none."""
+    chain = [gradient]
+    while chain[-1].target not in SCATTERS:
+        node = chain[-1]
+        if (
+            node.op != "call_function"
+            or len(node.all_input_nodes) != 1
+            or not (node.target in (WAIT, CAST) or shows(node))
+        ):
+            return None
+        chain.append(node.all_input_nodes[0])
+    cast = chain[-1].all_input_nodes[0]
+    if cast.target is CAST:
+        chain.append(cast)
+    return tuple(reversed(chain))
+
+
+def shows(node: fx.Node) -> bool:
+    """Whether a node only shows its argument in another shape."""
+    target = node.target
+    if node.op != "call_function":
+        return False
+    if isinstance(target, OpOverload):
+        return target.is_view or target is UNSAFE_VIEW
+    return getattr(target, "__name__", "") == "getitem"
+
+
+def in_order(graph: StepGraph) -> dict[fx.Node, int]:
+    """Return the place of each node in the graph."""
+    return {node: index for index, node in enumerate(graph.graph.nodes)}

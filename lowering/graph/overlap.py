@@ -1,0 +1,99 @@
+"""Reordering: a bucket is communicated while another one computes (Zhang et al. 2024, section 3.2.2).
+
+    forward     wait 1, compute 1, gather 2, wait 2     ->  gather 2, wait 1, compute 1, wait 2
+    backward    wait 2, compute 2, gather 1, wait 1     ->  wait 2, gather 1, compute 2, wait 1
+                scatter 2, wait, scatter 1, wait        ->  scatter 2, …, wait, scatter 1
+
+In backward a gather starts behind the wait before it, as what is copied out of the buffer there overlaps with the
+reduction. The first gather of backward starts with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import fx
+
+from legoai.lowering.graph.collectives import in_order, shows
+from legoai.lowering.graph.operators import CAST, GATHERS, SCATTERS, WAIT
+from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.step_graph import StepGraph
+
+
+@dataclass(frozen=True, slots=True)
+class _Collective:
+    """A collective's nodes, in their order.
+
+    Attributes:
+        start: those that fill its buffer and issue it.
+        wait: the wait, and those that show its result or cast it.
+    """
+
+    start: tuple[fx.Node, ...]
+    wait: tuple[fx.Node, ...]
+
+
+def overlap_communication(graph: StepGraph) -> None:
+    """Start each gather one bucket ahead, and wait for each reduction when the next one starts."""
+    forward, backward = _gathers(graph)
+    for before, after in pairwise(forward):
+        _move(after.start, before.wait[0])
+    if backward:
+        _move(backward[0].start, _begin_of_backward(graph))
+    for before, after in pairwise(backward):
+        _move(after.start, before.wait[0].next)
+    for before, after in pairwise(_reductions(graph)):
+        _move(before.wait, after.start[-1])
+
+
+def _move(nodes: Sequence[fx.Node], before: fx.Node) -> None:
+    for node in nodes:
+        before.prepend(node)
+
+
+def _begin_of_backward(graph: StepGraph) -> fx.Node:
+    nodes: list[fx.Node] = list(graph.graph.nodes)
+    return next(node for node in nodes if (place := place_of(node)) is not None and place.phase == "backward")
+
+
+def _gathers(graph: StepGraph) -> tuple[list[_Collective], list[_Collective]]:
+    """Return the gathers of forward and those behind it, each in the order in which they are waited for."""
+    forward: list[_Collective] = []
+    backward: list[_Collective] = []
+    for wait in graph.graph.nodes:
+        if wait.target is WAIT and wait.args[0].target in GATHERS:
+            place = place_of(wait)
+            assert place is not None, "a node that was traced"
+            start = _before(wait.args[0], in_order(graph))
+            (forward if place.phase == "forward" else backward).append(_Collective(start, (wait,)))
+    return forward, backward
+
+
+def _reductions(graph: StepGraph) -> list[_Collective]:
+    found = []
+    for wait in graph.graph.nodes:
+        if wait.target is WAIT and wait.args[0].target in SCATTERS:
+            found.append(_Collective((wait.args[0],), tuple(_behind(wait))))
+    return found
+
+
+def _before(gather: fx.Node, place: dict[fx.Node, int]) -> tuple[fx.Node, ...]:
+    """Return a gather with all that it needs but the parameters."""
+    found: set[fx.Node] = set()
+    left = [gather]
+    while left:
+        node = left.pop()
+        if node.op != "placeholder" and node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    return tuple(sorted(found, key=place.__getitem__))
+
+
+def _behind(wait: fx.Node) -> list[fx.Node]:
+    """Return a wait with what shows its result and casts it."""
+    found = [wait]
+    for node in found:
+        found += [user for user in node.users if (shows(user) or user.target is CAST) and user not in found]
+    return found

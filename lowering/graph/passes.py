@@ -1,0 +1,113 @@
+"""Passes over the graph of a step: all of them in their order, and what each needs and leaves behind.
+
+A program names those that it wants. Before any of them runs their contracts are checked, as DeepCompile checks those of
+its passes (Tanaka et al. 2025).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from legoai.lowering.graph.bucket import bucket_units
+from legoai.lowering.graph.deduplicate import deduplicate_unshards
+from legoai.lowering.graph.overlap import overlap_communication
+from legoai.lowering.graph.reshard import reshard_after_forward
+from legoai.lowering.graph.step_graph import StepGraph
+
+Pass: TypeAlias = Callable[[StepGraph], None]
+Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped"]
+
+
+class ContractError(ValueError):
+    """Passes in an order in which one of them would meet what it does not expect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What a pass needs of the graph.
+
+    Attributes:
+        rewrite: the pass.
+        requires: what earlier passes must have made of the graph.
+        provides: what the graph is afterwards.
+        conflicts: what no earlier pass may have made of it.
+    """
+
+    rewrite: Pass
+    requires: frozenset[Property] = frozenset()
+    provides: frozenset[Property] = frozenset()
+    conflicts: frozenset[Property] = frozenset()
+
+
+PASSES: Final = (
+    Contract(
+        deduplicate_unshards,
+        provides=frozenset({"gathered once"}),
+        conflicts=frozenset({"gathered again for backward", "bucketed"}),
+    ),
+    Contract(
+        reshard_after_forward,
+        requires=frozenset({"gathered once"}),
+        provides=frozenset({"gathered again for backward"}),
+        conflicts=frozenset({"bucketed"}),
+    ),
+    Contract(
+        bucket_units,
+        requires=frozenset({"gathered once"}),
+        provides=frozenset({"bucketed"}),
+    ),
+    Contract(
+        overlap_communication,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"overlapped"}),
+        conflicts=frozenset({"overlapped"}),
+    ),
+)
+"""All passes, in the order in which programs name them."""
+
+_CONTRACTS: Final = {contract.rewrite: contract for contract in PASSES}
+
+
+def check(passes: Sequence[Pass]) -> None:
+    """Check that each pass meets the graph that it needs.
+
+    Raises:
+        ContractError: one does not.
+    """
+    provided: set[Property] = set()
+    for rewrite in passes:
+        contract = _CONTRACTS[rewrite]
+        missing, clashing = contract.requires - provided, contract.conflicts & provided
+        if missing or clashing:
+            what = f"needs a graph that is {_words(missing)}" if missing else f"comes before it is {_words(clashing)}"
+            raise ContractError(f"the pass {rewrite.__name__} {what}")
+        provided |= contract.provides
+
+
+def rewritten(
+    graph: StepGraph, passes: Sequence[Pass], *, watch: Callable[[str, StepGraph], None] = lambda name, graph: None
+) -> StepGraph:
+    """Rewrite a graph in place, and return it.
+
+    Args:
+        graph: as it was traced.
+        passes: in their order.
+        watch: is told of the graph as it was traced, and after each pass.
+
+    Raises:
+        ContractError: a pass would meet a graph that it does not expect; then none has run.
+    """
+    check(passes)
+    watch("trace", graph)
+    for rewrite in passes:
+        rewrite(graph)
+        graph.graph.lint()
+        graph.module.recompile()
+        watch(rewrite.__name__, graph)
+    return graph
+
+
+def _words(properties: frozenset[Property] | set[Property]) -> str:
+    return " and ".join(sorted(properties))

@@ -1,0 +1,136 @@
+"""Places of a graph's nodes: the module on whose behalf each computes, and the phase of the step."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from torch import fx, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from legoai.lowering.graph.operators import GATHERS
+from legoai.runtime.initialize import plain_path
+from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
+from legoai.runtime.torch_internals.operators import (
+    OpOverload,
+    TorchDispatchMode,
+    autograd_sequence_number,
+    current_autograd_node,
+    running_backward,
+)
+
+Phase = Literal["forward", "recompute", "backward"]
+Makes = Literal["", "unsharded_parameter", "communication"]
+
+LOSS: Final = "loss"
+
+_KEY: Final = "legoai"
+"""The entry of `node.meta["custom"]`, which torch's passes hand on to the nodes that they make."""
+
+_ACCUMULATION: Final = 2**64 - 1
+"""The number of every node that accumulates a gradient."""
+
+
+class Place(NamedTuple):
+    """Where a node computes, and what it makes.
+
+    Attributes:
+        module: its path; `""` for the model itself and what stands before it, `loss` for what is behind it.
+        phase: of the step.
+        makes: what its result is, where that is not what the phase says.
+    """
+
+    module: str
+    phase: Phase
+    makes: Makes = ""
+
+
+def place_of(node: fx.Node) -> Place | None:
+    """Return a node's place; None for placeholders, the output, and what a pass has made of nothing."""
+    place: Place | None = node.meta.get("custom", {}).get(_KEY)
+    return place
+
+
+def set_place(node: fx.Node, place: Place) -> None:
+    """Give a node a place."""
+    node.meta["custom"] = {**node.meta.get("custom", {}), _KEY: place}
+
+
+class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives each node that is traced while entered its place.
+
+    Args:
+        model: whose modules are called.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._paths: Mapping[nn.Module, str] = {module: plain_path(path) for path, module in model.named_modules()}
+        self._running: list[str] = []
+        self._starts: list[int] = []
+        self._started: list[str] = []
+        self._of_gradient = ""
+        self._outside = ""
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Follow modules and operators while entered."""
+        handles = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        try:
+            with self:
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Trace, and give what was traced its place."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        tracing = get_proxy_mode()
+        if tracing is None:  # DTensor asks for shapes, which are no part of the step
+            return func(*args, **(kwargs or {}))
+        graph = tracing.tracer.graph
+        last = next(iter(reversed(graph.nodes)))
+        result = func(*args, **(kwargs or {}))
+        node, place = last.next, self._place()
+        while node.op != "root":
+            set_place(node, place._replace(makes="unsharded_parameter") if func in GATHERS else place)
+            node = node.next
+        return result
+
+    def _place(self) -> Place:
+        if not running_backward():
+            return Place(self._running[-1] if self._running else self._outside, "forward")
+        if self._running:
+            return Place(self._running[-1], "recompute")
+        node = current_autograd_node()
+        if node is not None and node._sequence_nr() != _ACCUMULATION:
+            index = bisect.bisect_right(self._starts, node._sequence_nr()) - 1
+            if index >= 0:
+                self._of_gradient = self._started[index]
+        return Place(self._of_gradient, "backward")
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if module in self._paths:
+            self._running.append(self._paths[module])
+            self._begin()
+
+    def _leave(self, module: nn.Module, _: Any, __: Any) -> None:
+        if module in self._paths and self._running:
+            self._running.pop()
+            if not self._running and not running_backward():
+                self._outside = LOSS
+            self._begin()
+
+    def _begin(self) -> None:
+        self._starts.append(autograd_sequence_number())
+        self._started.append(self._running[-1] if self._running else self._outside)

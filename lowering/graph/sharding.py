@@ -1,0 +1,154 @@
+"""Units of sharded parameters whose all-gather is a parametrization (Zhang et al. 2024, SimpleFSDP, figure 1).
+
+A parameter is a DTensor in shards. Its module reads it through a property that gathers it; the gradient is reduced and
+scattered by the derivative of `redistribute`. Names of modules and parameters stay as they are, so that a checkpoint of
+`fully_shard` fits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from legoai.runtime.initialize import plain_path
+from legoai.runtime.torch_internals.operators import tree_map
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered together.
+
+    Attributes:
+        parameters: their names in the model; a tied one has the first of its names.
+        reshard_after_forward: whether they are gathered again for backward.
+    """
+
+    parameters: tuple[str, ...]
+    reshard_after_forward: bool
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """A unit before the model is whole; compared by identity."""
+
+    reshard_after_forward: bool
+
+
+_CLASSES: Final[dict[tuple[type[nn.Module], tuple[str, ...], Any, Any], type[nn.Module]]] = {}
+
+_MADE: Final[weakref.WeakKeyDictionary[nn.Module, _Made]] = weakref.WeakKeyDictionary()
+"""The units by the modules of which they were made."""
+
+
+def shard_unit(
+    module: nn.Module | Sequence[nn.Module],
+    *,
+    mesh: DeviceMesh,
+    mp_policy: MixedPrecisionPolicy,
+    reshard_after_forward: bool,
+) -> None:
+    """Shard the parameters below modules on dim 0, and let their modules gather them; as `fully_shard` does with hooks.
+
+    Inner units are made first, and keep their parameters.
+
+    Args:
+        module: or several, whose parameters are gathered together.
+        mesh: of one axis.
+        mp_policy: the dtypes of gathered parameters, of the reduction, and of what the modules take and give.
+        reshard_after_forward: gather again for backward.
+    """
+    modules = [module] if isinstance(module, nn.Module) else list(module)
+    unit = _Made(reshard_after_forward)
+    shards: dict[nn.Parameter, nn.Parameter] = {}
+    for outer in modules:
+        _MADE[outer] = unit
+        _cast_inputs_and_outputs(outer, mp_policy)
+        for owner in outer.modules():
+            _shard(owner, mesh, mp_policy, shards)
+
+
+def units_of(model: nn.Module) -> tuple[Unit, ...]:
+    """Return the units of a model that hold parameters, in the model's order."""
+    around: dict[str, _Made] = {}
+    found: dict[_Made, list[str]] = {}
+    seen: set[nn.Parameter] = set()
+    for path, module in model.named_modules():
+        unit = _MADE.get(module) or around.get(path.rpartition(".")[0]) or around.get("")
+        assert unit is not None, "the model itself is a unit"
+        around[path] = unit
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in seen:
+                seen.add(parameter)
+                found.setdefault(unit, []).append(plain_path(f"{path}.{name}" if path else name))
+    return tuple(
+        Unit(parameters=tuple(names), reshard_after_forward=unit.reshard_after_forward) for unit, names in found.items()
+    )
+
+
+def _shard(
+    owner: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy, shards: dict[nn.Parameter, nn.Parameter]
+) -> None:
+    """Replace a module's own parameters by their shards, a tied one by the same everywhere."""
+    names = []
+    for name, whole in owner.named_parameters(recurse=False, remove_duplicate=False):
+        if isinstance(whole, DTensor):
+            continue
+        if whole not in shards:
+            local = distribute_tensor(whole.detach(), mesh, (Shard(0),), src_data_rank=None)
+            shards[whole] = nn.Parameter(local, requires_grad=whole.requires_grad)
+        owner._parameters[name] = shards[whole]
+        names.append(name)
+    if names:
+        owner.__class__ = _gathering(type(owner), tuple(names), policy.param_dtype, policy.reduce_dtype)
+
+
+def _gathering(
+    kind: type[nn.Module], names: tuple[str, ...], param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+) -> type[nn.Module]:
+    """Return the class of modules like those of ``kind`` whose parameters of these names are read whole."""
+    key = kind, names, param_dtype, reduce_dtype
+    if key in _CLASSES:
+        return _CLASSES[key]
+
+    def reader(name: str) -> property:
+        def read(module: nn.Module) -> Any:
+            parameter = module._parameters[name]
+            if not isinstance(parameter, DTensor):  # while first values are drawn into a whole parameter
+                return parameter
+            return _gathered(parameter, param_dtype, reduce_dtype)
+
+        return property(read)
+
+    made = _CLASSES[key] = type(kind.__name__, (kind,), {name: reader(name) for name in names})
+    return made
+
+
+def _gathered(parameter: DTensor, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a whole parameter, whose gradient is averaged over the ranks that hold its shards."""
+    replicated = parameter.redistribute(
+        placements=[Replicate()] * parameter.device_mesh.ndim, forward_dtype=param_dtype, backward_dtype=reduce_dtype
+    )
+    return replicated.to_local(grad_placements=[Partial("avg")] * parameter.device_mesh.ndim)
+
+
+def _cast_inputs_and_outputs(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
+    """Cast what a unit takes and gives, as the policy says."""
+    given, made = policy.param_dtype, policy.output_dtype
+    if given is not None and policy.cast_forward_inputs:
+        module.register_forward_pre_hook(lambda _, args, kwargs: _cast((args, kwargs), given), with_kwargs=True)
+    if made is not None:
+        module.register_forward_hook(lambda _, __, output: _cast(output, made))
+
+
+def _cast(values: Any, dtype: torch.dtype) -> Any:
+    return tree_map(
+        lambda item: item.to(dtype) if isinstance(item, torch.Tensor) and item.is_floating_point() else item, values
+    )

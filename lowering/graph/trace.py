@@ -1,0 +1,108 @@
+"""Trace of forward, loss, backward and the reduction of gradients as one graph, on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributed.tensor import DTensor
+
+from legoai.lowering.graph.places import Places
+from legoai.lowering.graph.sharding import units_of
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.initialize import plain_path
+from legoai.runtime.loss import LossFunction
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
+from legoai.runtime.torch_internals.graph_passes import make_fx
+from legoai.runtime.torch_internals.graphs import reparametrize_module
+
+
+def trace_step(
+    model: nn.Module,
+    loss: LossFunction,
+    inputs: Sequence[torch.Tensor],
+    targets: torch.Tensor,
+    *,
+    micro_batches: int,
+) -> StepGraph:
+    """Trace one micro batch: the loss, its gradients, and their reduction.
+
+    Args:
+        model: whose units gather their parameters (:func:`~legoai.lowering.graph.sharding.shard_unit`), with values
+            or without.
+        loss: of the model's result and the targets.
+        inputs: what the model takes; of any values.
+        targets: likewise.
+        micro_batches: of a step, by which the gradient is divided.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    specs = [parameter._spec for parameter in names if isinstance(parameter, DTensor)]
+    assert len(specs) == len(names), "all parameters are in shards"
+    buffers = dict(model.named_buffers())
+
+    def step(
+        shards: list[torch.Tensor], held: list[torch.Tensor], given: list[torch.Tensor], wanted: torch.Tensor
+    ) -> list[torch.Tensor]:
+        leaves = [
+            DTensor(shard, spec, requires_grad=True)  # type: ignore[no-untyped-call]
+            for shard, spec in zip(shards, specs, strict=True)
+        ]
+        substitutes: dict[str, torch.Tensor] = dict(zip(buffers, held, strict=True))
+        for leaf, known in zip(leaves, names.values(), strict=True):
+            substitutes.update(dict.fromkeys(known, leaf))
+        with Places(model).followed():
+            with reparametrize_module(model, substitutes):
+                value = loss(model(*given), wanted)
+                gradients = torch.autograd.grad(value / micro_batches, leaves)
+            return [value.detach(), *(gradient._local_tensor for gradient in gradients)]  # type: ignore[attr-defined]
+
+    with _fake_mode(inputs[0]) as fake, torch.enable_grad(), _one_thread():
+        shards = [_like(parameter._local_tensor, fake) for parameter in names]  # type: ignore[attr-defined]
+        held = [_like(buffer, fake) for buffer in buffers.values()]
+        given = [_like(item, fake) for item in inputs]
+        module = make_fx(step)(shards, held, given, _like(targets, fake))
+    paths = [plain_path(known[0]) for known in names.values()]
+    _name_inputs(
+        module.graph, [*paths, *map(plain_path, buffers), *(f"input {i}" for i in range(len(given))), "targets"]
+    )
+    return StepGraph(model, module, parameters=tuple(paths), units=units_of(model))
+
+
+@contextlib.contextmanager
+def _fake_mode(tensor: torch.Tensor) -> Iterator[FakeTensorMode]:
+    """Enter a fake tensor mode: on the simulated device the one that is there, which knows the device."""
+    if isinstance(tensor, FakeTensor):
+        yield tensor.fake_mode
+        return
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let backward run on this thread, whose modes see what it computes."""
+    before = torch.autograd.is_multithreading_enabled()
+    torch.autograd.set_multithreading_enabled(False)
+    try:
+        yield
+    finally:
+        torch.autograd.set_multithreading_enabled(before)
+
+
+def _like(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
+    if isinstance(tensor, FakeTensor):
+        return tensor.detach()
+    return fake.from_tensor(tensor.detach(), static_shapes=True)
+
+
+def _name_inputs(graph: fx.Graph, names: Sequence[str]) -> None:
+    placeholders: list[Any] = list(graph.find_nodes(op="placeholder"))
+    for node, name in zip(placeholders, names, strict=True):
+        identifier = "".join(letter if letter.isalnum() else "_" for letter in name)
+        node._rename(identifier)
+        node.target = node.name

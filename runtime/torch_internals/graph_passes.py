@@ -1,0 +1,18 @@
+"""Private names of torch's tracer and of inductor's passes over collectives, which rewrite the graph of a step.
+
+Tried on torch 2.13.0. Imported only where the step of a program is traced: the passes import inductor, which takes
+seconds.
+
+Inductor's `manual_overlap_bucketing` merges collectives and moves them at once; it knows forward and backward graphs
+apart, not one graph of both, and on a machine without triton it fails. Here are the functions by which it merges.
+"""
+
+from __future__ import annotations
+
+# Merge collectives into one with a flat buffer, and register the operators that fill it.
+from torch._inductor.fx_passes.bucketing import merge_all_gather_bucket, merge_reduce_scatter_bucket
+
+# The tracer below autograd, which sees the collectives of DTensors; and the graph that it fills.
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+__all__ = ["get_proxy_mode", "make_fx", "merge_all_gather_bucket", "merge_reduce_scatter_bucket"]

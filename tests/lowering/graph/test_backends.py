@@ -1,0 +1,68 @@
+"""Both backends of `fsdp` train alike: losses, norms and parameters are equal to the bit, and checkpoints fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.meshed import text_of
+from support.plans import HEAD
+from support.staged import together, train
+
+MIXED = "precision (param = bf16, reduce = fp32)\n"
+PLANS = {
+    "mixed precision": (
+        HEAD,
+        f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        "reorder = true",
+    ),
+    "tied, in bf16": (
+        HEAD.replace('"tiny"', '"tiny", tie_embeddings = true'),
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (param = bf16, reduce = bf16)\n",
+        "reorder = true",
+    ),
+    "another decoder, kept after forward": (
+        HEAD.replace(
+            'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 2, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
+        ),
+        f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}\n{MIXED}",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
+    head, body, comm = PLANS[name]
+    data = tmp_path / "data.txt"
+    data.write_text("the same text for both of them, over and over; " * 400)
+    eager = together(gloo(2)(train, text_of(body, head), str(data), steps=3, evaluate_every=2))
+    graph = together(gloo(2)(train, traced(body, head, comm), str(data), steps=3, evaluate_every=2))
+    assert (graph["loss"], graph["norm"], graph["validations"]) == (eager["loss"], eager["norm"], eager["validations"])
+    assert len(set(eager["loss"])) == 3
+    assert graph["parameters"].keys() == eager["parameters"].keys()
+    for parameter, value in graph["parameters"].items():
+        assert torch.equal(value, eager["parameters"][parameter]), parameter
+
+
+def test_a_checkpoint_of_one_backend_goes_on_under_the_other(gloo, tmp_path: Path):
+    head, body, comm = PLANS["mixed precision"]
+    data = tmp_path / "data.txt"
+    data.write_text("begun by hooks, ended as a graph; " * 400)
+    texts = {"eager": text_of(body, head), "graph": traced(body, head, comm)}
+    whole = together(gloo(2)(train, texts["eager"], str(data), steps=4))
+    for first, then in (("eager", "graph"), ("graph", "eager")):
+        out = tmp_path / first
+        gloo(2)(train, texts[first], str(data), steps=2, out=out)
+        after = together(gloo(2)(train, texts[then], str(data), steps=4, out=out))
+        assert after["resumed_from"] == 2
+        assert after["loss"] == whole["loss"][2:]
+        for parameter, value in after["parameters"].items():
+            assert torch.equal(value, whole["parameters"][parameter]), parameter
+
+
+def traced(body: str, head: str, comm: str) -> str:
+    graph = body.replace("on dp_shard {", "on dp_shard (backend = graph) {")
+    return text_of(graph + (f"comm ({comm})\n" if comm else ""), head)
