@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.merge import Reads
@@ -82,6 +83,8 @@ class OpenHole(Record, kw_only=True):
     text of the answer that the plan has for it already. ``owner`` is the statement or treatment that it stands in; None
     for an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into
     stages without a domain, of which there are more than are listed.
+    ``line`` is the line of a rule on `tp` whose style is open: a program decides such holes together, rather than the
+    search each by itself.
     """
 
     span: Span
@@ -92,6 +95,7 @@ class OpenHole(Record, kw_only=True):
     listed: int
     answer: str | None
     assigns: bool
+    line: Span | None = None
 
 
 class Candidate(Record, kw_only=True):
@@ -204,8 +208,11 @@ class OpenPlan:
         for span, (node, asked) in sorted(found.scope.asked.items()):
             uses = list(_uses(found.plan, span)) if found.plan is not None else []
             problem = _never(span, found, uses)
+            line, styles = self._styles(uses, node)
             if problem is None and node.domain is not None:
                 choices = self._written(node, found)
+            elif problem is None and styles:
+                choices = styles
             elif problem is None:
                 lists = [self._legal(use, kind) for use, kind in _paired(uses, asked)]
                 choices = [item for item in lists[0] if all(item in other for other in lists[1:])]
@@ -226,6 +233,7 @@ class OpenPlan:
                 listed=len(choices),
                 answer=answer,
                 assigns=node.domain is None and bool(uses) and all(map(_is_split, uses)),
+                line=line,
             )
         asked_for = found.scope.asked
         for statement in found.statements:
@@ -235,6 +243,27 @@ class OpenPlan:
                     for node in _autos(statement)
                     if node.span not in asked_for
                 )
+
+    def rules_of(self, index: int) -> tuple[PathRule[Any], ...]:
+        """The rule that a hole with a ``line`` is the style of, with each of its styles."""
+        hole = self.holes[index]
+        found = []
+        for node in hole.nodes:
+            plan = self._resolve({**self._open, hole.span: node}).plan
+            assert plan is not None, "a style leaves every statement readable"
+            found.append(next(rule for shard in plan.shard for rule in shard.rules if rule.origin.span == hole.line))
+        return tuple(found)
+
+    def _styles(self, uses: Sequence[_Use], node: Auto) -> tuple[Span | None, list[str]]:
+        """Where the hole is that of a rule on `tp` without a domain, its line and the styles to choose from."""
+        if len(uses) != 1 or node.domain is not None or self.analysis is None or self.analysis.manifest is None:
+            return None, []
+        [(owner, field)] = uses
+        if not isinstance(owner, Shard) or field != _RULES or owner.axes != ("tp",):
+            return None, []
+        rule = _rule_at(owner, node.span)
+        styles = styles_for(self.analysis.manifest, self.analysis.paths_for(owner), rule.path)
+        return rule.origin.span if styles else None, list(styles)
 
     def _written(self, node: Auto, found: Resolution) -> list[str]:
         """The members of the hole's own domain."""
@@ -349,11 +378,15 @@ def _named(uses: Sequence[_Use], node: Auto, text: str) -> str:
     owner, field = uses[0]
     if field == _RULES:
         assert isinstance(owner, Directive)
-        undecided = [rule for rule in owner.rules if isinstance(rule.treatment, Hole)]
-        rule = next(item for item in undecided if item.origin.span is not None and _inside(node.span, item.origin.span))
-        return f"{owner.keyword} {rule.path}"
+        return f"{owner.keyword} {_rule_at(owner, node.span).path}"
     name = type(owner).option(field).name
     return f"{owner.keyword} {name}" if isinstance(owner, Directive) else name
+
+
+def _rule_at(owner: Directive, span: Span) -> PathRule[Any]:
+    """The rule of a statement whose treatment is the hole at ``span``."""
+    undecided = [rule for rule in owner.rules if isinstance(rule.treatment, Hole)]
+    return next(item for item in undecided if item.origin.span is not None and _inside(span, item.origin.span))
 
 
 def _autos(node: Node) -> Iterator[Auto]:
@@ -422,4 +455,5 @@ _WITH_DOMAIN: Final = (
     (Precision, _RULES),
     (Shard, _RULES),
 )
-"""Holes that are searched only among values that a person names: they change numbers, or what is paid for."""
+"""Holes that are searched only among values that a person names: they change numbers, or what is paid for.
+Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.styles`), parameters and experts have none."""

@@ -18,7 +18,7 @@ _SMALL: Final = 0.001
 
 STATUSES: Final = {
     "optimal": "no better candidate is left",
-    "bounded": "no better candidate is left but for splits into stages that were not tried",
+    "bounded": "no better candidate is left but for splits into stages or styles that were not tried",
     "time_limit": "stopped at the time limit",
     "interrupted": "interrupted",
     "infeasible": "no candidate is feasible",
@@ -51,6 +51,7 @@ def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool
             "pruned": {
                 "by_rules": dict(sorted(found.refused.items())),
                 "by_bound": found.bounded,
+                "by_placements": found.left_out,
             },
             "evaluated": len(found.evaluated),
             "failed": len(found.failed),
@@ -129,6 +130,8 @@ def _head(solution: Solution) -> Iterator[str]:
         f"{found.total:,} ways to fill {len(solution.plan.holes)} holes: {refused:,} not legal, {found.bounded:,} "
         f"excluded by a bound, {len(found.evaluated):,} evaluated with {solution.simulated:,} programs"
     )
+    if found.left_out:
+        yield f"{found.left_out:,} of them have other styles than the program of placements chose"
 
 
 def _answers(solution: Solution) -> Iterator[str]:
@@ -142,10 +145,11 @@ def _answers(solution: Solution) -> Iterator[str]:
 def _table(solution: Solution, top: int) -> Iterator[str]:
     shown = [(f"{place}", item, "") for place, item in enumerate(solution.ranked()[:top], start=1)]
     baselines = [(item.name, item.found, item.note) for item in solution.baselines]
-    rows = [("", *(hole.what for hole in solution.plan.holes), "step", "memory", "exposed", "bubble", "recompute", "")]
+    named = [hole for hole in solution.plan.holes if hole.line is None]  # styles are many, and stand above
+    rows = [("", *(hole.what for hole in named), "step", "memory", "exposed", "bubble", "recompute", "")]
     for name, one, note in [*shown, *baselines]:
         if one is None:
-            rows.append((name, *("" for _ in solution.plan.holes), "", "", "", "", "", note))
+            rows.append((name, *("" for _ in named), "", "", "", "", "", note))
         else:
             rows.append((name, *_row(solution, one)))
     if len(rows) == 1:
@@ -160,6 +164,7 @@ def _row(solution: Solution, item: Evaluated) -> Sequence[str]:
     values = [
         "" if index is None else hole.choices[index]
         for hole, index in zip(solution.plan.holes, item.choices, strict=True)
+        if hole.line is None
     ]
     exposed = [f"{axis} {words.seconds(took)}" for axis, took in figures.exposed.items() if took]
     return (

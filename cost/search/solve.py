@@ -20,6 +20,7 @@ from legoai.dsl.formatting import edit
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.open_plan import OpenPlan
+from legoai.runtime.linear_program import SolverFailedError, SolverMissingError
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.cluster import ClusterUse
@@ -157,7 +158,8 @@ def solve(
         progress: is told how far the search is.
 
     Raises:
-        CannotSolveError: nothing is known of the speed of the devices, or a process was killed.
+        CannotSolveError: nothing is known of the speed of the devices, a process was killed, or styles are open and
+            no solver of integer programs is installed, or it failed.
     """
     assert not plan.refused, "a hole that is not searched"
     begin = time.monotonic()
@@ -176,7 +178,7 @@ def solve(
         found = search()
         solution = Solution(plan=plan, objective=objective, found=found, seconds=0.0)
         _compare(solution, search, evaluator, deadline)
-    except WorkerKilledError as error:
+    except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
     solution.simulated = evaluator.simulated
     solution.seconds = time.monotonic() - begin
@@ -246,6 +248,7 @@ def _conflict(left: Sequence[Requirement], found: Found) -> Diagnostic:
         if values:
             least = min(values) if item.comparison in ("<=", "<") else max(values)
             help.append(f"the best `{item.metric}` of all candidates is {_shown(least, item.dimension)}")
+    help += _other_styles(found)
     return RequirementsConflict.at(
         first.origin.span,
         f"no values of the holes meet {names}" + (" together" if others else ""),
@@ -283,8 +286,13 @@ def _nothing_fits(plan: OpenPlan, found: Found) -> Diagnostic:
         f"none of {len(found.evaluated)} candidates fits its devices: the smallest reserves {_shown(least, 'bytes')}",
         label="too little memory",
         others=[Label(hole.span, "searched") for hole in plan.holes],
-        help=["use more devices, or give the holes values that take less memory"],
+        help=["use more devices, or give the holes values that take less memory", *_other_styles(found)],
     )
+
+
+def _other_styles(found: Found) -> list[str]:
+    """Help where styles were left open: those that were not chosen were not tried."""
+    return ["styles were chosen for speed, and no others tried: write the rules"] if found.left_out else []
 
 
 def _baselines(plan: OpenPlan, found: Found, evaluator: Evaluator, deadline: float | None) -> list[Baseline]:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
@@ -28,6 +28,9 @@ from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.span import Span
+
+if TYPE_CHECKING:
+    from legoai.cost.search.placements import Placements
 
 AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
@@ -71,14 +74,15 @@ class Found:
     """What a search found.
 
     Attributes:
-        status: `optimal` where nothing better is left, `bounded` where only splits into stages are that were not tried,
-            `infeasible` where no candidate is feasible.
+        status: `optimal` where nothing better is left, `bounded` where only splits into stages or styles are that were
+            not tried, `infeasible` where no candidate is feasible.
         best: the best feasible candidate.
         bound: no feasible candidate has a better objective; None where nothing is known.
         evaluated: every candidate that was evaluated, in that order.
         total: all answers that there are.
         refused: of these, those that lint's rules refuse, by the code of the first error.
         bounded: of these, those that a bound excludes.
+        left_out: of these, those whose styles the program of placements left out for others, or found none for.
         failed: candidates without figures, and why.
         errors: an error for each code of ``refused``, the first that was met.
     """
@@ -90,6 +94,7 @@ class Found:
     total: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     bounded: int = 0
+    left_out: int = 0
     failed: list[tuple[Choices, str]] = field(default_factory=list)
     errors: dict[str, Diagnostic] = field(default_factory=dict)
 
@@ -102,15 +107,17 @@ def objective_of(plan_objective: Objective | None) -> Objective:
 def order_of(holes: Sequence[OpenHole]) -> list[int]:
     """Indices of holes in the order in which they are answered: what decides most about others comes first.
 
-    Blocks are assigned to stages when all else is decided.
+    Styles are chosen, and then blocks assigned to stages, when all else is decided.
     """
     first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3}
 
     def rank(index: int) -> tuple[int, int]:
         hole = holes[index]
+        if hole.line is not None:
+            return 5, index  # a program decides those together
         # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
         place = 0 if hole.owner is None else first.get(hole.owner, 4)
-        return 5 if hole.assigns else place, index
+        return 6 if hole.assigns else place, index
 
     return sorted(range(len(holes)), key=rank)
 
@@ -153,7 +160,8 @@ class Search:
         self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
         self._heap: list[_Node] = []
         self._untried = math.inf
-        """A bound of the cost of splits into stages that were not tried."""
+        """A bound of the cost of splits into stages, and of styles, that were not tried."""
+        self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
 
@@ -261,6 +269,9 @@ class Search:
     def _expand(self, node: _Node) -> None:
         cost, _, choices = node
         hole = next(index for index in self.order if choices[index] is None)
+        if self.plan.holes[hole].line is not None:
+            self._place(node)
+            return
         try:
             for value in range(self.plan.holes[hole].listed):
                 chosen = (*choices[:hole], value, *choices[hole + 1 :])
@@ -290,6 +301,23 @@ class Search:
             added.add(value)
             self.found.total += 1
             self._push(chosen, candidate, least)
+
+    def _place(self, node: _Node) -> None:
+        """Go on with the styles that the program of placements chooses, and no others."""
+        least, _, choices = node
+        if self._placements is None:
+            from legoai.cost.search.placements import Placements  # solvers are imported where styles are open only
+
+            self._placements = Placements(self.plan, self.bounds.machine)
+        try:
+            complete = self._placements.complete(choices, without=self.without, deadline=self.deadline)
+        except (KeyboardInterrupt, OutOfTimeError):
+            heapq.heappush(self._heap, node)
+            raise
+        if complete is not None:
+            self._untried = min(self._untried, least)
+            self._push(complete, self.plan.candidate(complete, without=self.without), least)
+        self.found.left_out += self._below(choices) - (0 if complete is None else self._below(complete))
 
     def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
         bounded = self._bounded(candidate, least)

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from legoai.dsl.frontend.paths import Assignment, Paths, assign
 from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.shard import Unplaced
 from legoai.specs.plan import Plan
+from legoai.specs.record import replace
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
@@ -114,7 +116,11 @@ class Analysis:
         held = self._assignments.get(id(directive))
         if held is None:
             decided = [rule for rule in directive.rules if not isinstance(rule.treatment, Hole)]
-            held = self._assignments[id(directive)] = assign(decided, self.paths_for(directive))
+            held = assign(decided, self.paths_for(directive))
+            if any(isinstance(rule.treatment, Unplaced) for rule in decided):
+                placed = {path: rule for path, rule in held.by_path.items() if not isinstance(rule.treatment, Unplaced)}
+                held = replace(held, by_path=placed)
+            self._assignments[id(directive)] = held
         return held
 
     def paths_for(self, directive: Directive) -> Paths:

@@ -10,7 +10,7 @@ that receive equal layouts are followed once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from legoai.dsl.analysis.layout_operations import MismatchKind, operation
 from legoai.dsl.analysis.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Source, Tensor, agrees, as_list, tensor_of
@@ -20,7 +20,9 @@ from legoai.specs.directives.shard import Colwise, Experts, Heads, Inputs, Outpu
 from legoai.specs.record import Record, replace
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo
+    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
+
+T = TypeVar("T")
 
 PLACEABLE: Final = ("linear", "embedding", "norm")
 """Kinds of modules that compute on DTensors, so that a plan can place their parameters one by one."""
@@ -59,7 +61,7 @@ class Propagation:
 
     def __init__(self, manifest: Manifest, styles: Mapping[str, PathRule[Any]]) -> None:
         self.manifest = manifest
-        self.styles = styles
+        self.styles = dict(styles)
         self.mismatches: list[Mismatch] = []
         self.cuts_sequence = False
         """Whether some module expects or leaves a tensor cut along dim 1, the sequence."""
@@ -77,18 +79,13 @@ class Propagation:
 
     def run(self) -> list[Mismatch]:
         """Follow the forward from the model's inputs, which are replicated, to its output."""
-        root = self.manifest.modules[""]
-        rank = 2 if self.manifest.vocab_size is not None else None
-        arguments = [Tensor(state="replicate", rank=rank) for step in root.flow if step.op == "input"]
-        self._result(self._apply("", arguments, whole=True))
+        self.result(self._apply("", self.given(), whole=True))
         return self.mismatches
 
-    def _result(self, tensor: Tensor) -> None:
-        rule = tensor.source.rule if tensor.source is not None else None
-        treatment = rule.treatment if rule is not None else None
-        in_loss = isinstance(treatment, Colwise) and treatment.loss_parallel and tensor.cuts_features
-        if (tensor.state in ("shard", "partial") or tensor.wrapped) and not in_loss:
-            self._find("result", "", tensor)
+    def given(self) -> list[Tensor]:
+        """The model's inputs, whole on every rank."""
+        rank = 2 if self.manifest.vocab_size is not None else None
+        return [Tensor(state="replicate", rank=rank) for step in self.manifest.modules[""].flow if step.op == "input"]
 
     def _find(
         self,
@@ -133,11 +130,10 @@ class Propagation:
         return found
 
     def _apply(self, path: str, arguments: Sequence[Tensor], *, whole: bool = False) -> Tensor:
+        arguments = self.entering(path, arguments)
         info = self.manifest.modules[path]
         rule = self.styles.get(path)
         treatment = rule.treatment if rule is not None else None
-        if rule is not None and isinstance(treatment, Inputs):
-            arguments = self._inputs(info, rule, treatment, arguments)
         placed = {item.name: info.child_path(item.name) for item in info.parameters}
         rules = {name: self.styles[below] for name, below in placed.items() if below in self.styles}
         if rules:
@@ -154,12 +150,26 @@ class Propagation:
             result = self._flow(info, arguments, whole=whole)
         else:
             result = self._leaf(info, _first(arguments))
+        return self.leaving(path, arguments, result)
+
+    def entering(self, path: str, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
+        """How a module's arguments lie inside of it, by its own rule."""
+        rule = self.styles.get(path)
+        if rule is None or not isinstance(rule.treatment, Inputs):
+            return arguments
+        return self._inputs(self.manifest.modules[path], rule, rule.treatment, arguments)
+
+    def leaving(self, path: str, arguments: Sequence[Tensor], result: Tensor) -> Tensor:
+        """How a module's result leaves it, by its own rule; ``arguments`` are those inside."""
+        info = self.manifest.modules[path]
+        rule = self.styles.get(path)
         if result.state == "unknown" and self._is_whole(path, arguments):
             result = Tensor(state="replicate", moved=True, source=Source(path, rule), learned=result.learned)
         if info.kind in ("attention", "feed_forward", "moe") and not result.cuts_features:
             # Such a module gives back a tensor of the shape that it was given, however it rearranged it inside.
             given = _first(arguments)
             result = replace(result, moved=given.moved, rank=given.rank, width=given.width or result.width)
+        treatment = rule.treatment if rule is not None else None
         leaving = treatment.then if isinstance(treatment, Inputs) else treatment
         if rule is not None and isinstance(leaving, Outputs):
             result = self._outputs(info, rule, leaving, result)
@@ -255,7 +265,7 @@ class Propagation:
     def _inputs(self, info: ModuleInfo, rule: PathRule[Any], style: Inputs, given: Sequence[Tensor]) -> list[Tensor]:
         names = [*info.inputs, *info.keyword_inputs]
         steps = [step.name for step in info.flow if step.op == "input"]
-        arguments = list(_matched(given, steps) if steps else given)
+        arguments = list(matched(given, steps, UNKNOWN) if steps else given)
         for name, source, target in zip(names, as_list(style.source), as_list(style.target), strict=False):
             if isinstance(source, str) or isinstance(target, str):
                 continue
@@ -316,26 +326,42 @@ class Propagation:
 
     def _flow(self, info: ModuleInfo, arguments: Sequence[Tensor], *, whole: bool) -> Tensor:
         """The result of a module that computes with its children; unknown where it has several unlike ones."""
-        pending = iter(_matched(arguments, [step.name for step in info.flow if step.op == "input"]))
+        pending = iter(matched(arguments, [step.name for step in info.flow if step.op == "input"], UNKNOWN))
         made: list[Tensor] = []
         for step in info.flow:
+            taken = [made[index] for index in step.inputs]
             if step.op == "input":
                 made.append(next(pending))
             elif step.op == "call":
-                made.append(self._call(info.child_path(step.name), [made[index] for index in step.inputs]))
-            elif step.op in ("parameter", "buffer"):
-                path = info.child_path(step.name)
-                own = ANY if self._is_single(path) else PLAIN
-                learned = step.op == "parameter"
-                made.append(
-                    UNKNOWN if path in self.styles else replace(own, learned=learned, source=Source(info.path, None))
-                )
+                made.append(self._call(info.child_path(step.name), taken))
             else:
-                made.append(operation(info.path, step, [made[index] for index in step.inputs], self._find))
+                made.append(self.operation(info, step, taken))
         results = [made[index] for index in info.outputs]
         if not results:
             return UNKNOWN
         return results[0] if whole or all(item == results[0] for item in results) else UNKNOWN
+
+    def operation(self, info: ModuleInfo, step: Step, taken: list[Tensor]) -> Tensor:
+        """The result of a step of a module's own flow, neither an input nor a call, from what it takes."""
+        if step.op not in ("parameter", "buffer"):
+            return operation(info.path, step, taken, self._find)
+        path = info.child_path(step.name)
+        own = ANY if self._is_single(path) else PLAIN
+        if path in self.styles:
+            return UNKNOWN
+        return replace(own, learned=step.op == "parameter", source=Source(info.path, None))
+
+    def module(self, path: str, arguments: Sequence[Tensor]) -> Tensor:
+        """The result of a module by the rules for it and inside of it."""
+        return self._apply(path, arguments)
+
+    def result(self, tensor: Tensor) -> None:
+        """Look at the model's output."""
+        rule = tensor.source.rule if tensor.source is not None else None
+        treatment = rule.treatment if rule is not None else None
+        in_loss = isinstance(treatment, Colwise) and treatment.loss_parallel and tensor.cuts_features
+        if (tensor.state in ("shard", "partial") or tensor.wrapped) and not in_loss:
+            self._find("result", "", tensor)
 
     def _is_single(self, path: str) -> bool:
         """Whether the parameter or buffer at this path has one element, which PyTorch takes beside a DTensor."""
@@ -361,8 +387,8 @@ def _first(arguments: Sequence[Tensor]) -> Tensor:
     return arguments[0] if arguments else UNKNOWN
 
 
-def _matched(arguments: Sequence[Tensor], names: Sequence[str]) -> Sequence[Tensor]:
-    """The arguments for the inputs of these names.
+def matched(arguments: Sequence[T], names: Sequence[str], unknown: T) -> Sequence[T]:
+    """The arguments for the inputs of these names; ``unknown`` where that cannot be told.
 
     A flow names a tensor once that is passed several times, and a module once that gave several tensors, which then
     are one argument.
@@ -374,4 +400,4 @@ def _matched(arguments: Sequence[Tensor], names: Sequence[str]) -> Sequence[Tens
     distinct = list(dict.fromkeys(names))
     if len(arguments) == len(distinct):
         return [arguments[distinct.index(name)] for name in names]
-    return [UNKNOWN] * len(names)
+    return [unknown] * len(names)

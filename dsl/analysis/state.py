@@ -73,6 +73,24 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     )
 
 
+def element_bytes(analysis: Analysis) -> float:
+    """Bytes of an element of a parameter with its gradient and optimizer state, at least, before any is cut.
+
+    Raises:
+        Undecided: a dtype or an option of the optimizer that this depends on is a hole.
+    """
+    plan, precision = analysis.plan, analysis.plan.precision
+    master = DTYPE_BYTES[precision.master]
+    gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
+    if plan.offload is not None and plan.offload.parameters != "none":
+        return 0.0
+    kept = plan.offload is None or plan.offload.optimizer == "none"
+    algorithm = plan.optimizer.algorithm
+    moments = int(algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 1 if muon_parameters(analysis) else 2
+    replicas = plan.mesh.dp_replicate if plan.replicate is not None and plan.replicate.optimizer == "sharded" else 1
+    return master + gradient + (moments * master / replicas if kept else 0)
+
+
 def _moments(analysis: Analysis) -> Callable[[str], int]:
     """Of a parameter, how many numbers the optimizer keeps for each of its elements."""
     algorithm, by_muon = analysis.plan.optimizer.algorithm, muon_parameters(analysis)

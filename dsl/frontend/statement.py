@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes import names as rules
@@ -79,7 +79,7 @@ class StatementReader:
                 arguments.update(self._open(argument, origins))
         else:
             self.reader.unknown_options(declared, unknown, what, read_origins)
-        rules_read = self._rules(statement.block, declared, layout)
+        rules_read = (*self._open_rules(statement, declared), *self._rules(statement.block, declared, layout))
         if axes is None or unnamed:
             assert len(self.diagnostics) > before, "a statement was dropped without a word"
             return None
@@ -119,7 +119,9 @@ class StatementReader:
         """The value after the keyword, by field; and the arguments of the statement where the value holds them."""
         keyword = statement.keyword.text
         if declared.subject is None:
-            if statement.subject is not None and not _is_axis(statement.subject, declared):
+            if declared.rules_may_be_open and isinstance(statement.subject, Auto):
+                self._decided_rules(statement.subject)
+            elif statement.subject is not None and not _is_axis(statement.subject, declared):
                 self._refuse_part(
                     statement.subject.span, f"`{keyword}` takes no value before its options", "no value here",
                     help=_where_it_stands(statement.subject, declared),
@@ -210,6 +212,21 @@ class StatementReader:
 
     def _refuse_part(self, span: Span, message: str, label: str, help: Sequence[str] = ()) -> None:
         self.diagnostics.append(rules.MisplacedPart.at(span, message, label=label, help=help))
+
+    def _decided_rules(self, node: Auto) -> None:
+        """Refuse a domain or an answer where `auto` stands for rules."""
+        if node.domain is not None or node.answer is not None:
+            self._refuse_part(
+                node.span, "`auto` stands for rules here, and has neither a domain nor an answer", "write `auto`",
+                help=["`legoai solve` writes the rules, each with its answer"],
+            )  # fmt: skip
+
+    def _open_rules(self, statement: Statement, declared: type[Directive]) -> Iterator[PathRule[Any]]:
+        """The rules for which `auto` stands in front of the axes: of any module, and undecided."""
+        node = statement.subject
+        if declared.rules_may_be_open and isinstance(node, Auto) and declared.treatments is not None:
+            value, origin = self.reader.value(Auto(None, None, node.span), declared.treatments)
+            yield PathRule(path="**", treatment=value, origin=origin, path_origin=origin)
 
     def _rules(self, block: Block | None, declared: type[Directive], layout: Span | None) -> tuple[PathRule[Any], ...]:
         if block is None or declared.treatments is None:

@@ -181,6 +181,8 @@ class Directive(Declared):
     layouts: ClassVar[tuple[type[Treatment], ...]] = ()
     """Standard layouts, whose names may stand where other statements have their value: sets of rules that the model's
     family declares. Resolution puts the rules in their place."""
+    rules_may_be_open: ClassVar[bool] = False
+    """Whether `auto` may stand where a standard layout does: the rules of all other modules are to be found."""
     repeats_by_axis: ClassVar[bool] = False
     """Whether a plan may have one such statement for each axis."""
 

@@ -126,6 +126,12 @@ def conversions(style: object) -> tuple[Inputs | Outputs, ...]:
     return (style,) if isinstance(style, Outputs) else ()
 
 
+class Unplaced(Treatment):
+    """Leaves a module as it is, also where a more general rule would give it a style."""
+
+    name: ClassVar[str] = "none"
+
+
 Style = Colwise | Rowwise | SequenceStyle | Heads | Inputs | Outputs | Experts | Replicated | Sharded | Partial
 
 
@@ -153,14 +159,16 @@ class Shard(Directive):
     takes for the whole, it gives back a plain one, gathered; given a DTensor, one. Its other parameters are replicated.
     On `ep`, the experts of a mixture-of-experts layer take `experts`. A module may take `inputs` or `outputs` beside
     the styles of its parts. `shard standard on tp (sequence, loss_parallel)` takes the styles that are usual for the
-    model.
+    model. `shard auto on tp` leaves the style of every module that none of its rules names to `legoai solve`, which
+    writes a rule for each.
     """
 
     keyword: ClassVar[str] = "shard"
     axis_use: ClassVar[AxisUse | None] = AxisUse(("tp", "ep"))
     treatments: ClassVar[Calls | None] = Calls(
-        (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs, Experts, Replicated, Sharded)
+        (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs, Experts, Replicated, Sharded, Unplaced)
     )
     names_parameters: ClassVar[bool] = True
     layouts: ClassVar[tuple[type[Treatment], ...]] = (Standard,)
+    rules_may_be_open: ClassVar[bool] = True
     repeats_by_axis: ClassVar[bool] = True

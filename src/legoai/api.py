@@ -135,9 +135,11 @@ def solve(
     """
     from legoai.cost.search.solve import CannotSolveError
     from legoai.dsl.open_plan import OpenPlan
+    from legoai.dsl.open_rules import with_open_rules
 
     _, linted = _checked(path, settings, variant)
     directory = read_source(os.fspath(path)).directory
+    linted = with_open_rules(linted, directory=directory, settings=settings, read=read_base)
     opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
     if opened.refused:
         raise PlanError(tuple(opened.refused), linted.files)

@@ -78,7 +78,7 @@ REFUSED = [
     (BATCH + MESH + "optimizer adamw(lr = 3e-4, betas = [auto, 0.9])", "what is learned"),
     ("batch (global = auto in [32, 64], micro = 8, seq_len = 128)\n" + MESH, "what is learned"),
     (RAMPED + MESH, "what is learned"),
-    (BATCH + "mesh (tp = 4)\nshard standard on tp { norm = auto }", "without a domain"),
+    (BATCH + "mesh (tp = 4)\nshard standard on tp { norm.weight = auto }", "without a domain"),
     (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\ncheckpoint (preserve_rng = auto) { layers.* = full }",
      "what is learned"),
     (BATCH + MESH + "loss chunked(auto in 2..100000)", "more than"),

@@ -11,6 +11,7 @@ import pytest
 
 import legoai
 from support.command_line import called, here
+from support.marks import NEEDS_SOLVER
 
 __all__ = ["here"]
 
@@ -132,3 +133,40 @@ def test_the_time_limit_gives_the_best_so_far(capsys: pytest.CaptureFixture[str]
     assert (status, found["status"], found["choices"]) == (1, "time_limit", [])
     status, out, _ = called(capsys, "solve", "open.plan", "--time-limit", "0.0001")
     assert (status, out.splitlines()[0]) == (1, "no solution: stopped at the time limit")
+
+
+STYLES = """\
+plan styles
+
+model   llama3("tiny", n_layers = 2)
+cluster cpu(devices = 2)
+batch   (global = 4, micro = 4, seq_len = 64)
+mesh    (tp = 2)
+
+shard auto on tp  # found
+"""
+
+
+@NEEDS_SOLVER
+def test_styles_are_written_as_the_rules_that_they_are(capsys: pytest.CaptureFixture[str]):
+    Path("styles.plan").write_text(STYLES, encoding="utf-8")
+    status, out, _ = called(capsys, "solve", "styles.plan", "--in-place")
+    assert status == 0
+    assert "other styles than the program of placements chose" in out
+    text = Path("styles.plan").read_text(encoding="utf-8")
+    assert "shard on tp {\n  tok_embeddings           = auto -> " in text
+    assert "  layers.*.attention.wo    = auto -> rowwise" in text
+    assert "}  # found\n" in text
+    assert called(capsys, "lint", "styles.plan")[0] == 0
+    assert called(capsys, "lower", "styles.plan")[0] == 0
+
+    # Rules and answers stay, and solving again comes to the same bytes.
+    found = json.loads(called(capsys, "solve", "styles.plan", "--json", "--in-place")[1])
+    assert Path("styles.plan").read_text(encoding="utf-8") == text
+    assert len(found["choices"]) == 14
+    counted = found["candidates"]
+    assert counted["enumerated"] == counted["pruned"]["by_placements"] + counted["evaluated"] > 1e9
+    assert found["bound"] < found["objective"]["value"]
+    assert called(capsys, "solve", "styles.plan", "-o", "pinned.plan", "--pin")[0] == 0
+    assert "auto" not in Path("pinned.plan").read_text(encoding="utf-8")
+    assert legoai.load("pinned.plan").digest == legoai.load("styles.plan").digest

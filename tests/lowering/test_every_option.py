@@ -223,8 +223,8 @@ def _plain(keyword: str, treatment: Treatment) -> Treatment | None:
 
 
 def _says_nothing(keyword: str, treatment: Treatment) -> bool:
-    if treatment.name == "none" and keyword in ("compile", "precision"):
-        return True  # a rule that excepts modules from a wider rule, which is refused
+    if treatment.name == "none" and keyword in ("compile", "precision", "shard"):
+        return True  # a rule that excepts modules from a wider rule
     default = type(treatment)(**smallest(type(treatment)))
     if treatment.name in ("inputs", "outputs") and treatment != default:
         return all(_first(getattr(treatment, field)) == getattr(default, field) for field in ("source", "target"))

@@ -25,6 +25,7 @@ from legoai.commands.shared import (
 )
 from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source, replace_file
 from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_rules import with_open_rules
 
 if TYPE_CHECKING:
     from legoai.cost.search.solve import Solution
@@ -90,6 +91,11 @@ def run(arguments: Namespace) -> int:
     opened = None
     if not errors and lacks_factory(linted, arguments, "solved"):
         return 1
+    if not errors:
+        linted = with_open_rules(
+            linted, directory=source.directory, settings=settings, read=read_base, announce=announce
+        )
+        errors = [item for item in linted.diagnostics if item.severity == "error"]
     if not errors:
         opened = OpenPlan(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
         errors = opened.refused

@@ -19,6 +19,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.require import METRICS
 from legoai.specs.span import Span
 from support.marks import NEEDS_SOLVER
@@ -303,3 +304,16 @@ def test_a_plan_whose_split_was_solved_is_compared_with_its_present_values():
     text = STAGED.replace("auto in [1, 2]", "1").replace("auto in [2, 4]", "2").replace("auto)", "auto -> [5, 3])")
     [present] = [item for item in solve(opened(text), Drawn(4)).baselines if item.name == "present values"]
     assert present.found is not None
+
+
+@NEEDS_SOLVER
+def test_the_search_goes_on_with_the_styles_of_the_program_alone():
+    text = TEXT.replace("shard standard on tp (sequence = auto)", "shard auto on tp").replace("tp = auto)", "tp = 2)")
+    linted = with_open_rules(lint(text, "test.plan", directory=Path()), directory=Path())
+    found = solve(OpenPlan(linted, directory=Path()), Drawn(1)).found
+    assert found.status == "bounded"
+    assert found.total == sum(found.refused.values()) + found.bounded + found.left_out + len(found.evaluated)
+    assert 0 < len(found.evaluated) <= 9
+    assert found.left_out > 1e9
+    assert found.best is not None
+    assert found.bound < found.best.figures.step_time  # other styles were not simulated

@@ -1,0 +1,198 @@
+"""Styles of a plan's modules on `tp`, chosen together by an integer program once all else of the plan is decided.
+
+The program minimises what styles cost by themselves (:mod:`legoai.cost.search.placement_costs`): kernels and
+collectives one after another. The candidate that it gives is simulated like any other. What the language forbids
+beyond layouts, such as heads that the ranks do not divide, is asked of lint's own rules: where they refuse a solution,
+the styles that the diagnostic speaks of are forbidden, and the program is solved again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.search.evaluator import OutOfTimeError
+from legoai.cost.search.placement_costs import PlacementCosts
+from legoai.cost.search.placement_graph import GraphBuilder
+from legoai.cost.search.placement_program import Label, Placed, PlacementGraph, place
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.shard import Placement, placement, shard_on_tp
+from legoai.dsl.frontend.paths import assign
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.shard import Shard, Unplaced
+from legoai.specs.plan import Plan
+from legoai.specs.span import Span
+
+_MOST_ROUNDS: Final = 8
+"""Solutions that lint may refuse before the search gives up on the styles of a candidate."""
+
+_LIMITED: Final = ("peak_memory", "reserved_memory")
+
+Choices = tuple[int | None, ...]
+Forbidden = frozenset[tuple[int, Label]]
+"""Styles of holes that cannot stand together."""
+
+
+@dataclass(slots=True)
+class Placements:
+    """Completes the choices of a plan in which nothing but styles is open.
+
+    Args:
+        plan: with its holes.
+        machine: of a candidate.
+    """
+
+    plan: OpenPlan
+    machine: Callable[[Analysis], Machine]
+    _first: dict[object, tuple[PlacementGraph, set[Forbidden], Placed]] = field(default_factory=dict)
+    """Graphs, what ties forbid, and their solutions before lint is asked, by what their costs depend on."""
+    _alone: dict[tuple[str, object], frozenset[tuple[int, Label]]] = field(default_factory=dict)
+    """Styles that have an error of a code by themselves."""
+    _rules: dict[int, dict[Label, PathRule[Any]]] = field(default_factory=dict)
+
+    def complete(
+        self, choices: Choices, *, without: Sequence[Span] = (), deadline: float | None = None
+    ) -> Choices | None:
+        """The choices with those of the program for the styles; None where no styles are legal, or fit.
+
+        Args:
+            choices: for each hole, None for the styles alone.
+            without: spans of `require` lines that are left out.
+            deadline: a time of `time.monotonic` at which to stop.
+
+        Raises:
+            Undecided: something else is open.
+            OutOfTimeError: the deadline has passed.
+            SolverMissingError: PuLP or a solver is not installed.
+        """
+        analysis = self.plan.candidate(choices, without=without).analysis
+        assert analysis is not None, "a candidate whose other holes are answered"
+        if not self._rules:
+            holes = [index for index, hole in enumerate(self.plan.holes) if hole.line is not None]
+            self._rules = {hole: dict(enumerate(self.plan.rules_of(hole))) for hole in holes}
+        if shard_on_tp(analysis) is None:
+            return self._with(choices, dict.fromkeys(self._rules, 0))  # on one rank no style has an effect
+        costs = PlacementCosts(analysis, self.machine(analysis))
+        most = _most_bytes(analysis.plan, costs.machine)
+        named = tuple(index for hole, index in zip(self.plan.holes, choices, strict=True) if hole.owner is Shard)
+        key = (costs.key, most, named)
+        if key not in self._first:
+            # Where no layout can be followed from end to end, those that cannot be followed have to do.
+            for followed in (True, False):
+                graph = self._graph(analysis, costs, followed=followed)
+                ties = set(self._ties(choices, analysis))
+                found = _placed(graph, ties, most, deadline)
+                if found.status != "infeasible":
+                    break
+            self._first[key] = graph, ties, found
+        graph, ties, found = self._first[key]
+        forbidden = set(ties)
+        for _ in range(_MOST_ROUNDS):
+            if found.status == "infeasible":
+                break
+            complete = self._with(choices, {hole: found.labels.get(hole, 0) for hole in self._rules})
+            refused = set(self._refused(complete, key, without))
+            if not refused:
+                return complete
+            forbidden |= refused
+            found = _placed(graph, forbidden, most, deadline)
+        return None
+
+    def _with(self, choices: Choices, labels: Mapping[int, int]) -> Choices:
+        return tuple(labels.get(index, choice) for index, choice in enumerate(choices))
+
+    def _ties(self, choices: Choices, analysis: Analysis) -> Iterator[Forbidden]:
+        """The styles under which parameters that are one would lie in two ways."""
+        assert analysis.manifest is not None
+        nothing, open = self._with(choices, dict.fromkeys(self._rules, 0)), self._open(analysis)
+        for first, *others in analysis.manifest.tied_parameters:
+            ways = list(self._ways(first, open, nothing))
+            for other in others:
+                for (left, lies), (right, beside) in itertools.product(ways, self._ways(other, open, nothing)):
+                    if (left or right) and not lies.is_like(beside):
+                        yield left | right
+
+    def _ways(self, parameter: str, open: Mapping[str, int], nothing: Choices) -> Iterator[tuple[Forbidden, Placement]]:
+        """How a parameter may lie, each with the style of its module under which it does."""
+        hole = open.get(parameter.rpartition(".")[0])
+        for style in [{}] if hole is None else [{hole: label} for label in range(len(self._rules[hole]))]:
+            analysis = self.plan.candidate(self._with(nothing, style)).analysis
+            assert analysis is not None
+            yield frozenset(style.items()), placement(analysis, parameter)
+
+    def _open(self, analysis: Analysis) -> dict[str, int]:
+        """The hole of each module whose style is open."""
+        lines = {self.plan.holes[hole].line: hole for hole in self._rules}
+        winners = self._winners(analysis)
+        return {path: lines[rule.origin.span] for path, rule in winners.items() if isinstance(rule.treatment, Hole)}
+
+    @staticmethod
+    def _winners(analysis: Analysis) -> dict[str, PathRule[Any]]:
+        """The rule of each module and parameter, open ones included."""
+        shard = shard_on_tp(analysis)
+        assert shard is not None
+        return assign(shard.rules, analysis.paths_for(shard)).by_path
+
+    def _graph(self, analysis: Analysis, costs: PlacementCosts, *, followed: bool) -> PlacementGraph:
+        assert analysis.manifest is not None
+        winners = self._winners(analysis)
+        decided = {path: rule for path, rule in winners.items() if not isinstance(rule.treatment, Hole | Unplaced)}
+        open = self._open(analysis)
+        return GraphBuilder(analysis.manifest, decided, open, self._rules, costs, followed=followed).build()
+
+    def _refused(self, complete: Choices, key: object, without: Sequence[Span]) -> Iterator[Forbidden]:
+        """What a candidate's errors forbid; nothing where it has none.
+
+        An error that a style has both beside these and by itself, without any other, forbids the style. Else those
+        styles cannot stand together of whose rules the error speaks.
+        """
+        for error in self.plan.candidate(complete, without=without).errors:
+            if (error.code, key) not in self._alone:
+                self._alone[error.code, key] = frozenset(self._refused_alone(complete, error.code))
+            alone = self._alone[error.code, key]
+            spans = [error.label.span, *(other.span for other in error.others)]
+            spoken = [hole for hole in self._rules if any(_inside(span, self.plan.holes[hole].line) for span in spans)]
+            together = frozenset((hole, complete[hole]) for hole in spoken or self._rules)
+            yield from (frozenset({pair}) for pair in alone)
+            if not any(pair in alone for pair in together):
+                yield together
+
+    def _refused_alone(self, complete: Choices, code: str) -> Iterator[tuple[int, Label]]:
+        """The styles that have an error of this code where all others are none."""
+        nothing = self._with(complete, dict.fromkeys(self._rules, 0))
+        for hole, rules in self._rules.items():
+            for label in range(1, len(rules)):
+                if all(
+                    any(error.code == code for error in self.plan.candidate(self._with(beside, {hole: label})).errors)
+                    for beside in (nothing, complete)
+                ):
+                    yield hole, label
+
+
+def _placed(
+    graph: PlacementGraph, forbidden: Collection[Forbidden], most: float | None, deadline: float | None
+) -> Placed:
+    left = None if deadline is None else max(0.01, deadline - time.monotonic())
+    found = place(graph, forbidden=forbidden, most_bytes=most, time_limit=left)
+    if found.status == "stopped":
+        raise OutOfTimeError
+    return found
+
+
+def _most_bytes(plan: Plan, machine: Machine) -> float | None:
+    """Bytes that a device may hold, by its memory and the plan's requirements; None where nothing limits them."""
+    memory = machine.device.memory
+    limits = [item.bound for item in plan.require if item.metric in _LIMITED and item.comparison in ("<=", "<", "==")]
+    if memory is not None and memory.capacity_bytes is not None:
+        limits.append(memory.capacity_bytes)
+    return min(limits, default=None)
+
+
+def _inside(span: Span, line: Span | None) -> bool:
+    return line is not None and span.file == line.file and line.start <= span.start < line.end

@@ -1,0 +1,102 @@
+"""Rules that `shard auto on tp` stands for: one for each module that is worth a style, written into the plan's text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.styles import open_paths
+from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
+from legoai.dsl.frontend.merge import Reads
+from legoai.dsl.frontend.paths import pattern
+from legoai.dsl.frontend.syntax import Auto, Statement, Variant
+from legoai.dsl.lint import Announce, Linted, lint
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.shard import Shard
+from legoai.specs.span import Span
+
+
+def with_open_rules(
+    linted: Linted,
+    *,
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    read: Reads | None = None,
+    announce: Announce | None = None,
+) -> Linted:
+    """The plan with a rule and a hole, `PATH = auto`, for each module for which `auto` stands in `shard auto on tp`.
+
+    A plan without such a statement of its own, or whose model is not known, is given back as it is. Other arguments are
+    those of :class:`legoai.dsl.open_plan.OpenPlan`.
+    """
+    analysis, file = linted.analysis, linted.resolution.file
+    if analysis is None or analysis.manifest is None:
+        return linted
+    text = file.text
+    for shard in reversed(analysis.plan.shard):  # from the last, so that places before it stay
+        place = _place(shard)
+        found = _statement(linted, place) if place is not None and shard.axes == ("tp",) else None
+        if found is not None:
+            text = _written(text, found, _lines(analysis, shard))
+    if text == file.text:
+        return linted
+    return lint(
+        text, file.name, directory=directory, settings=settings, variant=linted.resolution.variant, announce=announce,
+        read=read, variants=False,
+    )  # fmt: skip
+
+
+def _place(shard: Shard) -> Span | None:
+    """Where `auto` stands for rules of the statement."""
+    first = shard.rules[0] if shard.rules else None
+    if first is None or not isinstance(first.treatment, Hole) or first.origin.span != first.path_origin.span:
+        return None
+    return first.origin.span
+
+
+def _statement(linted: Linted, place: Span) -> Statement | None:
+    """The statement of the plan's own text that begins so; None where it stands in a base plan."""
+    own = linted.resolution.file.statements
+    inside = (item for variant in own if isinstance(variant, Variant) for item in variant.statements)
+    for item in (*own, *inside):
+        if isinstance(item, Statement) and isinstance(item.subject, Auto) and item.subject.span == place:
+            return item
+    return None
+
+
+def _lines(analysis: Analysis, shard: Shard) -> list[str]:
+    """The rules of modules that no rule of the statement names."""
+    assert analysis.manifest is not None
+    paths = analysis.paths_for(shard)
+    named = {path for rule in shard.rules[1:] for path in paths.matching(pattern(rule.path))}
+    patterns = list(open_paths(analysis.manifest, frozenset(named)))
+    width = max(map(len, patterns), default=0)
+    return [f"{path:<{width}} = auto" for path in patterns]
+
+
+def _written(text: str, statement: Statement, lines: list[str]) -> str:
+    """The text with the rules in the statement's block, in front of its own, in place of `auto`."""
+    assert statement.subject is not None
+    after = text[statement.subject.span.end :]
+    start = statement.subject.span
+    edits = [Edit(start._replace(end=start.end + len(after) - len(after.lstrip(" \t"))), "")]
+    head = text.rfind("\n", 0, statement.span.start) + 1
+    margin = text[head : statement.span.start] if not text[head : statement.span.start].strip() else ""
+    body = "".join(f"\n{margin}  {line}" for line in lines)
+    block = statement.block
+    if block is None:
+        end = statement.span
+        edits.append(Edit(end._replace(start=end.end), f" {{{body}\n{margin}}}"))
+    else:
+        rest = text[block.span.start + 1 : block.span.end - 1]
+        alone = "\n" in rest
+        edits.append(Edit(block.span._replace(start=block.span.start + 1, end=block.span.start + 1), body))
+        if not alone:
+            opened = block.span.start + 1
+            own = rest.strip()
+            edits[-1] = Edit(
+                block.span._replace(start=opened, end=block.span.end - 1),
+                f"{body}{f'{chr(10)}{margin}  {own}' if own else ''}\n{margin}",
+            )
+    return apply_fixes(text, [Fix("", (edit,), safe=True) for edit in edits])

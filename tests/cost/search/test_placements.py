@@ -1,0 +1,226 @@
+"""Styles chosen by the program of placements: legal by the layout analysis, and the best by brute force."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.search import placement_graph
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.placement_costs import PlacementCosts
+from legoai.cost.search.placement_graph import GraphBuilder
+from legoai.cost.search.placement_program import place
+from legoai.cost.search.placements import Placements
+from legoai.dsl.analysis.layout import Propagation
+from legoai.dsl.frontend.paths import assign
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_rules import with_open_rules
+from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.shard import Unplaced
+from support.marks import NEEDS_SOLVER
+
+pytestmark = NEEDS_SOLVER
+
+HEAD = """\
+plan test
+model   {model}
+cluster h100_sxm(hosts = 16, fabric = infiniband_ndr)
+batch   (global = 64, micro = 1, seq_len = {length})
+mesh    (dp_shard = rest, tp = {ranks})
+fsdp blocks on dp_shard
+precision (param = bf16, reduce = fp32)
+"""
+
+
+def opened(shard: str, *, model: str = 'llama3("8b")', length: int = 8192, ranks: int | str = 8) -> OpenPlan:
+    text = HEAD.format(model=model, length=length, ranks=ranks) + shard + "\n"
+    linted = with_open_rules(lint(text, "test.plan", directory=Path()), directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return OpenPlan(linted, directory=Path())
+
+
+class Model:
+    """The open styles of a plan, in which each assignment can be looked at by itself."""
+
+    def __init__(self, plan: OpenPlan) -> None:
+        assert plan.analysis is not None
+        self.plan = plan
+        self.analysis = plan.analysis
+        self.costs = PlacementCosts(self.analysis, BoundsOf().machine(self.analysis))
+        self.rules = {hole: dict(enumerate(plan.rules_of(hole))) for hole in range(len(plan.holes))}
+        [shard] = self.analysis.plan.shard
+        lines = {hole.line: index for index, hole in enumerate(plan.holes)}
+        winners = assign(shard.rules, self.analysis.paths_for(shard)).by_path
+        self.decided = {path: rule for path, rule in winners.items() if not isinstance(rule.treatment, Hole)}
+        self.open = {path: lines[rule.origin.span] for path, rule in winners.items() if path not in self.decided}
+
+    def seconds(self, choices: dict[int, dict], *, followed: bool = True) -> float | None:
+        """Of the best of these styles; None where none agree."""
+        manifest = self.analysis.manifest
+        assert manifest is not None
+        graph = GraphBuilder(manifest, self.decided, self.open, choices, self.costs, followed=followed).build()
+        return place(graph).seconds
+
+    def one(self, labels: tuple[int, ...]) -> dict[int, dict]:
+        return {hole: {label: self.rules[hole][label]} for hole, label in enumerate(labels)}
+
+    def is_legal(self, labels: tuple[int, ...]) -> bool:
+        """Whether the layout analysis finds nothing in one forward of the model."""
+        assert self.analysis.manifest is not None
+        chosen = {path: self.rules[hole][labels[hole]] for path, hole in self.open.items()}
+        styles = {path: rule for path, rule in chosen.items() if not isinstance(rule.treatment, Unplaced)}
+        return not Propagation(self.analysis.manifest, {**self.decided, **styles}).run()
+
+
+PARTS = {
+    "attention": """shard on tp {{
+      layers.*.attention              = auto
+      layers.*.attention.{{wq, wk, wv}} = auto
+      layers.*.attention.wo           = auto
+      layers.*.attention_norm         = {norm}
+      {rest}
+    }}""",
+    "feed_forward": """shard on tp {{
+      layers.*.feed_forward          = auto
+      layers.*.feed_forward.{{w1, w3}} = auto
+      layers.*.feed_forward.w2       = auto
+      layers.*.ffn_norm              = {norm}
+      {rest}
+    }}""",
+    "ends": """shard standard on tp ({norm}) {{
+      tok_embeddings = auto
+      norm           = auto
+      output         = auto
+    }}""",
+}
+WHOLE = ("none", "")
+CUT = ("sequence", "{rest}")
+REST = {
+    "attention": "tok_embeddings = rowwise(input = replicate, output = shard(1))\n"
+    "      layers.*.ffn_norm = sequence\n"
+    "      layers.*.feed_forward = inputs(from = shard(1), to = replicate)\n"
+    "      layers.*.feed_forward.{w1, w3} = colwise\n"
+    "      layers.*.feed_forward.w2 = rowwise(output = shard(1))\n"
+    "      norm = sequence\n"
+    "      output = colwise(input = shard(1), loss_parallel = true)",
+    "feed_forward": "tok_embeddings = rowwise(input = replicate, output = shard(1))\n"
+    "      layers.*.attention_norm = sequence\n"
+    "      layers.*.attention = inputs(from = shard(1), to = replicate)\n"
+    "      layers.*.attention.{wq, wk, wv} = colwise\n"
+    "      layers.*.attention.wo = rowwise(output = shard(1))\n"
+    "      norm = sequence\n"
+    "      output = colwise(input = shard(1), loss_parallel = true)",
+    "ends": "",
+}
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("part", PARTS)
+def test_every_assignment_of_a_small_model_is_legal_where_the_analysis_says_so(
+    part: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """All styles of a part of a model: those with a solution are those without a mismatch, and the best is found."""
+    norm = "sequence" if sequence else ("none" if part != "ends" else "loss_parallel")
+    text = PARTS[part].format(norm=norm, rest=REST[part] if sequence else "")
+    model = Model(opened(text, model='llama3("tiny", n_layers = 3)', length=256, ranks=4))
+    sizes = [range(len(hole.choices)) for hole in model.plan.holes]
+    legal = [labels for labels in itertools.product(*sizes) if model.is_legal(labels)]
+    assert 4 < len(legal) < len(list(itertools.product(*sizes)))
+
+    single = {labels: model.seconds(model.one(labels)) for labels in legal}
+    best = min(seconds for seconds in single.values() if seconds is not None)
+    assert model.seconds(model.rules) == pytest.approx(best, rel=1e-9)
+
+    monkeypatch.setattr(placement_graph, "is_left_to_torch", lambda *_: False)
+    for labels in itertools.product(*sizes):
+        assert (model.seconds(model.one(labels), followed=False) is not None) == (labels in single), labels
+
+
+STANDARD = ("", "loss_parallel", "sequence", "sequence, loss_parallel")
+MODELS = ['llama3("8b")', 'llama3("70b")', 'gpt3("13b", vocab_size = 50304)', 'mixtral("8x7b")']
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("length", "ranks"), [(512, 2), (2048, 8)])
+def test_no_standard_layout_costs_less(model: str, length: int, ranks: int):
+    """The styles that are chosen are legal, and cost no more than those of the family's standard layouts."""
+    plan = opened("shard auto on tp", model=model, length=length, ranks=ranks)
+    found = Placements(plan, BoundsOf().machine).complete((None,) * len(plan.holes))
+    assert found is not None
+    assert not plan.candidate(found).errors
+    all_open = Model(plan)
+    best = all_open.seconds(all_open.one(found))
+    assert best is not None
+    for options in STANDARD:
+        analysis = opened(f"shard standard on tp ({options})", model=model, length=length, ranks=ranks).analysis
+        assert analysis is not None
+        usual = analysis.assigned(analysis.plan.shard[0]).by_path
+        styles = {hole: {0: usual.get(path, all_open.rules[hole][0])} for path, hole in all_open.open.items()}
+        seconds = all_open.seconds(styles)
+        assert seconds is not None
+        assert best <= seconds * (1 + 1e-9), options
+
+
+def chosen(plan: OpenPlan) -> dict[str, str]:
+    found = Placements(plan, BoundsOf().machine).complete((None,) * len(plan.holes))
+    assert found is not None
+    assert not plan.candidate(found).errors
+    return {hole.what: hole.choices[index] for hole, index in zip(plan.holes, found, strict=True) if index is not None}
+
+
+def test_long_sequences_take_what_megatron_does():
+    """Tensor and sequence parallel, with the loss on shards of the vocabulary (Korthikanti et al. 2022)."""
+    styles = chosen(opened("shard auto on tp", length=8192))
+    block = {path.removeprefix("shard layers.*."): style for path, style in styles.items() if "layers" in path}
+    gathered = "inputs(from = shard(1), to = replicate)"
+    assert block == {
+        "attention_norm": "sequence", "attention": gathered,
+        "attention.wq": "colwise", "attention.wk": "colwise", "attention.wv": "colwise",
+        "attention.wo": "rowwise(output = shard(1))",
+        "ffn_norm": "sequence", "feed_forward": gathered,
+        "feed_forward.w1": "colwise", "feed_forward.w3": "colwise", "feed_forward.w2": "rowwise(output = shard(1))",
+    }  # fmt: skip
+    assert styles["shard output"] == "colwise(input = shard(1), loss_parallel = true)"
+
+
+def test_lint_has_the_last_word_on_what_the_ranks_do_not_divide():
+    """Heads that eight ranks cannot share stay together, and a sequence that they cannot share stays whole."""
+    styles = chosen(opened("shard auto on tp", model='llama3("8b", n_heads = 12, n_kv_heads = 12, dim = 3072)'))
+    assert "colwise" not in styles["shard layers.*.attention.wq"]
+    assert styles["shard layers.*.feed_forward.w1"].startswith("colwise")
+    styles = chosen(opened("shard auto on tp", length=8190))
+    assert not any("shard(1)" in style or style == "sequence" for style in styles.values())
+    assert styles["shard layers.*.attention.wq"] == "colwise"
+
+
+def test_decided_rules_and_requirements_hold():
+    plan = opened("shard auto on tp { layers.*.{attention, ffn}_norm = none }")
+    assert "sequence" not in chosen(plan).values()
+    tight = opened("shard auto on tp\nrequire peak_memory <= 1GiB", ranks=2, length=512)
+    assert Placements(tight, BoundsOf().machine).complete((None,) * len(tight.holes)) is None
+
+
+def test_memory_decides_where_it_binds():
+    """What is whole on every rank costs memory: under a limit that it would break, layers are cut."""
+    shard = "shard on tp { output = auto, norm = auto }\noptimizer adamw(lr = 3e-4)"
+    shapes = {"length": 64, "ranks": 8}
+    free = opened(shard, **shapes)
+    model = Model(free)
+    assert model.analysis.manifest is not None
+    graph = GraphBuilder(model.analysis.manifest, model.decided, model.open, model.rules, model.costs).build()
+    found = place(graph)
+    whole = place(graph, forbidden=[{(0, label)} for label in range(1, len(model.rules[0]))])
+    assert whole.bytes > found.bytes
+    assert place(graph, most_bytes=whole.bytes - 1.0).labels[0] != 0
+
+
+def test_one_rank_needs_no_styles():
+    plan = opened("shard auto on tp", ranks="auto in [1, 2]")
+    tp = next(index for index, hole in enumerate(plan.holes) if hole.what == "mesh tp")
+    choices = tuple(0 if index == tp else None for index in range(len(plan.holes)))
+    found = Placements(plan, BoundsOf().machine).complete(choices)
+    assert found is not None
+    assert set(found) == {0}
