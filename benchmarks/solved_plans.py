@@ -32,7 +32,7 @@ from legoai.api import solve
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 TIMEOUT_SECONDS = 3600
-SOLVED = {"llama3_70b_256_auto": "llama3_70b_256"}
+SOLVED = {"llama3_70b_256_auto": "llama3_70b_256", "mixtral_8x7b_64_auto": "mixtral_8x7b_64"}
 """Plans with holes, and the worked plan of the same model and scale."""
 TOLERANCE = 1.005
 """By which an optimum may recompute more than greedy: budgets are rounded up to steps of 1/4096."""

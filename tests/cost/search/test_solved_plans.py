@@ -21,7 +21,7 @@ def opened(path: Path) -> OpenPlan:
 
 
 def test_there_are_solved_plans():
-    assert [path.stem for path in SOLVED] == ["llama3_70b_256_auto"]
+    assert [path.stem for path in SOLVED] == ["llama3_70b_256_auto", "mixtral_8x7b_64_auto"]
 
 
 @pytest.mark.parametrize("path", SOLVED, ids=lambda path: path.stem)
