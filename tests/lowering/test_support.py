@@ -79,9 +79,9 @@ CASES = {
         {3: "`reshard = never` of `layers.0`"},
     ),
     "statements beside a graph": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncheckpoint { layers.* = full }\n"
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncheckpoint { layers.0 = selective([attention]) }\n"
         "compile { root = inductor }\nloss chunked(2)",
-        {3: "`checkpoint`", 4: "`compile`", 5: "`loss chunked`"},
+        {3: "`selective`", 4: "`compile`", 5: "`loss chunked`"},
     ),
     "comm of one graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"

@@ -23,6 +23,12 @@ PLANS = {
         "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (param = bf16, reduce = bf16)\n",
         "reorder = true",
     ),
+    "checkpointed": (
+        HEAD,
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "reorder = true",
+    ),
     "another decoder, kept after forward": (
         HEAD.replace(
             'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 2, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
