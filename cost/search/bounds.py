@@ -34,7 +34,14 @@ from legoai.cost.search.activations import kept_by_blocks
 from legoai.cost.search.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.search.shared_work import SharedWork
 from legoai.cost.search.stage_assignment import Assignment, StageProblem
-from legoai.cost.search.stage_costs import Room, StageWork, blocks_of_stages, learnt_problem, least_problem
+from legoai.cost.search.stage_costs import (
+    Room,
+    StageWork,
+    blocks_of_stages,
+    learnt_problem,
+    least_problem,
+    raised_problem,
+)
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
@@ -220,6 +227,16 @@ class BoundsOf:
         found, own = learnt.solve(gap=ASSIGNED_GAP), blocks_of_stages(analysis)
         better = not learnt.fits(own) or found.seconds < learnt.time(own) * (1.0 - ASSIGNED_GAP)
         return found if better else None
+
+    def told(self, analysis: Analysis, work: StageWork) -> float:
+        """Least seconds of every split of a plan, by what its blocks were seen to compute in one of them.
+
+        Raises:
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        problem = self.stage_problem(analysis) if work.actions and installed() is not None else None
+        return 0.0 if problem is None else raised_problem(problem, analysis, work).solve(gap=ASSIGNED_GAP).bound
 
     def stage_problem(self, analysis: Analysis) -> StageProblem | None:
         """The assignment of a candidate's stages at least costs; None where more than the split is open.

@@ -79,6 +79,12 @@ def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
     )
 
 
+def in_layers(kernel: Kernel, stream: int) -> bool:
+    """Whether a kernel is computed by layers on their stream, however parameters are sharded."""
+    counts = is_product(kernel.op) or not (kernel.op.startswith("fsdp.") or kind_of(kernel.op) in _COPIES)
+    return counts and kernel.stream == stream and bool(kernel.module)
+
+
 @dataclass(slots=True)
 class _Seconds:
     """Seconds of what layers run one after another, by phase; those of a segment are added up once.
@@ -110,7 +116,7 @@ class _Seconds:
             if isinstance(record, Kernel):
                 if record.stream == self.stream:
                     begun.clear()  # the rest runs beside it
-                if self._in_layers(record):
+                if in_layers(record, self.stream):
                     found[record.phase] += self.cost(record).seconds
             elif isinstance(record, Collective):
                 if record.axis in _BETWEEN_LAYERS and record.stream == self.stream:
@@ -119,10 +125,6 @@ class _Seconds:
                 waited = begun.pop(slot)
                 found[waited.phase] += self.cost(waited).seconds
         return found
-
-    def _in_layers(self, kernel: Kernel) -> bool:
-        counts = is_product(kernel.op) or not (kernel.op.startswith("fsdp.") or kind_of(kernel.op) in _COPIES)
-        return counts and kernel.stream == self.stream and bool(kernel.module)
 
 
 @dataclass(slots=True)

@@ -12,14 +12,17 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from legoai.cost.kernels.work import is_product
 from legoai.cost.search.action_graph import graph_of
 from legoai.cost.search.activations import kept_of_blocks
 from legoai.cost.search.local_kernels import Pass
+from legoai.cost.search.shared_work import in_layers
 from legoai.cost.search.stage_assignment import Block, Moment, StageProblem
-from legoai.cost.timing.intervals import Intervals
+from legoai.cost.timing.intervals import Intervals, SegmentIntervals
+from legoai.cost.trace.records import Kernel
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.pipeline import split_points, splits_backward, stage_count, stage_of, stages_of_ranks
@@ -44,6 +47,8 @@ class StageWork:
         actions: median seconds of a stage's actions, by stage and kind: `3F`.
         forward: seconds of forward kernels, by the module with which a stage can begin.
         backward: seconds of those of backward and recomputation.
+        least_forward: of the first, of what any split computes; the module's layers alone on their stream, undisturbed.
+        least_backward: of the second.
         held: bytes at the peak of a rank's memory, by the same modules.
         active: of each rank, bytes of active memory at its peak.
         beyond: of each rank, bytes that it takes of its device beyond these.
@@ -53,6 +58,8 @@ class StageWork:
     actions: Mapping[str, float] = field(default_factory=dict)
     forward: Mapping[str, float] = field(default_factory=dict)
     backward: Mapping[str, float] = field(default_factory=dict)
+    least_forward: Mapping[str, float] = field(default_factory=dict)
+    least_backward: Mapping[str, float] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     active: list[int] = field(default_factory=list)
     beyond: list[int] = field(default_factory=list)
@@ -147,16 +154,8 @@ def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, r
         mean = {kind: sum(by_kind[kind][slot] for slot in members) / len(members) for kind in kernels}
         return Block(mean, 0.0, 0.0, kept)
 
-    alike: list[tuple[Block, list[_Slot]]] = []
-    for slot, one in enumerate(problem.blocks):
-        for other, members in alike:
-            if other == one:
-                members.append(slot)
-                break
-        else:
-            alike.append((one, [slot]))
     # What a block keeps is told for each stage: it depends on the micro batches that are under way there.
-    learnt = {slot: block(members, 1.0) for _, members in alike for slot in members}
+    learnt = {slot: block(members, 1.0) for _, members in _alike(problem.blocks) for slot in members}
     held = _added((stages[path], work.held.get(path, 0)) for path in known.blocks)
     counts = Counter(stages[path] for path in known.blocks)
     moments = []
@@ -175,6 +174,43 @@ def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, r
     )
 
 
+def raised_problem(problem: StageProblem, analysis: Analysis, work: StageWork) -> StageProblem:
+    """The assignment at least costs, where a simulated split has told that blocks compute for longer than is known.
+
+    What a block computes for a micro batch does not depend on the stage that it is in.
+    """
+    known = split_points(analysis)
+    slots, halves = _slots(known), splits_backward(analysis)
+    forward = _by_slot(known, slots, work.least_forward.items())
+    backward = _by_slot(known, slots, work.least_backward.items())
+
+    def raised(block: Block, members: Iterable[_Slot]) -> Block:
+        f = max(block.seconds["F"], min(forward[slot] for slot in members) / problem.micro_batches)
+        b = max(block.seconds["B"], min(backward[slot] for slot in members) / problem.micro_batches)
+        seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
+        return replace(block, seconds=seconds, whole=f + b)
+
+    by_block = {slot: raised(block, members) for block, members in _alike(problem.blocks) for slot in members}
+    return replace(
+        problem,
+        blocks=[by_block[slot] for slot in range(len(problem.blocks))],
+        first=raised(problem.first, [-1]),
+        last=raised(problem.last, [len(problem.blocks)]),
+    )
+
+
+def _alike(blocks: Sequence[Block]) -> list[tuple[Block, list[_Slot]]]:
+    """Equal blocks, each once with the places at which it stands."""
+    found: list[tuple[Block, list[_Slot]]] = []
+    for slot, block in enumerate(blocks):
+        members = next((members for other, members in found if other == block), None)
+        if members is None:
+            found.append((block, [slot]))
+        else:
+            members.append(slot)
+    return found
+
+
 def blocks_of_stages(analysis: Analysis) -> tuple[int, ...]:
     """The number of blocks of each stage of a plan whose split is decided."""
     counts = Counter(stage_of(analysis, path) for path in split_points(analysis).blocks)
@@ -187,23 +223,24 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
         return StageWork()
     known = SplitPoints(manifest)
     actions: defaultdict[str, list[float]] = defaultdict(list)
-    forward: Counter[str] = Counter()
-    backward: Counter[str] = Counter()
+    kernels = _Kernels(known)
     held: Counter[str] = Counter()
     for rank in found.ranks:
         for action in rank.actions:
             name = _ACTION.fullmatch(action.name)
             if name is not None:
                 actions[name[1]].append(action.end - action.start)
-        _add_kernels(rank, known, forward, backward)
+        kernels.add(rank)
         for path, size in rank.memory.by_module.items():
             start = known.holder(path)
             if start is not None:
                 held[start] += size
     return StageWork(
         actions={name: statistics.median(taken) for name, taken in actions.items()},
-        forward=dict(forward),
-        backward=dict(backward),
+        forward=dict(kernels.forward),
+        backward=dict(kernels.backward),
+        least_forward=dict(kernels.least_forward),
+        least_backward=dict(kernels.least_backward),
         held=dict(held),
         active=[rank.memory.peak for rank in found.ranks],
         beyond=[rank.use.total - rank.memory.peak for rank in found.ranks],
@@ -211,22 +248,47 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
     )
 
 
-def _add_kernels(rank: RankEstimate, known: SplitPoints, forward: Counter[str], backward: Counter[str]) -> None:
-    whole = Intervals.of(rank.intervals)
-    sums: dict[int, Counter[tuple[str, str]]] = {}
-    for _, segment in whole.segments:
-        if id(segment) not in sums:
-            of_segment: Counter[tuple[str, str]] = Counter()
-            for item in segment.intervals:
-                module = getattr(item.record, "module", "")
-                phase = getattr(item.record, "phase", "other")
-                if item.cost.resource == "compute" and module and phase in ("forward", "backward", "recompute"):
-                    start = known.holder(module if segment.named else whole.path(module))
-                    if start is not None:
-                        of_segment[start, phase] += item.end - item.start  # type: ignore[assignment]
-            sums[id(segment)] = of_segment
-        for (start, phase), took in sums[id(segment)].items():
-            (forward if phase == "forward" else backward)[start] += took
+_Sums: TypeAlias = "defaultdict[str, float]"
+
+
+@dataclass(slots=True)
+class _Kernels:
+    """Seconds of kernels of a step, by the module with which a stage can begin; as in :class:`StageWork`."""
+
+    known: SplitPoints
+    forward: _Sums = field(default_factory=lambda: defaultdict(float))
+    backward: _Sums = field(default_factory=lambda: defaultdict(float))
+    least_forward: _Sums = field(default_factory=lambda: defaultdict(float))
+    least_backward: _Sums = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, rank: RankEstimate) -> None:
+        """Add those of a rank."""
+        whole = Intervals.of(rank.intervals)
+        sums: dict[int, dict[tuple[str, bool], tuple[float, float]]] = {}
+        products = (item for item in rank.trace.once_each() if isinstance(item, Kernel) and is_product(item.op))
+        stream = next((item.stream for item in products), 0)
+        for _, segment in whole.segments:
+            if id(segment) not in sums:
+                sums[id(segment)] = self._of_segment(segment, whole, stream)
+            for (start, forward), (taken, least) in sums[id(segment)].items():
+                (self.forward if forward else self.backward)[start] += taken
+                (self.least_forward if forward else self.least_backward)[start] += least
+
+    def _of_segment(
+        self, segment: SegmentIntervals, whole: Intervals, stream: int
+    ) -> dict[tuple[str, bool], tuple[float, float]]:
+        found: dict[tuple[str, bool], tuple[float, float]] = {}
+        for item in segment.intervals:
+            record = item.record
+            if not isinstance(record, Kernel) or record.phase not in ("forward", "backward", "recompute"):
+                continue
+            start = self.known.holder(record.module if segment.named else whole.path(record.module))
+            if start is not None:
+                key = start, record.phase == "forward"
+                taken, least = found.get(key, (0.0, 0.0))
+                alone = item.cost.seconds if in_layers(record, stream) else 0.0
+                found[key] = taken + item.end - item.start, least + alone
+        return found
 
 
 def _added(pairs: Iterable[tuple[int | None, float]]) -> dict[int | None, float]:

@@ -159,8 +159,8 @@ class Search:
         self.order = order_of(plan.holes)
         self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
         self._heap: list[_Node] = []
-        self._untried = math.inf
-        """A bound of the cost of splits into stages, and of styles, that were not tried."""
+        self._untried: dict[Choices, float] = {}
+        """Bounds of the cost of splits into stages, and of styles, tried or not, by the answers of the other holes."""
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
@@ -183,8 +183,9 @@ class Search:
             found.status = "infeasible"
         bounds = [item[0] for item in self._heap] if found.status in ("time_limit", "interrupted") else []
         if found.best is not None:
-            bounds += [self.cost(found.best), self._untried]
-            if found.status == "optimal" and self._untried < self.cost(found.best):
+            untried = min(self._untried.values(), default=math.inf)
+            bounds += [self.cost(found.best), untried]
+            if found.status == "optimal" and untried < self.cost(found.best):
                 found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
             found.bound = self._value(min(bounds))
@@ -281,7 +282,7 @@ class Search:
                 else:
                     self._push(chosen, candidate, cost)
             if self.plan.holes[hole].assigns:
-                self._untried = min(self._untried, cost)
+                self._untried[choices] = cost
                 candidate = self.plan.candidate(choices, without=self.without)
                 found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
                 self._add(choices, hole, found, cost)
@@ -315,7 +316,7 @@ class Search:
             heapq.heappush(self._heap, node)
             raise
         if complete is not None:
-            self._untried = min(self._untried, least)
+            self._untried[choices] = least
             self._push(complete, self.plan.candidate(complete, without=self.without), least)
         self.found.left_out += self._below(choices) - (0 if complete is None else self._below(complete))
 
@@ -391,9 +392,13 @@ class Search:
         self._learn(choices, candidate, outcome)
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
-        """Assign blocks to stages anew by what a split was seen to take."""
+        """Bound all splits by what one was seen to take, and assign blocks to stages anew."""
         for hole, one in enumerate(self.plan.holes):
             if one.assigns and candidate.analysis is not None:
+                others = (*choices[:hole], None, *choices[hole + 1 :])
+                seconds = self.bounds.told(candidate.analysis, outcome.stages)
+                told = self._least(Bounds(step_time=seconds), candidate)
+                self._untried[others] = max(told, self._untried.get(others, -math.inf))
                 self._add(choices, hole, self.bounds.learnt(candidate.analysis, outcome.stages), -math.inf)
 
     def _report(self) -> None:
