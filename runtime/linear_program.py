@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from threading import Thread
 from typing import Any, Final, Literal
 
 INSTALL: Final = "pip install 'legoai[solvers]'"
@@ -141,7 +144,7 @@ class LinearProgram:
 
     def _problem(self, *, relaxed: bool = False) -> tuple[Any, list[Any]]:
         """The program as PuLP has it, and its variables."""
-        import pulp
+        pulp = _imported()
 
         problem = pulp.LpProblem("program", pulp.LpMinimize)
         variables = [
@@ -174,7 +177,7 @@ class LinearProgram:
         )
 
     def _highs(self, time_limit: float | None, node_limit: int | None) -> Solution:
-        import pulp
+        pulp = _imported()
 
         options: dict[str, Any] = {"mip_feasibility_tolerance": _FEASIBILITY, "random_seed": 0}
         if node_limit is not None:
@@ -210,7 +213,7 @@ class LinearProgram:
         )
 
     def _cbc(self, time_limit: float | None, node_limit: int | None) -> Solution:
-        import pulp
+        pulp = _imported()
 
         def run(*, relaxed: bool) -> tuple[Any, list[Any]]:
             problem, variables = self._problem(relaxed=relaxed)
@@ -255,6 +258,19 @@ _HIGHS_FEASIBLE: Final = 2
 """HiGHS's `kSolutionStatusFeasible`."""
 
 
+def _imported() -> Any:
+    """PuLP, imported by a thread of its own.
+
+    Its modules for solvers that are not installed keep the error of their import for good, and an error keeps the
+    frames of all callers, with the activations of a step that solves its first program.
+    """
+    if "pulp" not in sys.modules:
+        thread = Thread(target=import_module, args=("pulp",))
+        thread.start()
+        thread.join()
+    return import_module("pulp")
+
+
 def installed() -> SolverName | None:
     """The solver that is used by default; None where PuLP or every solver is missing. Imports highspy at most."""
     if find_spec("pulp") is None:
@@ -264,8 +280,7 @@ def installed() -> SolverName | None:
             import highspy  # noqa: F401
 
             return "highs"
-    import pulp
-
+    pulp = _imported()
     bundled = pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False)
     return "cbc" if bundled.available() else None
 

@@ -111,3 +111,34 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_pulp_is_not_imported_until_a_program_is_solved():
     code = "import sys, legoai.runtime.recompute_budget; sys.exit('pulp' in sys.modules or 'highspy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+KEEPS = """
+import gc, weakref
+from legoai.runtime.linear_program import LinearProgram
+
+
+class Activation:
+    pass
+
+
+def step():
+    activation = Activation()
+    program = LinearProgram()
+    program.variable(high=3.5, integer=True, cost=-1.0)
+    assert program.solve(solver={solver!r}).values == (3.0,)
+    return weakref.ref(activation)
+
+
+gc.disable()
+assert step()() is None
+"""
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_what_its_callers_hold_is_freed(solver: str):
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPS.format(solver=solver)], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
