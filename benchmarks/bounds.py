@@ -28,7 +28,7 @@ from benchmarks.validation.__main__ import code_digest
 
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.shared_work import work_of_micro_batch
+from legoai.cost.search.least_costs.shared_work import work_of_micro_batch
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import LoweringError, lower

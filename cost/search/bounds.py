@@ -8,15 +8,15 @@ give (:func:`fastest_rate`). All ranks together do at least the products that th
 one in forward and two in backward for each token, attention's once in forward and twice in backward, and once more what
 is recomputed. A rank does at least its share of its stages' products, since what is not sharded is done by each rank
 again. Where mesh and micro batch are decided, a layer takes no less than at the fastest of the shapes that it may have
-on a rank (:mod:`legoai.cost.search.local_kernels`), and all layers no less than those of a candidate that was simulated
-and has the same (:mod:`legoai.cost.search.shared_work`). In a pipeline a rank begins when the first micro batch has
-passed the stages before its own, and the step ends when the last has gone back through them. Where only the split into
-stages is open, no split is faster than the assignment that is best at these costs
-(:mod:`legoai.cost.search.stage_assignment`).
+on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), and all layers no less than those of a candidate that
+was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
+first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
+Where only the split into stages is open, no split is faster than the assignment that is best at these costs
+(:mod:`legoai.cost.search.stages.assignment`).
 
 Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or, when
 the backward of a micro batch begins, parameters and optimizer state with what the blocks keep
-(:mod:`legoai.cost.search.activations`) and the logits.
+(:mod:`legoai.cost.search.least_costs.activations`) and the logits.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from typing import Final, TypeAlias
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
-from legoai.cost.search.action_graph import graph_of
-from legoai.cost.search.activations import kept_by_blocks
-from legoai.cost.search.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
-from legoai.cost.search.shared_work import SharedWork
-from legoai.cost.search.stage_assignment import Assignment, StageProblem
-from legoai.cost.search.stage_costs import (
+from legoai.cost.search.least_costs.activations import kept_by_blocks
+from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.least_costs.shared_work import SharedWork
+from legoai.cost.search.stages.action_graph import graph_of
+from legoai.cost.search.stages.assignment import Assignment, StageProblem
+from legoai.cost.search.stages.costs import (
     Room,
     StageWork,
     blocks_of_stages,

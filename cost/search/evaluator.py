@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
-from legoai.cost.search.shared_work import MicroBatchWork, work_of_micro_batch
-from legoai.cost.search.stage_costs import StageWork, work_of_stages
+from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import LoweringError, Program, lower

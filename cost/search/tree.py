@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
-from legoai.cost.search.stage_assignment import Assignment
+from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
 from legoai.specs.directives.batch import Batch
@@ -30,7 +30,7 @@ from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
-    from legoai.cost.search.placements import Placements
+    from legoai.cost.search.placements.styles import Placements
 
 AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
@@ -307,7 +307,9 @@ class Search:
         """Go on with the styles that the program of placements chooses, and no others."""
         least, _, choices = node
         if self._placements is None:
-            from legoai.cost.search.placements import Placements  # solvers are imported where styles are open only
+            from legoai.cost.search.placements.styles import (
+                Placements,  # solvers are imported where styles are open only
+            )
 
             self._placements = Placements(self.plan, self.bounds.machine)
         try:

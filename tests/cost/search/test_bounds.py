@@ -11,8 +11,8 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.shared_work import shared_key, work_of_micro_batch
-from legoai.cost.search.stage_costs import work_of_stages
+from legoai.cost.search.least_costs.shared_work import shared_key, work_of_micro_batch
+from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower

@@ -13,7 +13,7 @@ from legoai.cost.search import bounds
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.solve import Solution, solve
-from legoai.cost.search.stage_assignment import splits
+from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.tree import Search, objective_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic

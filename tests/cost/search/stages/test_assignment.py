@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.estimate import estimate
-from legoai.cost.search.action_graph import Action, ActionGraph, graph_of
 from legoai.cost.search.bounds import ASSIGNED_GAP, BoundsOf
-from legoai.cost.search.stage_assignment import Block, Moment, StageProblem, splits
-from legoai.cost.search.stage_costs import Room, StageWork, learnt_problem, work_of_stages
+from legoai.cost.search.stages.action_graph import Action, ActionGraph, graph_of
+from legoai.cost.search.stages.assignment import Block, Moment, StageProblem, splits
+from legoai.cost.search.stages.costs import Room, StageWork, learnt_problem, work_of_stages
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.timeline import Host
 from legoai.dsl.analysis.analysis import Analysis

@@ -1,10 +1,10 @@
 """Contiguous assignment of blocks to the stages of a pipeline: least time of a step, within each rank's memory.
 
 An integer program decides how many blocks of each run of equal ones a stage has. Its objective is the longest path
-through the schedule's actions (:class:`~legoai.cost.search.action_graph.ActionGraph`). There are too many paths to be
-written down, so rows are added as they are needed: the program's answer is laid through the graph, and the longest path
-found there, which holds for every split, becomes a row. When no path is longer than the program's own objective, it is
-the least of all splits. On the way the objective is a lower bound of every split.
+through the schedule's actions (:class:`~legoai.cost.search.stages.action_graph.ActionGraph`). There are too many paths
+to be written down, so rows are added as they are needed: the program's answer is laid through the graph, and the
+longest path found there, which holds for every split, becomes a row. When no path is longer than the program's own
+objective, it is the least of all splits. On the way the objective is a lower bound of every split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import Final, Literal
 
-from legoai.cost.search.action_graph import ActionGraph, Path
+from legoai.cost.search.stages.action_graph import ActionGraph, Path
 from legoai.runtime.linear_program import LinearProgram
 
 _MOST_ROUNDS: Final = 200

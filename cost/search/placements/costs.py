@@ -17,7 +17,7 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
-from legoai.cost.search.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, micro_batches

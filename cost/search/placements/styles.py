@@ -1,6 +1,6 @@
 """Styles of a plan's modules on `tp`, chosen together by an integer program once all else of the plan is decided.
 
-The program minimises what styles cost by themselves (:mod:`legoai.cost.search.placement_costs`): kernels and
+The program minimises what styles cost by themselves (:mod:`legoai.cost.search.placements.costs`): kernels and
 collectives one after another. The candidate that it gives is simulated like any other. What the language forbids
 beyond layouts, such as heads that the ranks do not divide, is asked of lint's own rules: where they refuse a solution,
 the styles that the diagnostic speaks of are forbidden, and the program is solved again.
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.evaluator import OutOfTimeError
-from legoai.cost.search.placement_costs import PlacementCosts
-from legoai.cost.search.placement_graph import GraphBuilder
-from legoai.cost.search.placement_program import Label, Placed, PlacementGraph, place
+from legoai.cost.search.placements.costs import PlacementCosts
+from legoai.cost.search.placements.graph import GraphBuilder
+from legoai.cost.search.placements.program import Label, Placed, PlacementGraph, place
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.shard import Placement, placement, shard_on_tp
 from legoai.dsl.frontend.paths import assign

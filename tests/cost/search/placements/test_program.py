@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from legoai.cost.search.placement_program import Node, Placed, PlacementGraph, Strategy, place
+from legoai.cost.search.placements.program import Node, Placed, PlacementGraph, Strategy, place
 from support.marks import NEEDS_SOLVER
 
 pytestmark = NEEDS_SOLVER

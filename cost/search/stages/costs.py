@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from legoai.cost.kernels.work import is_product
-from legoai.cost.search.action_graph import graph_of
-from legoai.cost.search.activations import kept_of_blocks
-from legoai.cost.search.local_kernels import Pass
-from legoai.cost.search.shared_work import in_layers
-from legoai.cost.search.stage_assignment import Block, Moment, StageProblem
+from legoai.cost.search.least_costs.activations import kept_of_blocks
+from legoai.cost.search.least_costs.local_kernels import Pass
+from legoai.cost.search.least_costs.shared_work import in_layers
+from legoai.cost.search.stages.action_graph import graph_of
+from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.trace.records import Kernel
 from legoai.dsl.analysis.analysis import Analysis

@@ -9,10 +9,10 @@ import pytest
 
 from legoai.cost.search import placement_graph
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.placement_costs import PlacementCosts
-from legoai.cost.search.placement_graph import GraphBuilder
-from legoai.cost.search.placement_program import place
-from legoai.cost.search.placements import Placements
+from legoai.cost.search.placements.costs import PlacementCosts
+from legoai.cost.search.placements.graph import GraphBuilder
+from legoai.cost.search.placements.program import place
+from legoai.cost.search.placements.styles import Placements
 from legoai.dsl.analysis.layout import Propagation
 from legoai.dsl.frontend.paths import assign
 from legoai.dsl.lint import lint

@@ -1,0 +1,1 @@
+"""Least costs of parts of a candidate, from which bounds of the whole are made."""

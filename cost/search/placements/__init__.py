@@ -1,0 +1,1 @@
+"""Styles of modules under `shard`, chosen by an integer program over the module graph."""

@@ -1,0 +1,1 @@
+"""Assignment of blocks to the stages of a pipeline."""
