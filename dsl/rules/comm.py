@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.comm import bucket_rules
+from legoai.dsl.analysis.comm import bucket_rules, prefetching_units
 from legoai.dsl.analysis.facts import following, grouped, replacement, written
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -183,7 +183,8 @@ class ReduceUnderPipeline(Check):
 class PrefetchOfNothing(Check):
     """Prefetching where nothing is gathered.
 
-    Units that reshard after backward, or `never`, are still there when the backward pass begins.
+    Units that reshard after backward, or `never`, are still there when the backward pass begins. Where the whole model
+    is one unit, there is none to gather ahead.
 
     ## Example
     ```
@@ -218,6 +219,15 @@ class PrefetchOfNothing(Check):
             or not isinstance(plan.comm.prefetch, Units)
             or analysis.manifest is None
         ):
+            return
+        if not prefetching_units(analysis):
+            yield self.at(
+                analysis.place(plan.comm, "prefetch"),
+                "`prefetch` has no effect: the model is one unit",
+                label="has no effect",
+                others=[Label(analysis.place(plan.fsdp), "makes one unit")],
+                help=["make every block a unit: `layers.* = unit`"],
+            )
             return
         reshards = {unit.reshard for unit in fsdp_units(analysis).values()}
         prefetch = plan.comm.prefetch
