@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from legoai.lowering.graph.operators import CAST, GATHERS, SCATTERS, UNSAFE_VIEW, WAIT
+from legoai.lowering.graph.operators import GATHERS, SCATTERS, WAIT
 from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.torch_internals.graph_passes import CAST, UNSAFE_VIEW
 from legoai.runtime.torch_internals.operators import OpOverload
 
 

@@ -1,4 +1,4 @@
-"""Operators that passes look for: functional collectives, casts and views."""
+"""Operators that passes look for: functional collectives and their sums."""
 
 from __future__ import annotations
 
@@ -13,5 +13,3 @@ GATHERS: Final = (_FUNCTIONAL.all_gather_into_tensor.default, _FUNCTIONAL.all_ga
 SCATTERS: Final = (_FUNCTIONAL.reduce_scatter_tensor.default,)
 WAIT: Final = _FUNCTIONAL.wait_tensor.default
 ADD: Final = _ATEN.add.Tensor
-CAST: Final = _ATEN._to_copy.default
-UNSAFE_VIEW: Final = _ATEN._unsafe_view.default

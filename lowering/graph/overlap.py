@@ -17,9 +17,10 @@ from itertools import pairwise
 from torch import fx
 
 from legoai.lowering.graph.collectives import in_order, shows
-from legoai.lowering.graph.operators import CAST, GATHERS, SCATTERS, WAIT
+from legoai.lowering.graph.operators import GATHERS, SCATTERS, WAIT
 from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.torch_internals.graph_passes import CAST
 
 
 @dataclass(frozen=True, slots=True)

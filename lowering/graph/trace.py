@@ -16,7 +16,7 @@ from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from legoai.runtime.torch_internals.graph_passes import make_fx
+from legoai.runtime.torch_internals.graph_passes import make_fx, rename
 from legoai.runtime.torch_internals.graphs import reparametrize_module
 
 
@@ -104,5 +104,5 @@ def _name_inputs(graph: fx.Graph, names: Sequence[str]) -> None:
     placeholders: list[Any] = list(graph.find_nodes(op="placeholder"))
     for node, name in zip(placeholders, names, strict=True):
         identifier = "".join(letter if letter.isalnum() else "_" for letter in name)
-        node._rename(identifier)
+        rename(node, identifier)
         node.target = node.name

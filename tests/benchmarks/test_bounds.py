@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+import pytest
 from benchmarks.bounds import Tally, check, drawn_plan, row_of
 
 from benchmarks import bounds as command
@@ -46,6 +47,7 @@ def checked(excess: float) -> Tally:
     return tally
 
 
+@pytest.mark.slow
 def test_bounds_below_what_is_simulated_are_counted_and_those_above_told():
     tally = in_a_fork(checked, 1.0)
     assert tally.violations == []

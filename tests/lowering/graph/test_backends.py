@@ -39,7 +39,9 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", [name if name == "checkpointed" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
+)
 def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
     data = tmp_path / "data.txt"
@@ -53,6 +55,7 @@ def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
         assert torch.equal(value, eager["parameters"][parameter]), parameter
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_backend_goes_on_under_the_other(gloo, tmp_path: Path):
     head, body, comm = PLANS["mixed precision"]
     data = tmp_path / "data.txt"

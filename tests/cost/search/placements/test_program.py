@@ -73,9 +73,10 @@ def brute_force(graph: PlacementGraph, forbidden: list, most_bytes: float | None
     )
 
 
-def test_the_program_finds_what_brute_force_finds_on_hundreds_of_graphs():
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 400), marks=pytest.mark.slow)])
+def test_the_program_finds_what_brute_force_finds_on_hundreds_of_graphs(seeds: range):
     feasible = 0
-    for seed in range(400):
+    for seed in seeds:
         graph, forbidden, most_bytes = drawn(seed)
         least = brute_force(graph, forbidden, most_bytes)
         found = place(graph, forbidden=forbidden, most_bytes=most_bytes)
@@ -90,7 +91,7 @@ def test_the_program_finds_what_brute_force_finds_on_hundreds_of_graphs():
         assert any(
             labels == found.labels and seconds == pytest.approx(least, abs=1e-12) for labels, seconds, _ in every(graph)
         ), seed
-    assert feasible > 250
+    assert feasible > len(seeds) * 5 // 8
 
 
 def chain(blocks: int, *, labels: str = "xyz") -> PlacementGraph:
@@ -124,10 +125,10 @@ def test_equal_nodes_are_one_and_dominated_strategies_none():
 
 
 def test_a_long_chain_is_solved_in_a_moment():
-    """Two hundred blocks that share their labels: pruned, built and solved without branching worth its name."""
-    found: Placed = place(chain(200))
+    """Sixty blocks that share their labels: pruned, built and solved without branching worth its name."""
+    found: Placed = place(chain(60))
     assert found.status == "optimal"
-    assert found.seconds == pytest.approx(400e-6)
+    assert found.seconds == pytest.approx(120e-6)
 
 
 def test_what_no_neighbour_gives_is_infeasible_without_a_solver():
