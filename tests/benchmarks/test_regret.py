@@ -122,6 +122,7 @@ def on_the_line(sequences: int) -> tuple[float, float]:
     return figures(text, long=0)["seconds"], simulated(text)["seconds"]
 
 
+@pytest.mark.slow
 def test_a_line_through_shorter_pipelines_has_the_time_of_the_longer():
     line, whole = in_a_fork(on_the_line, 4 * 17)
     assert line == pytest.approx(whole, rel=1e-3)

@@ -176,7 +176,7 @@ def test_a_rank_that_is_killed_is_named(start):
     assert told.count("error[") == 1 and "Traceback" not in told
 
 
-@pytest.mark.parametrize("killed", some_slow(("the launcher", "the agent"), "the agent"))
+@pytest.mark.parametrize("killed", some_slow(("the launcher", "the agent"), "the launcher", "the agent"))
 def test_ranks_save_and_leave_when_what_started_them_is_killed(start, tmp_path, killed):
     process = start(2, "--steps", "100000", "--log-every", "1")
     running(process)

@@ -306,6 +306,7 @@ def test_a_plan_whose_split_was_solved_is_compared_with_its_present_values():
     assert present.found is not None
 
 
+@pytest.mark.slow
 @NEEDS_SOLVER
 def test_the_search_goes_on_with_the_styles_of_the_program_alone():
     text = TEXT.replace("shard standard on tp (sequence = auto)", "shard auto on tp").replace("tp = auto)", "tp = 2)")

@@ -38,7 +38,12 @@ def train_anew(text: str, data: str) -> dict:
 
 @pytest.mark.parametrize(
     "name",
-    some_slow(PLANS, "fsdp, tensor parallel, some kept and some recomputed", "layers inside of eager blocks"),
+    some_slow(
+        PLANS,
+        "tensor parallel alone",
+        "fsdp, tensor parallel, some kept and some recomputed",
+        "layers inside of eager blocks",
+    ),
 )
 def test_compiled_modules_train_as_one_eager_process_does(name: str, gloo, data, alone):
     for result in gloo(4)(train_anew, text_of(PLANS[name]), data):

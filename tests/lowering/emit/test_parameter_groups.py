@@ -100,7 +100,7 @@ def alone_by_muon(gloo, data) -> dict:
     return result
 
 
-@pytest.mark.parametrize("name", BY_MUON)
+@pytest.mark.parametrize("name", some_slow(BY_MUON, "sharded, two axes"))
 def test_muon_on_a_mesh_is_that_of_one_process(name: str, gloo, data, alone_by_muon):
     assert_close(together(gloo(4)(train, text_of(BY_MUON[name], MUON), data)), alone_by_muon, TOLERANCE)
 

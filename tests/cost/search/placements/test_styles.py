@@ -20,7 +20,7 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Unplaced
-from support.marks import NEEDS_SOLVER
+from support.marks import NEEDS_SOLVER, some_slow
 
 pytestmark = NEEDS_SOLVER
 
@@ -117,8 +117,8 @@ REST = {
 }
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("sequence", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("part", some_slow(PARTS, "feed_forward"))
 def test_every_assignment_of_a_small_model_is_legal_where_the_analysis_says_so(
     part: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
 ):
