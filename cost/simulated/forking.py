@@ -29,11 +29,12 @@ def begin_forked(interrupt: signal.Handlers) -> None:
     Args:
         interrupt: what an interrupt does, of which the parent tells: end the process, or nothing.
     """
-    import torch
-
     signal.signal(signal.SIGINT, interrupt)
     release_signals()
-    # Threads that torch computes with in the caller's process are missing here, and would be waited for without end.
-    torch.set_num_threads(1)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Threads that torch computes with in the caller's process are missing here, and would be waited for without
+        # end. Where the caller has not imported it, what is composed of kept pieces does not need it either.
+        torch.set_num_threads(1)
     # What the caller left in cycles may belong to such threads, and crashes when it is collected here.
     gc.freeze()

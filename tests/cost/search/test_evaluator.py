@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import legoai
@@ -60,3 +62,14 @@ def test_what_is_kept_and_cannot_be_read_is_simulated_anew(tmp_path: Path):
     (tmp_path / "kept.json").write_text("{", encoding="utf-8")
     assert read_kept(tmp_path / "kept.json") == {}
     assert read_kept(None) == {}
+
+
+def test_a_process_apart_imports_torch_only_if_it_simulates():
+    code = (
+        "import sys\n"
+        "from legoai.cost.search.evaluator import apart\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(apart(lambda: 'torch' in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
