@@ -46,8 +46,8 @@ class MicroBatchWork:
     """What one micro batch takes on a rank without a pipeline, at least.
 
     Attributes:
-        computed: seconds of the kernels of forward and backward, and of the collectives for which these wait.
-        recomputed: seconds of those of recomputation.
+        computed: seconds of the kernels of forward and backward, and of the collectives for which forward waits.
+        recomputed: the same of recomputation.
         activations: bytes of the activations that lived at the peak.
     """
 
@@ -89,7 +89,8 @@ def in_layers(kernel: Kernel, stream: int) -> bool:
 class _Seconds:
     """Seconds of what layers run one after another, by phase; those of a segment are added up once.
 
-    These are their kernels, and the collectives for which their stream waits before it runs another kernel.
+    These are their kernels, and the collectives of forward and recomputation for which their stream waits before it
+    runs another of them.
 
     Args:
         cost: of a kernel.
@@ -114,16 +115,16 @@ class _Seconds:
         begun: dict[int, Collective] = {}
         for record, slot in zip(records, slots, strict=True):
             if isinstance(record, Kernel):
-                if record.stream == self.stream:
-                    begun.clear()  # the rest runs beside it
                 if in_layers(record, self.stream):
+                    begun.clear()  # the rest of these runs beside it
                     found[record.phase] += self.cost(record).seconds
             elif isinstance(record, Collective):
                 if record.axis in _BETWEEN_LAYERS and record.stream == self.stream:
                     begun[slot] = record
             elif isinstance(record, WaitWork) and slot in begun and record.stream == self.stream:
                 waited = begun.pop(slot)
-                found[waited.phase] += self.cost(waited).seconds
+                if waited.phase != "backward":  # what is recomputed decides which of these are left for it
+                    found[waited.phase] += self.cost(waited).seconds
         return found
 
 
