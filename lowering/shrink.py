@@ -8,6 +8,7 @@ accumulated. Only numbers are smaller. Every value keeps the place in the text t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -124,6 +125,7 @@ def shrink(
     smaller = replace(smaller, model=model, batch=batch, pipeline=pipeline)
     smaller = with_short_warmup(smaller, changes)
     smaller = with_acting_clip(smaller, changes)
+    smaller = _with_buckets(smaller, analysis, blocks, changes)
     smaller = with_every_rule(smaller, _renamed(blocks))
     smaller = with_every_rule(smaller, _every(changes))
     return Shrunken(plan=_bytes(smaller, ratio, changes), changes=tuple(changes), blocks=blocks)
@@ -284,6 +286,26 @@ def _one_pass(analysis: Analysis, smaller: Plan, whole: int) -> int:
     if uneven and plan.pipeline.schedule in ("Interleaved1F1B", "InterleavedZeroBubble"):
         return ranks + 1  # one round, whatever the number
     return max(4, count // plan.mesh.pp * ranks) + uneven
+
+
+def _with_buckets(plan: Plan, analysis: Analysis, blocks: Blocks | None, changes: list[str]) -> Plan:
+    """The plan with buckets of the modules that are kept, the largest first, so that few modules still share one."""
+    if plan.comm is None or blocks is None:
+        return plan
+    decided = Counter(id(rule) for path, rule in analysis.assigned(plan.comm).by_path.items() if blocks.keeps(path))
+
+    def bucket(rule: PathRule[Any]) -> PathRule[Any]:
+        counts, left = rule.treatment.by, decided[id(rule)]
+        if not isinstance(counts, tuple) or sum(counts) == left:
+            return rule
+        kept: list[int] = []
+        for count in sorted(counts, reverse=True):
+            kept.append(min(count, left - sum(kept)))
+        kept = [count for count in kept if count]
+        changes.append(f"comm: buckets of {kept} modules for {list(counts)}")
+        return replace(rule, treatment=changed(rule.treatment, by=tuple(kept)))
+
+    return replace(plan, comm=with_rules(plan.comm, bucket))
 
 
 def _renamed(blocks: Blocks | None) -> Rewrite:

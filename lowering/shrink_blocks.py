@@ -9,7 +9,7 @@ from typing import Final
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.frontend.paths import pattern, segments_of
 from legoai.specs.directives.checkpoint import Every
-from legoai.specs.directives.comm import Units
+from legoai.specs.directives.comm import Bucket, Units
 from legoai.specs.models.manifest import BlockList, Manifest
 from legoai.specs.plan import Plan
 
@@ -27,6 +27,12 @@ class Blocks:
     """Of all blocks of the whole model."""
     kept: tuple[int, ...]
     """Places of the kept blocks among all."""
+
+    def keeps(self, path: str) -> bool:
+        """Whether a module of the whole model is in the smaller one."""
+        prefix = f"{self.path}." if self.path else ""
+        name = path[len(prefix) :].partition(".")[0] if path.startswith(prefix) else ""
+        return name not in self.names or self.names.index(name) in self.kept
 
     def original(self, path: str) -> str:
         """The path in the whole model of a module or parameter of the smaller one."""
@@ -80,7 +86,7 @@ def _classes(
     for directive in plan.directives():
         for rule in directive.rules:
             segment = _segment(blocks, rule.path)
-            if isinstance(rule.treatment, Every):
+            if isinstance(rule.treatment, Every) or _joins(rule.treatment):
                 wanted = 2
             if segment is not None and segment != "*":
                 found = pattern(segment)
@@ -100,6 +106,11 @@ def _classes(
         alike.setdefault(tuple(mark), []).append(index)
     for members in alike.values():
         yield members, wanted
+
+
+def _joins(treatment: object) -> bool:
+    """Whether a rule puts more than one of its modules into a bucket by their number."""
+    return isinstance(treatment, Bucket) and isinstance(treatment.by, tuple) and max(treatment.by) > 1
 
 
 def _prefetched(plan: Plan) -> int:

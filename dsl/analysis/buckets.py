@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.shard import shard_on_tp
@@ -36,6 +37,13 @@ def local_numel(analysis: Analysis, path: str) -> int:
         cut = any(rule is not None and isinstance(rule.treatment, Colwise | Rowwise | Sharded) for rule in rules)
         count += math.prod(shape) // (analysis.plan.mesh.tp if cut else 1)
     return count
+
+
+def counted(paths: Sequence[str], counts: Sequence[int]) -> list[tuple[str, ...]]:
+    """Cut a sequence of modules into buckets of so many each; counts that do not add up leave some out or are cut."""
+    ends = list(accumulate(counts))
+    cut = (tuple(paths[end - count : end]) for end, count in zip(ends, counts, strict=True))
+    return [bucket for bucket in cut if bucket]
 
 
 def fill(sizes: Sequence[tuple[str, int]], least: int) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import passes
-from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
+from legoai.dsl.analysis.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
@@ -84,6 +84,8 @@ def _cut(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> list[tupl
     if isinstance(by, ByBytes):
         size = DTYPE_BYTES[analysis.plan.precision.param]
         return fill([(path, local_numel(analysis, path) * size) for path in paths], by.n)
+    if isinstance(by, tuple):
+        return counted(paths, by)
     return [(path,) for path in paths]
 
 
@@ -160,13 +162,6 @@ def _buckets(analysis: Analysis) -> Iterator[Unsupported]:
         if why is not None:
             yield Unsupported(
                 analysis.rule_span(rule), why, "a bucket is of whole units", ("make the modules units of `fsdp`",)
-            )
-        elif rule.treatment.by == "balanced":
-            yield Unsupported(
-                analysis.rule_span(rule),
-                "`bucket(balanced)` is not lowered: it needs the times of computation and communication",
-                "not in this program",
-                ("write `bucket(module)`, `bucket(group)` or `bucket(bytes(…))`",),
             )
         else:
             yield from _joined(analysis, rule, paths)

@@ -101,6 +101,44 @@ class BucketWithoutUnit(Check):
             )
 
 
+class BucketCounts(Check):
+    """Buckets of so many modules each that are not all modules that the rule matches.
+
+    A list in `bucket` says how many of them, one after another in the model's order, share a collective. The numbers
+    add up to the modules that the rule decides; those that a more specific rule decides are not among them.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm { layers.* = bucket([8, 8, 8]) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    comm { layers.* = bucket([2, 6, 12, 12]) }
+    ```
+    """
+
+    code = "LP666"
+    slug = "bucket-counts"
+    severity = "error"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for rule, paths in grouped(following(analysis, analysis.plan.comm, Bucket).items()):
+            counts = rule.treatment.by
+            if not isinstance(counts, tuple) or sum(counts) == len(paths):
+                continue
+            yield self.at(
+                analysis.place(rule.treatment, "by"),
+                f"the buckets hold {sum(counts)} modules, and `{rule.path}` decides {len(paths)}",
+                label=f"{sum(counts)} in {len(counts)} {'bucket' if len(counts) == 1 else 'buckets'}",
+                help=[f"give numbers that add up to {len(paths)}"],
+            )
+
+
 class ReduceWithoutAccumulation(Check):
     """A choice of when to reduce gradients in a step of one micro batch.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Boolean, Choice, Either, Integer, Size
+from legoai.specs.directives.kinds import Boolean, Choice, Either, Integer, ListOf, Size
 
 
 class Units(Treatment):
@@ -38,12 +38,12 @@ class Bucket(Treatment):
 
     name: ClassVar[str] = "bucket"
 
-    by: str | ByBytes = option(
-        Either((Choice(("module", "balanced", "group")), Calls((ByBytes,)))),
+    by: str | ByBytes | tuple[int, ...] = option(
+        Either((Choice(("module", "group")), Calls((ByBytes,)), ListOf(Integer(minimum=1)))),
         doc=(
             "`module`: one bucket for each matched module; `group`: one for all modules that the rule matches; "
-            "`bytes(n)`: by size; `balanced`: merged until communication outlasts the computation that hides it "
-            "(SimpleFSDP, Algorithm 1)."
+            "`bytes(n)`: by size; `[1, 4, 8]`: so many of them in each bucket, one after another in the model's "
+            "order, which is what solving writes."
         ),
     )
 

@@ -284,6 +284,16 @@ def test_buckets_hold_about_as_many_blocks_as_before():
     assert 1024 < small.replicate.bucket < 2**20
 
 
+def test_buckets_of_so_many_blocks_join_those_that_are_left():
+    body = "mesh (dp_shard = 8)\nfsdp on dp_shard {{ layers.* = unit }}\ncomm {{ layers.{} = bucket([{}]) }}"
+    small = big(body.format("*", "1, 4, 8, 8, 11"))
+    assert [rule.treatment.by for rule in small.plan.comm.rules] == [(2,)]
+    assert "comm: buckets of [2] modules for [1, 4, 8, 8, 11]" in small.changes
+    ends = big(body.format("{0, 31}", "2"))
+    assert [(rule.path, rule.treatment.by) for rule in ends.plan.comm.rules] == [("layers.{0, 3}", (2,))]
+    assert not any(change.startswith("comm") for change in ends.changes)
+
+
 def test_every_value_keeps_its_place_in_the_text():
     text = f"{HEAD}{BATCH}mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit }}"
     plan, small = resolved(text), shrunken(text).plan

@@ -29,6 +29,27 @@ def test_a_bucket_joins_units() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rules", "message_of"),
+    [
+        ("layers.* = bucket([1, 3])", None),
+        ("layers.* = bucket([4])", None),
+        ("layers.* = bucket([1, 2])", "the buckets hold 3 modules, and `layers.*` decides 4"),
+        (
+            "layers.* = bucket([2, 2]), layers.3 = bucket(module)",
+            "the buckets hold 4 modules, and `layers.*` decides 3",
+        ),
+        ("layers.* = bucket([2, 1]), layers.3 = bucket(module)", None),
+    ],
+)
+def test_buckets_hold_all_that_their_rule_decides(rules: str, message_of: str | None) -> None:
+    plan = FSDP.format("") + f"comm {{ {rules} }}"
+    if message_of is None:
+        assert "LP666" not in codes(plan)
+    else:
+        assert message(plan, "LP666") == message_of
+
+
 def test_when_gradients_are_reduced_matters_only_under_accumulation() -> None:
     plan = FSDP.format("") + "comm (reduce = last_micro_batch)\n"
     assert "LP663" not in codes(plan)

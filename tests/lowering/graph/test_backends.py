@@ -16,18 +16,18 @@ PLANS = {
     "mixed precision": (
         HEAD,
         f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
-        "reorder = true",
+        "(reorder = true)",
     ),
     "tied, in bf16": (
         HEAD.replace('"tiny"', '"tiny", tie_embeddings = true'),
         "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\nprecision (param = bf16, reduce = bf16)\n",
-        "reorder = true",
+        "(reorder = true)",
     ),
     "checkpointed": (
         HEAD,
         "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
-        "reorder = true",
+        "(reorder = true) { layers.* = bucket([1, 3]) }",
     ),
     "another decoder, kept after forward": (
         HEAD.replace(
@@ -74,4 +74,4 @@ def test_a_checkpoint_of_one_backend_goes_on_under_the_other(gloo, tmp_path: Pat
 
 def traced(body: str, head: str, comm: str) -> str:
     graph = body.replace("on dp_shard {", "on dp_shard (backend = graph) {")
-    return text_of(graph + (f"comm ({comm})\n" if comm else ""), head)
+    return text_of(graph + (f"comm {comm}\n" if comm else ""), head)

@@ -101,8 +101,13 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
             BODY.replace("(reorder = true)", "{ layers.{0..2} = bucket(group) }"),
             ["39 0 39", "39 0 39", "39 36 39", "3 2 3"],
         ),
+        (
+            HEAD,
+            BODY.replace("(reorder = true)", "(reorder = true) { layers.* = bucket([1, 2, 1]) }"),
+            ["39 0 39", "39 0 39", "39 36 39", "4 3 4", "4 3 4"],
+        ),
     ],
-    ids=["units", "tied", "checkpointed", "kept after forward", "joined units"],
+    ids=["units", "tied", "checkpointed", "kept after forward", "joined units", "counted units"],
 )
 def test_gathers_of_forward_and_backward_and_scatters(head: str, body: str, expected: list[str]):
     assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected
