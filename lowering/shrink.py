@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
+from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.analysis.pipeline import first_modules, stage_count
-from legoai.lowering.shrink_blocks import Blocks, choose_blocks, points_of, rewritten
+from legoai.lowering.shrink_blocks import Blocks, choose_blocks, held_of, matched_first, points_of, rewritten
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
-from legoai.lowering.shrink_rules import Rewrite, changed, with_every_rule, with_rules
+from legoai.lowering.shrink_rules import Rewrite, changed, with_every_rule, with_parts, with_rules
 from legoai.lowering.shrink_substitutes import (
     for_a_cpu,
     in_double_precision,
@@ -26,7 +27,7 @@ from legoai.lowering.shrink_substitutes import (
     with_acting_clip,
     with_short_warmup,
 )
-from legoai.specs.directives.base import Directive, PathRule
+from legoai.specs.directives.base import Directive, Divided, PathRule, Treatment
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every
 from legoai.specs.directives.comm import ByBytes, Comm, Proactive
@@ -35,6 +36,7 @@ from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.mesh import AXES, Mesh
 from legoai.specs.directives.pipeline import Even, OrderFile, Pipeline
 from legoai.specs.directives.precision import Precision
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
@@ -126,6 +128,8 @@ def shrink(
     smaller = with_short_warmup(smaller, changes)
     smaller = with_acting_clip(smaller, changes)
     smaller = _with_buckets(smaller, analysis, blocks, changes)
+    if blocks is not None:
+        smaller = with_every_rule(smaller, _fewer_first(blocks, manifest, changes))
     smaller = with_every_rule(smaller, _renamed(blocks))
     smaller = with_every_rule(smaller, _every(changes))
     return Shrunken(plan=_bytes(smaller, ratio, changes), changes=tuple(changes), blocks=blocks)
@@ -171,7 +175,7 @@ def _in_groups(plan: Plan) -> bool:
         isinstance(rule.treatment, Unit)
         and isinstance(rule.treatment.reshard, int)
         and rule.treatment.reshard < plan.mesh.dp_shard
-        for rule in plan.fsdp.rules
+        for rule in each_rule(plan.fsdp)
     )
 
 
@@ -207,10 +211,12 @@ def _is_left_out(axis: str, changes: list[str]) -> bool:
 
 
 def _in_smaller_group(rule: PathRule[Any], size: int) -> PathRule[Any]:
-    unit = rule.treatment
-    if isinstance(unit, Unit) and isinstance(unit.reshard, int):
-        return replace(rule, treatment=changed(unit, reshard="after_forward" if size < 2 else 2))
-    return rule
+    def smaller(unit: Treatment) -> Treatment:
+        if isinstance(unit, Unit) and isinstance(unit.reshard, int):
+            return changed(unit, reshard="after_forward" if size < 2 else 2)
+        return unit
+
+    return with_parts(rule, smaller)
 
 
 def _pipeline(analysis: Analysis, smaller: Plan) -> tuple[Pipeline | None, int | None]:
@@ -316,6 +322,20 @@ def _renamed(blocks: Blocks | None) -> Rewrite:
     return rewrite
 
 
+def _fewer_first(blocks: Blocks, manifest: Manifest, changes: list[str]) -> Rewrite:
+    """`first(n, …)` over few blocks: as many as are left of those."""
+
+    def rewrite(directive: Directive, rule: PathRule[Any]) -> PathRule[Any]:
+        divided = rule.treatment
+        if not isinstance(divided, Divided):
+            return rule
+        left = held_of(blocks, manifest, matched_first(manifest, rule))
+        changes.append(f"{directive.keyword}: first({left}, …) for first({divided.n}, …)")
+        return replace(rule, treatment=changed(divided, n=left) if left else divided.others)
+
+    return rewrite
+
+
 def _every(changes: list[str]) -> Rewrite:
     """`every(n)` over few blocks: every second one."""
 
@@ -347,14 +367,12 @@ def _bytes(plan: Plan, ratio: float, changes: list[str]) -> Plan:
         found = replace(found, comm=_comm(plan.comm, scaled))
     if plan.checkpoint is not None:
 
-        def kept(rule: PathRule[Any]) -> PathRule[Any]:
-            treatment = rule.treatment
+        def kept(treatment: Treatment) -> Treatment:
             if not isinstance(treatment, Budget) or not isinstance(treatment.amount, int) or treatment.amount <= 1:
-                return rule
-            amount = scaled(treatment.amount, "checkpoint: budget")
-            return replace(rule, treatment=changed(treatment, amount=amount))
+                return treatment
+            return changed(treatment, amount=scaled(treatment.amount, "checkpoint: budget"))
 
-        found = replace(found, checkpoint=with_rules(plan.checkpoint, kept))
+        found = replace(found, checkpoint=with_rules(plan.checkpoint, lambda rule: with_parts(rule, kept)))
     return found
 
 

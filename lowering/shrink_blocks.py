@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from legoai.dsl.analysis.split_points import SplitPoints
-from legoai.dsl.frontend.paths import pattern, segments_of
+from legoai.dsl.frontend.paths import Paths, pattern, segments_of
+from legoai.specs.directives.base import Divided, PathRule
 from legoai.specs.directives.checkpoint import Every
 from legoai.specs.directives.comm import Bucket, Units
 from legoai.specs.models.manifest import BlockList, Manifest
@@ -88,6 +89,10 @@ def _classes(
             segment = _segment(blocks, rule.path)
             if isinstance(rule.treatment, Every) or _joins(rule.treatment):
                 wanted = 2
+            if isinstance(rule.treatment, Divided):
+                first = {_place(blocks, path) for path in matched_first(manifest, rule)}
+                for index, mark in enumerate(marks):
+                    mark.append(index in first)
             if segment is not None and segment != "*":
                 found = pattern(segment)
                 for name, mark in zip(blocks.names, marks, strict=True):
@@ -111,6 +116,24 @@ def _classes(
 def _joins(treatment: object) -> bool:
     """Whether a rule puts more than one of its modules into a bucket by their number."""
     return isinstance(treatment, Bucket) and isinstance(treatment.by, tuple) and max(treatment.by) > 1
+
+
+def matched_first(manifest: Manifest, rule: PathRule[Any]) -> list[str]:
+    """The modules to which a divided rule gives the treatment of the first ones."""
+    return Paths(list(manifest.modules)).matching(pattern(rule.path))[: rule.treatment.n]
+
+
+def _place(blocks: BlockList, path: str) -> int | None:
+    """The place of the block that a module is, or lies in."""
+    prefix = f"{blocks.path}." if blocks.path else ""
+    name = path[len(prefix) :].partition(".")[0] if path.startswith(prefix) else ""
+    return blocks.names.index(name) if name in blocks.names else None
+
+
+def held_of(blocks: Blocks, manifest: Manifest, paths: Sequence[str]) -> int:
+    """How many of some modules the smaller model has."""
+    known = next(item for item in manifest.block_lists if item.path == blocks.path)
+    return sum(place is None or place in blocks.kept for place in (_place(known, path) for path in paths))
 
 
 def _prefetched(plan: Plan) -> int:

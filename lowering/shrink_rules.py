@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from legoai.specs.directives.base import Declared, Directive, PathRule
+from legoai.specs.directives.base import Declared, Directive, Divided, PathRule, Treatment
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 
@@ -44,6 +44,15 @@ def with_rules(directive: D, rewrite: Callable[[PathRule[Any]], PathRule[Any] | 
         return directive
     found = [rewrite(rule) for rule in directive.rules]
     return changed(directive, rules=tuple(rule for rule in found if rule is not None))
+
+
+def with_parts(rule: PathRule[Any], rewrite: Callable[[Treatment], Treatment]) -> PathRule[Any]:
+    """The rule with its treatment rewritten, or both treatments of a rule that divides its modules."""
+    divided = rule.treatment
+    if isinstance(divided, Divided):
+        divided = changed(divided, these=rewrite(divided.these), others=rewrite(divided.others))
+        return replace(rule, treatment=divided)
+    return replace(rule, treatment=rewrite(rule.treatment))
 
 
 def of_statement(directive: Directive) -> Mapping[str, Any]:

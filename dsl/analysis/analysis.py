@@ -6,13 +6,13 @@ Facts about one family of directives stand in the module of that family, each a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from legoai.dsl.frontend.paths import Assignment, Paths, assign
-from legoai.specs.directives.base import Declared, Directive, PathRule
+from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
+from legoai.specs.directives.base import Declared, Directive, Divided, PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Unplaced
 from legoai.specs.plan import Plan
@@ -111,21 +111,56 @@ class Analysis:
         return found
 
     def assigned(self, directive: Directive) -> Assignment[Any]:
-        """Which rule names each module, or parameter where rules may name these; without undecided rules."""
+        """Which rule names each module, or parameter where rules may name these; without undecided rules.
+
+        A rule that treats its first modules in one way and the others in another is two rules here.
+        """
         assert self.manifest is not None
         held = self._assignments.get(id(directive))
         if held is None:
-            decided = [rule for rule in directive.rules if not isinstance(rule.treatment, Hole)]
+            decided = [rule for rule in directive.rules if not is_open(rule.treatment)]
             held = assign(decided, self.paths_for(directive))
             if any(isinstance(rule.treatment, Unplaced) for rule in decided):
                 placed = {path: rule for path, rule in held.by_path.items() if not isinstance(rule.treatment, Unplaced)}
                 held = replace(held, by_path=placed)
+            if any(isinstance(rule.treatment, Divided) for rule in decided):
+                held = replace(held, by_path=self._divided(held.by_path, self.paths_for(directive)))
             self._assignments[id(directive)] = held
         return held
+
+    def _divided(self, by_path: Mapping[str, PathRule[Any]], paths: Paths) -> dict[str, PathRule[Any]]:
+        parts: dict[int, tuple[frozenset[str], list[PathRule[Any]]]] = {}
+        found = {}
+        for path, rule in by_path.items():
+            if isinstance(rule.treatment, Divided):
+                if id(rule) not in parts:
+                    first = paths.matching(pattern(rule.path))[: rule.treatment.n]
+                    parts[id(rule)] = frozenset(first), list(parts_of(rule))
+                first_ones, (these, others) = parts[id(rule)]
+                found[path] = these if path in first_ones else others
+            else:
+                found[path] = rule
+        return found
 
     def paths_for(self, directive: Directive) -> Paths:
         """The paths that rules of ``directive`` may name."""
         return self.module_and_parameter_paths if directive.names_parameters else self.module_paths
+
+
+def is_open(treatment: Any) -> bool:
+    """Whether a rule's treatment is a hole, or one of its parts is, so that nothing is known of its modules."""
+    if isinstance(treatment, Divided):
+        return any(isinstance(part, Hole) for part in (treatment.n, treatment.these, treatment.others))
+    return isinstance(treatment, Hole)
+
+
+def parts_of(rule: PathRule[Any]) -> Iterator[PathRule[Any]]:
+    """The rule itself, or where it is divided, a rule for its first modules and one for the others."""
+    if isinstance(rule.treatment, Divided):
+        yield replace(rule, treatment=rule.treatment.these)
+        yield replace(rule, treatment=rule.treatment.others)
+    else:
+        yield rule
 
 
 def fact(compute: Callable[[Analysis], T]) -> Callable[[Analysis], T]:

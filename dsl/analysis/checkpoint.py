@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis, fact
-from legoai.dsl.analysis.facts import decided, holders
+from legoai.dsl.analysis.facts import decided, each_rule, holders
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.base import PathRule
@@ -47,7 +47,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     checkpoint = analysis.plan.checkpoint
     if checkpoint is None:
         return
-    for rule in checkpoint.rules:
+    for rule in each_rule(checkpoint):
         if not isinstance(rule.treatment, Budget):
             continue
         if analysis.plan.context is not None and analysis.plan.mesh.cp > 1:

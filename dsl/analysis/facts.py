@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from legoai.dsl.analysis.analysis import is_open, parts_of
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix
 from legoai.specs.directives.base import Declared, Directive, PathRule
-from legoai.specs.directives.hole import Hole, Undecided
+from legoai.specs.directives.hole import Undecided
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
@@ -37,8 +38,14 @@ def decided(directive: Directive) -> None:
         Undecided: a rule's treatment is a hole.
     """
     for rule in directive.rules:
-        if isinstance(rule.treatment, Hole):
+        if is_open(rule.treatment):
             raise Undecided(f"the rule for {rule.path} is not decided yet")
+
+
+def each_rule(directive: Directive | None) -> Iterator[PathRule[Any]]:
+    """The rules of a statement, those that treat their first modules apart as two."""
+    for rule in directive.rules if directive is not None else ():
+        yield from parts_of(rule)
 
 
 def below(path: str, above: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import random_modules, recomputed_modules
-from legoai.dsl.analysis.facts import following, grouped, has_operator, holders, name_of, written
+from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
@@ -122,8 +122,7 @@ class OperatorName(Check):
     slug = "operator-name"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        checkpoint = analysis.plan.checkpoint
-        for rule in checkpoint.rules if checkpoint is not None else ():
+        for rule in each_rule(analysis.plan.checkpoint):
             if not isinstance(rule.treatment, Selective):
                 continue
             for name in rule.treatment.keep:
@@ -220,10 +219,9 @@ class BudgetBeyondReason(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        checkpoint = analysis.plan.checkpoint
         memory = analysis.device.memory if analysis.device is not None else None
         capacity = memory.capacity_bytes if memory is not None else None
-        for rule in checkpoint.rules if checkpoint is not None else ():
+        for rule in each_rule(analysis.plan.checkpoint):
             if not isinstance(rule.treatment, Budget):
                 continue
             amount = rule.treatment.amount

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import span_of
-from legoai.dsl.analysis.facts import listed, written
+from legoai.dsl.analysis.facts import each_rule, listed, written
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, resharding
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks
 from legoai.dsl.analysis.pipeline import splits_backward
@@ -96,7 +96,7 @@ class ReshardSize(Check):
         fsdp = analysis.plan.fsdp
         if fsdp is None:
             return
-        for rule in fsdp.rules:
+        for rule in each_rule(fsdp):
             if not isinstance(rule.treatment, Unit) or not isinstance(rule.treatment.reshard, int):
                 continue
             ranks = shard_ranks(analysis)
@@ -157,7 +157,7 @@ class ReshardWithinMesh(Check):
         if beside is None:
             return
         ranks = shard_ranks(analysis)
-        for rule in fsdp.rules:
+        for rule in each_rule(fsdp):
             unit = rule.treatment
             if not isinstance(unit, Unit) or not isinstance(unit.reshard, int) or ranks % unit.reshard:
                 continue
@@ -242,7 +242,7 @@ class KeptUnderPipeline(Check):
         fsdp, pipeline = analysis.plan.fsdp, analysis.plan.pipeline
         if fsdp is None or pipeline is None:
             return
-        for rule in fsdp.rules:
+        for rule in each_rule(fsdp):
             if isinstance(rule.treatment, Unit) and rule.treatment.reshard == "never":
                 yield self.at(
                     analysis.place(rule.treatment, "reshard"),
@@ -333,7 +333,7 @@ class ReshardUnderPipeline(Check):
             return
         if splits_backward(analysis):
             return  # an error of its own
-        for rule in fsdp.rules:
+        for rule in each_rule(fsdp):
             if not isinstance(rule.treatment, Unit):
                 continue
             unit = FsdpUnit(rule, resharding(rule.treatment, "" if rule.path == ROOT else rule.path))

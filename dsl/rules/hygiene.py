@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.merge import likeness
+from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Malformed, Suppression
 from legoai.dsl.frontend.syntax import Let, Name, Statement, Variant
 from legoai.dsl.rules.base import Check
+from legoai.specs.directives.base import Divided
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 from legoai.specs.span import Span
@@ -216,6 +218,48 @@ class ShadowedRule(Check):
                     others=[Label(over, "wins over it")],
                     help=["delete the line, or make its path more specific"],
                 )
+
+
+class DividedForNothing(Check):
+    """A rule that treats its first modules apart from the others, where there are no others or both are treated alike.
+
+    ## Example
+    ```
+    checkpoint { layers.* = first(1000, full, others = selective([attention])) }
+    ```
+
+    ## Use instead
+    ```
+    checkpoint { layers.* = first(2, full, others = selective([attention])) }
+    ```
+    """
+
+    code = "LP908"
+    slug = "divided-for-nothing"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for directive in analysis.plan.directives():
+            for rule in directive.rules:
+                divided = rule.treatment
+                if not isinstance(divided, Divided) or is_open(divided):
+                    continue
+                if divided.these == divided.others:
+                    yield self.at(
+                        analysis.place(divided, "these"),
+                        "the first modules are treated as the others are",
+                        label="the same as `others`",
+                        help=["write it without `first`"],
+                    )
+                elif analysis.manifest is not None:
+                    count = len(analysis.paths_for(directive).matching(pattern(rule.path)))
+                    if 0 < count <= divided.n:
+                        yield self.at(
+                            analysis.place(divided, "n"),
+                            f"`first({divided.n}, …)` leaves no others: `{rule.path}` matches {count}",
+                            label="all of them",
+                            help=["write the treatment of the first ones alone, or a smaller number"],
+                        )
 
 
 class UnusedSuppression(Rule):

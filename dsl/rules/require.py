@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.analysis.state import StateBytes, state_bytes
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -399,7 +400,7 @@ class FigureIsZero(Check):
 
 def _recomputes(analysis: Analysis) -> bool:
     checkpoint = analysis.plan.checkpoint
-    return checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in checkpoint.rules)
+    return checkpoint is not None and any(not isinstance(rule.treatment, KeepAll) for rule in each_rule(checkpoint))
 
 
 class ExactBudget(Check):

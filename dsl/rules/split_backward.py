@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import decided, replacement
+from legoai.dsl.analysis.facts import decided, each_rule, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -135,9 +135,8 @@ class SelectiveUnderSplitBackward(Check):
         pipeline, checkpoint = analysis.plan.pipeline, analysis.plan.checkpoint
         if pipeline is None or checkpoint is None or not splits_backward(analysis):
             return
-        for rule in checkpoint.rules:
-            if not isinstance(rule.treatment, Selective | Budget):
-                continue
+        chosen = [rule for rule in each_rule(checkpoint) if isinstance(rule.treatment, Selective | Budget)]
+        for rule in {rule.origin.span: rule for rule in chosen}.values():
             assert rule.origin.span is not None
             yield self.at(
                 rule.origin.span,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
-from legoai.specs.directives.kinds import Kind, either_of
+from legoai.specs.directives.kinds import Integer, Kind, either_of
 from legoai.specs.record import Record
 from legoai.specs.span import DEFAULT, Origin, Span
 
@@ -134,6 +134,23 @@ class Treatment(Declared):
     def signature(cls) -> str:
         """The treatment as it is written, with ``…`` for arguments that it must have: ``colwise``, ``every(…)``."""
         return f"{cls.name}(…)" if any(item.required for item in cls.options) else cls.name
+
+
+class Divided(Treatment):
+    """Treats the first of the modules that its rule matches in one way, and the others in another.
+
+    A family that can divide its modules declares a treatment of this class, with the options ``these`` and ``others``.
+    :meth:`legoai.dsl.analysis.analysis.Analysis.assigned` puts one of the two in its place for each module.
+    """
+
+    name: ClassVar[str] = "first"
+
+    n: int = option(
+        Integer(minimum=1),
+        doc="How many modules, counted over all that the rule matches, those included that another rule wins.",
+    )
+    these: Any
+    others: Any
 
 
 class Calls(Kind):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar, Final
 
-from legoai.specs.directives.base import Calls, Directive, Treatment, option
+from legoai.specs.directives.base import Calls, Directive, Divided, Treatment, option
 from legoai.specs.directives.kinds import Boolean, Choice, Either, Fraction, Integer, ListOf, Size, Text
 
 
@@ -68,11 +68,28 @@ class Budget(Treatment):
     )
 
 
+_ALIKE: Final = Calls((KeepAll, Full, Selective, Budget))
+"""Treatments that are the same for every module."""
+
+
+class First(Divided):
+    """One treatment for the first n modules that the rule matches, and another for the rest.
+
+    The first blocks of a model recompute at the least cost of memory: when their backward comes, that of the others is
+    over, and has freed what they kept. Modules are counted over the whole model, as `every` counts them, so that the
+    rule says the same whatever a pipeline's split is; stages that need different numbers have a rule each:
+    `layers.{0..7} = first(6, full), layers.{8..15} = first(2, full)`.
+    """
+
+    these: Any = option(_ALIKE, doc="The treatment of the first n.")
+    others: Any = option(_ALIKE, doc="The treatment of the others.", default=KeepAll())
+
+
 class Checkpoint(Directive):
     """Activation checkpointing: a treatment for each module path; what no rule names keeps all its activations."""
 
     keyword: ClassVar[str] = "checkpoint"
-    treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget))
+    treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget, First))
 
     preserve_rng: bool | None = option(
         Boolean(),

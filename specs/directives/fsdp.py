@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from legoai.specs.directives.base import AxisUse, Calls, Directive, Treatment, option
+from legoai.specs.directives.base import AxisUse, Calls, Directive, Divided, Treatment, option
 from legoai.specs.directives.kinds import Choice, Either, Integer
 
 
@@ -30,6 +30,17 @@ class NoUnit(Treatment):
     name: ClassVar[str] = "none"
 
 
+class FirstUnits(Divided):
+    """Units for the first n modules that the rule matches, and other ones, or none, for the rest.
+
+    `first(24, unit, others = unit(reshard = after_backward))` keeps the last blocks gathered between forward and
+    backward. They are the first that backward needs, and the first that it frees.
+    """
+
+    these: Any = option(Calls((Unit, NoUnit)), doc="What the first n are.")
+    others: Any = option(Calls((Unit, NoUnit)), doc="What the others are.", default=Unit())
+
+
 class BlockUnits(Treatment):
     """A unit for each repeated block of the model, and `root`. Rules beside it replace its rules for the same paths."""
 
@@ -48,7 +59,7 @@ class Fsdp(Directive):
 
     keyword: ClassVar[str] = "fsdp"
     axis_use: ClassVar[AxisUse | None] = AxisUse(("dp_replicate", "dp_shard", "cp"), minimum=1, maximum=3)
-    treatments: ClassVar[Calls | None] = Calls((Unit, NoUnit))
+    treatments: ClassVar[Calls | None] = Calls((Unit, NoUnit, FirstUnits))
     layouts: ClassVar[tuple[type[Treatment], ...]] = (BlockUnits,)
 
     backend: str = option(

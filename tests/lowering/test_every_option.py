@@ -14,7 +14,7 @@ from legoai.dsl.lint import check
 from legoai.lowering.emit import EMITTERS
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives import kinds as k
-from legoai.specs.directives.base import Calls, Declared, Directive, PathRule, Treatment
+from legoai.specs.directives.base import Calls, Declared, Directive, Divided, PathRule, Treatment
 from legoai.specs.directives.checkpoint import Full
 from legoai.specs.plan import Plan
 from legoai.specs.span import Origin, Span
@@ -225,6 +225,8 @@ def _plain(keyword: str, treatment: Treatment) -> Treatment | None:
 def _says_nothing(keyword: str, treatment: Treatment) -> bool:
     if treatment.name == "none" and keyword in ("compile", "precision", "shard"):
         return True  # a rule that excepts modules from a wider rule
+    if isinstance(treatment, Divided) and treatment.these == treatment.others:
+        return True  # whatever the number is, which lint says
     default = type(treatment)(**smallest(type(treatment)))
     if treatment.name in ("inputs", "outputs") and treatment != default:
         return all(_first(getattr(treatment, field)) == getattr(default, field) for field in ("source", "target"))

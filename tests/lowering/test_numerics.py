@@ -66,6 +66,15 @@ mesh (dp_shard = 2, tp = 2)
 fsdp on dp_shard {UNITS}
 checkpoint {{ layers.* = full }}
 {DOUBLE}""",
+    "the first blocks treated otherwise": f"""
+mesh (dp_shard = 2, tp = 2)
+{SEQUENCE_PARALLEL}
+fsdp on dp_shard {{
+  layers.* = first(3, unit, others = unit(reshard = after_backward))
+  root     = unit
+}}
+checkpoint {{ layers.* = first(1, full, others = selective([attention])) }}
+{DOUBLE}""",
     "hybrid sharding": f"mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard {UNITS}{DOUBLE}",
     "replicas alone": f"mesh (dp_replicate = 4)\nfsdp on dp_replicate, dp_shard {UNITS}{DOUBLE}",
     "checkpointing of some": f"""
@@ -97,7 +106,12 @@ fsdp on dp_replicate, dp_shard {UNITS}
 @pytest.mark.parametrize(
     "name",
     some_slow(
-        PLANS, "fsdp and tensor parallel", "checkpointing of some", "replicas alone", "tensor parallel attention alone"
+        PLANS,
+        "fsdp and tensor parallel",
+        "checkpointing of some",
+        "the first blocks treated otherwise",
+        "replicas alone",
+        "tensor parallel attention alone",
     ),
 )
 def test_a_mesh_trains_as_one_process_does(name: str, gloo, data, alone):

@@ -50,6 +50,8 @@ def test_the_stages_of_a_pipeline_are_treated_equally():
         (UNITS.format("checkpoint { layers.* = every(2) }"), "010101010101"),
         (UNITS.format("checkpoint { layers.{2..5} = full }"), "001111000000"),
         (UNITS.format("checkpoint { layers.{2..5} = full, layers.{6..11} = every(3) }"), "001111002002"),
+        (UNITS.format("checkpoint { layers.* = first(5, full) }"), "000001111111"),
+        ("fsdp on dp_shard { layers.* = first(4, unit, others = unit(reshard = never)) }", "000011111111"),
         ("fsdp on dp_shard { layers.3.attention = unit, root = unit }", "000100000000"),
         ("fsdp on dp_shard { layers.{0..10} = unit, root = unit }", "000000000001"),
     ],

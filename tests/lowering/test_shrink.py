@@ -175,6 +175,15 @@ def test_every_nth_block_is_still_some_and_not_all():
     assert "checkpoint: every(2) for every(4)" in small.changes
 
 
+def test_first_blocks_and_others_are_both_kept():
+    small = big("checkpoint { layers.* = first(40, full, others = budget(1GiB)) }")
+    assert small.plan.checkpoint is not None
+    [rule] = small.plan.checkpoint.rules
+    assert (rule.path, rule.treatment.n) == ("layers.*", 2)
+    assert rule.treatment.others.amount < 2**30
+    assert "checkpoint: first(2, …) for first(40, …)" in small.changes
+
+
 def test_stages_of_a_rank_stay_and_even_stages_stay_even():
     small = big("mesh (pp = 8, dp_shard = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)").plan
     assert small.pipeline is not None

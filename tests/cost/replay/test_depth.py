@@ -128,6 +128,11 @@ UNEVEN = {
     "every third checkpointed, and two blocks over": ("layers.* = every(3)", 20, [3]),
     "some checkpointed, others not": ("layers.{0..6} = full", 14, [1, 1]),
     "the first otherwise than the others": ("layers.0 = full, layers.{1..9} = none", 10, [1]),
+    "the first checkpointed, the others selectively": (
+        "layers.* = first(7, full, others = selective([attention]))",
+        14,
+        [1, 1],
+    ),
     "some checkpointed, then every second": ("layers.{0..5} = full, layers.{6..17} = every(2)", 18, [1, 2]),
 }
 """Rules of `checkpoint`, blocks, and the periods of the runs of repeated blocks."""
@@ -144,10 +149,14 @@ def test_a_first_micro_batch_that_gathers_for_all_is_followed_by_equal_ones():
 
 def uneven(name: str, under: str) -> tuple[Program, list[int]]:
     rules, layers, periods = UNEVEN[name]
+    text, _ = long(under, layers)
+    return lowered(f"{text}\ncheckpoint {{ {rules} }}\n"), periods
+
+
+def long(under: str, layers: int) -> tuple[str, int]:
     one = combinations.COMBINATIONS[under]
     text = re.sub(r"n_layers = \d+", f"n_layers = {layers}", one.text)
-    text = re.sub(r"batch \(global = \d+", f"batch (global = {3 * one.data}", text)
-    return lowered(f"{text}\ncheckpoint {{ {rules} }}\n"), periods
+    return re.sub(r"batch \(global = \d+", f"batch (global = {3 * one.data}", text), one.world
 
 
 def unevenly_composed(program: Program, world: int) -> tuple[list[int], bool]:
@@ -167,6 +176,16 @@ def test_blocks_of_several_classes_are_repeated(name="every second checkpointed"
 @pytest.mark.parametrize("name", UNEVEN)
 def test_blocks_of_several_classes_are_repeated_in_every_order(name):
     test_blocks_of_several_classes_are_repeated(name, "fsdp and tensor parallel")
+
+
+@pytest.mark.slow
+def test_units_of_which_the_first_are_treated_otherwise_are_repeated():
+    text, world = long("fsdp", 14)
+    rule = "fsdp on dp_shard { layers.* = first(7, unit, others = unit(reshard = after_backward)), root = unit }"
+    text = re.sub(r"^fsdp .*$", rule, text, flags=re.M)
+    assert rule in text
+    program = lowered(f"{text}\ncheckpoint {{ layers.* = first(7, full) }}\n")
+    assert simulated.in_a_fork(unevenly_composed, program, world) == ([1, 1], True)
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))

@@ -186,3 +186,10 @@ def test_all_blocks_as_one_module_are_the_whole_model() -> None:
     base = BASE.replace('llama3("tiny")', 'huggingface("llama.json")')
     assert "LP657" in codes("checkpoint { model = selective([matmul]) }", CONFIGS, base)
     assert "LP657" not in codes("checkpoint { model.layers.* = full }", CONFIGS, base)
+
+
+@pytest.mark.parametrize("code", ["LP653", "LP655"])
+def test_both_treatments_of_a_divided_rule_are_checked(code: str) -> None:
+    wrong = {"LP653": 'selective(["torch.mm"])', "LP655": "budget(0%)"}[code]
+    assert code in codes(f"checkpoint {{ layers.* = first(2, {wrong}) }}")
+    assert code in codes(f"checkpoint {{ layers.* = first(2, full, others = {wrong}) }}")

@@ -87,3 +87,19 @@ def test_async_tp_needs_a_sequence_in_pieces():
     text = "mesh (tp = 8)\ncompile (async_tp = true) { layers.* = inductor }\n"
     plain = "shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }"
     assert "LP626" in codes(text + plain)
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        ("layers.* = first(4, full)", True),
+        ("layers.* = first(3, full)", False),
+        ("layers.{0..1} = first(2, full)", True),
+        ("layers.{0..1} = first(1, full)", False),
+        ("layers.* = first(2, none)", True),
+        ("layers.* = first(2, selective([attention]), others = selective([attention]))", True),
+        ("layers.* = first(2, selective([attention]), others = selective([matmul]))", False),
+    ],
+)
+def test_first_modules_need_others(rule: str, found: bool) -> None:
+    assert ("LP908" in codes(f"checkpoint {{ {rule} }}")) is found
