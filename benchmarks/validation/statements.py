@@ -27,6 +27,12 @@ TENSOR_PARALLEL_LLAMA_LOCAL = TENSOR_PARALLEL_LLAMA.replace(
 """The same with the embedding cut along the features: of one that is cut along the vocabulary, as Megatron and nanotron
 have it, DTensor computes the gradient for the whole vocabulary on every rank, where they compute their own part."""
 
+
+def sending_norm(styles: str) -> str:
+    """Styles with which a stage of a pipeline may begin behind the last norm, which then leaves plain tensors."""
+    return re.sub(r"^(  norm +)= sequence$", r"\1= sequence(local = true)", styles, flags=re.MULTILINE)
+
+
 _OF_BLOCKS = (
     "  layers.*.attention              = inputs(from = shard(1), to = replicate)\n",
     "  layers.*.feed_forward           = inputs(from = shard(1), to = replicate)\n",

@@ -209,7 +209,7 @@ class Propagation:
         if info.kind == "norm" and got.rank is not None and not got.moved and style.dim >= got.rank - 1:
             return self._find("norm_dim", info.path, got, rule=rule, wanted=layout)
         self._arrives(info, rule, got, layout, written=False)
-        return tensor_of(layout, got, Source(info.path, rule), wrapped=True)
+        return tensor_of(layout, got, Source(info.path, rule), wrapped=not style.local)
 
     def _heads(self, info: ModuleInfo, rule: PathRule[Any], got: Tensor) -> Tensor:
         """A norm over each head, of which a rank has some."""

@@ -255,7 +255,10 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                 + ("not known to be one plain tensor of even pieces" if shape is None else "laid out unlike the rest")
                 + " under `shard on tp`",
                 label="no stage can begin there",
-                help=("split before a block whose input is replicated, or sharded on the sequence",),
+                help=(
+                    "split before a block whose input is replicated, or sharded on the sequence; behind a norm in "
+                    "pieces of the sequence, write `sequence(local = true)`",
+                ),
             )
             return
 

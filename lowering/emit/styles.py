@@ -31,7 +31,8 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
         return _rowwise(treatment, draft, embedding=lowering.manifest.modules[path].kind == "embedding")
     if isinstance(treatment, SequenceStyle):
         dim = None if treatment.dim == 1 else str(treatment.dim)
-        return _made("SequenceParallel", draft, sequence_dim=dim)
+        local = "True" if treatment.local else None
+        return _made("SequenceParallel", draft, sequence_dim=dim, use_local_output=local)
     if isinstance(treatment, Heads):
         draft.imports.name("legoai.runtime.styles", "HeadParallel")
         return call("HeadParallel")

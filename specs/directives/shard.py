@@ -48,6 +48,11 @@ class SequenceStyle(Treatment):
     name: ClassVar[str] = "sequence"
 
     dim: int = option(Integer(minimum=0), doc="The sequence dim of the activations.", default=1)
+    local: bool = option(
+        Boolean(),
+        doc="Give the next module a plain tensor, this rank's piece, not a DTensor, which no pipeline sends.",
+        default=False,
+    )
 
 
 class Heads(Treatment):

@@ -5,6 +5,7 @@ Each is on a model of two small blocks, or of four in a pipeline.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from support.plans import SEQUENCE_PARALLEL
@@ -19,6 +20,7 @@ model mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidde
               n_experts = 8, top_k = 2, max_seq_len = 64)
 """
 _OPTIMIZER = "optimizer adamw(lr = 1e-3)\n"
+_LOCAL_NORM = re.sub(r"norm( +)= sequence\n  output", r"norm\1= sequence(local = true)\n  output", SEQUENCE_PARALLEL)
 _TENSOR_PARALLEL = """\
 shard on tp {
   layers.*.attention.{wq, wk, wv}    = colwise
@@ -162,5 +164,8 @@ comm (prefetch = units(forward = 2, backward = 2))
     ),
     "pipeline and tensor parallel": _four(
         f"mesh (pp = 2, tp = 2)\n{SEQUENCE_PARALLEL}pipeline on pp (schedule = ZBVZeroBubble)\n{_SINGLE}", data=1
+    ),
+    "pipeline and tensor parallel, the output layer alone": _four(
+        f"mesh (pp = 2, tp = 2)\n{_LOCAL_NORM}pipeline on pp (schedule = 1F1B, split = [output])\n{_SINGLE}", data=1
     ),
 }  # fmt: skip

@@ -33,6 +33,7 @@ from benchmarks.validation.statements import (
     kept_units,
     mesh,
     name_of,
+    sending_norm,
 )
 
 
@@ -55,7 +56,8 @@ def convert(row: Row, device: str | None = None) -> Stated:
         mesh(pp=pp, **{"dp_shard" if sharded else "dp_replicate": dp}, tp=tp),
     )
     if tp > 1:
-        draft.say(TENSOR_PARALLEL_LLAMA if tied and pp == 1 else TENSOR_PARALLEL_LLAMA_LOCAL)
+        styles = TENSOR_PARALLEL_LLAMA if tied and pp == 1 else TENSOR_PARALLEL_LLAMA_LOCAL
+        draft.say(sending_norm(styles) if points[-1:] == ("output",) else styles)
     draft.say(
         *_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1, tied=tied and pp == 1)
     )
@@ -104,8 +106,6 @@ def stage_starts(row: Row) -> tuple[str, ...]:
     starts = [names[ranks.index(rank)] for rank in range(1, row.whole("pp")) if rank in ranks]
     if len(starts) != row.whole("pp") - 1:
         raise UnstatedError(f"{layers} blocks do not give each of {row.whole('pp')} pipeline ranks one")
-    if starts[-1] == "output" and row.whole("tp", 1) > 1 and starts[-2:-1] != ["norm"]:
-        starts[-1] = "norm"  # a rank that begins with the output layer is not lowered with tensor parallelism
     return tuple(starts)
 
 

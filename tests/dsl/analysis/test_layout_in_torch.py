@@ -39,7 +39,7 @@ def variations() -> Iterator[tuple[str, dict[str, str]]]:
         "layers.*.feed_forward": ["outputs(from = partial, to = replicate)", "outputs(from = partial, to = shard(1))"],
         "layers.*.feed_forward.w1": ["colwise(output = replicate)"],
         "layers.*.feed_forward.w2": ["rowwise(output = partial)", "rowwise(input = replicate)", "rowwise"],
-        "norm": ["sequence"],
+        "norm": ["sequence", "sequence(local = true)"],
         "output": [
             "colwise(output = replicate)",
             "colwise",
@@ -101,7 +101,7 @@ def _style(treatment: Any, arity: int, embeds: bool) -> Any:
                 output_layouts=placement(treatment.output),
             )
         case SequenceStyle():
-            return tp.SequenceParallel(sequence_dim=treatment.dim)
+            return tp.SequenceParallel(sequence_dim=treatment.dim, use_local_output=treatment.local)
         case Inputs():
             rest = (None,) * (arity - 1)
             return tp.PrepareModuleInput(

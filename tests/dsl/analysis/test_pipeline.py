@@ -102,6 +102,17 @@ def test_what_crosses_has_its_local_shape() -> None:
     assert set(pipeline.crossing_shapes(sharded).values()) == {(2, 32, 128)}
 
 
+def test_a_norm_in_pieces_sends_them_where_they_are_plain() -> None:
+    rules = (
+        "shard on tp {{\n  tok_embeddings = rowwise(output = shard(1))\n  norm = {norm}\n"
+        "  layers.* = inputs(from = shard(1), to = replicate, then = outputs(from = replicate, to = shard(1)))\n"
+        "  output = colwise(input = shard(1), output = replicate)\n}}\npipeline on pp (split = [output])"
+    )
+    for norm, shape in (("sequence", None), ("sequence(local = true)", (2, 32, 128))):
+        found = analysis_of(rules.format(norm=norm), mesh="pp = 2, dp_shard = 2, tp = 2")
+        assert pipeline.crossing_shapes(found) == {"output": shape}
+
+
 @pytest.mark.parametrize(
     ("microbatches", "each", "passes"), [("", 4, 1), (" (microbatches = 2)", 2, 2), (" (microbatches = 3)", 3, None)]
 )
