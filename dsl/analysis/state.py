@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.comm import reduces_last
 from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.analysis.optimizer import muon_parameters
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.specs.directives.layouts import Sharded
@@ -112,9 +114,33 @@ def state_of_modules(analysis: Analysis) -> dict[str, int]:
     size = DTYPE_BYTES[analysis.plan.precision.master]
     replicas = _optimizer_replicas(analysis)
     found: dict[str, float] = {}
-    for path, elements, moments in _shares(analysis, manifest):
-        held = elements * size if state.parameters else 0.0
-        found[path] = found.get(path, 0.0) + held + (moments * size / replicas if state.optimizer else 0.0)
+    for share in _shares(analysis, manifest):
+        held = share.held * size if state.parameters else 0.0
+        added = share.moments * size / replicas if state.optimizer else 0.0
+        found[share.path] = found.get(share.path, 0.0) + held + added
+    return {path: int(held) for path, held in found.items()}
+
+
+def summed_gradients_of_modules(analysis: Analysis) -> dict[str, int]:
+    """A lower bound of the bytes of unsharded gradients that a rank adds up over micro batches, by module.
+
+    Units of `fsdp` add them up in the dtype in which they reduce them, from the first backward to the last of a
+    pipeline's pass, or, under `comm (reduce = last_micro_batch)`, of a step. Experts on `ep` count as nothing, and so
+    does everything where gradients are reduced for each micro batch.
+
+    Raises:
+        Undecided: a size, dtype or rule that this depends on is a hole.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None or plan.fsdp is None or not (is_staged(analysis) or reduces_last(analysis)):
+        return {}
+    if plan.offload is not None and plan.offload.parameters != "none":
+        return {}
+    size = DTYPE_BYTES[plan.precision.reduce]
+    found: dict[str, float] = {}
+    for share in _shares(analysis, manifest):
+        if plan.mesh.ep == 1 or manifest.modules[share.path].kind != "experts":
+            found[share.path] = found.get(share.path, 0.0) + share.unsharded * size
     return {path: int(held) for path, held in found.items()}
 
 
@@ -127,14 +153,23 @@ def _optimizer_replicas(analysis: Analysis) -> int:
 def _largest_shares(analysis: Analysis, manifest: Manifest) -> tuple[float, float]:
     """The mean numbers of elements of parameters, and of the optimizer's state, on the devices of one replica."""
     elements = moments = 0.0
-    for _, held, of_optimizer in _shares(analysis, manifest):
-        elements += held
-        moments += of_optimizer
+    for share in _shares(analysis, manifest):
+        elements += share.held
+        moments += share.moments
     return elements / analysis.plan.mesh.pp, moments / analysis.plan.mesh.pp
 
 
-def _shares(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, float, float]]:
-    """For each parameter its module, and the mean elements on a device of its stage, of it and of its state."""
+class _Share(NamedTuple):
+    """Mean elements of a parameter on a device of its module's stage: as stored, of its state, and unsharded."""
+
+    path: str
+    held: float
+    moments: float
+    unsharded: float
+
+
+def _shares(analysis: Analysis, manifest: Manifest) -> Iterator[_Share]:
+    """The share of each parameter."""
     plan = analysis.plan
     mesh = plan.mesh
     tensor_parallel = shard_on_tp(analysis)
@@ -152,5 +187,6 @@ def _shares(analysis: Analysis, manifest: Manifest) -> Iterator[tuple[str, float
         for parameter in module.parameters:
             name = module.child_path(parameter.name)
             if name not in repeated:
-                held = parameter.numel / (sharded * mesh.tp if path in cut or name in cut else sharded)
-                yield path, held, moments_of(name) * held
+                unsharded = parameter.numel / (mesh.tp if path in cut or name in cut else 1)
+                held = unsharded / sharded
+                yield _Share(path, held, moments_of(name) * held, unsharded)

@@ -4,11 +4,15 @@ What a block keeps of a token, in features, follows from the formulas of the gra
 gradient of its weight; the queries, keys, values and output of fused attention; the input of a norm; the input of an
 activation function, and both factors of a gate. Under selective checkpointing it is the input of the recomputed module
 and the outputs that are listed. What else may be kept counts as nothing.
+
+Tensor-parallel ranks share these features, but for two: a column-wise layer has its whole input on each rank, and a
+row-wise one its whole output before it is reduced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.kernels.model_flops import DECODERS
@@ -17,8 +21,11 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.dsl.analysis.shard import shard_on_tp
+from legoai.specs.directives.base import PathRule, Treatment
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.directives.shard import Colwise, Rowwise
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 _FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
@@ -55,7 +62,7 @@ def _bytes_of_feature(analysis: Analysis) -> int:
 
 
 def _widths(analysis: Analysis) -> dict[str, int]:
-    """Features of a token that each block keeps; none where it is not known."""
+    """Features of a token that each block keeps on all tensor-parallel ranks together; none where it is not known."""
     plan, manifest = analysis.plan, analysis.manifest
     assert manifest is not None
     offloaded = plan.offload is not None and plan.offload.activations != "none"
@@ -67,45 +74,79 @@ def _widths(analysis: Analysis) -> dict[str, int]:
         return {}
     widths = dict.fromkeys(blocks, int(plan.model.source().config().dim))
     if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        fused = plan.attention.kernel in _FUSED
+        features = _Features(manifest, plan.attention.kernel in _FUSED, plan.mesh.tp, _styles(analysis))
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
             block = next((one for one in above[1:] if one in widths), None)
             if block is not None:
                 treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
-                widths[block] += sum(_kept(manifest, path, module, treatments, fused=fused))
+                widths[block] += sum(features.kept(path, module, treatments))
     return widths
 
 
-def _kept(manifest: Manifest, path: str, module: ModuleInfo, treatments: list[Any], *, fused: bool) -> Iterator[int]:
-    """Features of a token that a module inside of a block keeps, its children's not counted."""
-    if treatments:
-        if len(treatments) == 1 and isinstance(treatments[0], Selective):
-            yield from _listed(module, treatments[0].keep, fused=fused)
-        return
-    layers = [child for child in _children(manifest, path) if child.kind == "linear"]
-    if layers:
+def _styles(analysis: Analysis) -> Mapping[str, PathRule[Any]]:
+    """The rules of tensor parallelism by the module that they win."""
+    found = shard_on_tp(analysis)
+    return {} if found is None else analysis.assigned(found).by_path
+
+
+@dataclass(frozen=True, slots=True)
+class _Features:
+    """Features of a token that modules inside of a block keep on all tensor-parallel ranks together.
+
+    Attributes:
+        manifest: of the model.
+        fused: whether attention is one kernel.
+        tp: tensor-parallel ranks.
+        styles: rules of tensor parallelism.
+    """
+
+    manifest: Manifest
+    fused: bool
+    tp: int
+    styles: Mapping[str, PathRule[Any]]
+
+    def kept(self, path: str, module: ModuleInfo, treatments: Sequence[Any]) -> Iterator[int]:
+        """Those of a module, its children's not counted.
+
+        Args:
+            path: of the module.
+            module: the module.
+            treatments: of those that hold it, where these are recomputed.
+        """
+        if treatments:
+            if len(treatments) == 1 and isinstance(treatments[0], Selective):
+                yield from self._listed(path, module, treatments[0].keep)
+            return
+        layers = [child for child in _children(self.manifest, path) if child.kind == "linear"]
         # Layers may share an input, which has one width.
-        yield sum({int(layer.attributes["in_features"]) for layer in layers})
-    if module.kind == "attention" and fused:
-        heads, key_heads, width = _heads(module)
-        yield (heads + 2 * key_heads) * width
-        if len({int(layer.attributes["in_features"]) for layer in layers}) == 1:
-            yield heads * width  # the output, which is the last layer's input, and as wide as that of the others
-    elif module.kind == "feed_forward" and layers:
-        hidden = int(layers[0].attributes["out_features"])
-        yield hidden * (3 if len(layers) == _GATED else 1)
-    elif module.kind == "norm" and _is_second(manifest, path):
-        yield int(module.attributes["dim"])
+        inputs: dict[int, int] = {}
+        for layer in layers:
+            width = int(layer.attributes["in_features"])
+            inputs[width] = max(inputs.get(width, 0), width * self._whole(layer.path, Colwise))
+        yield sum(inputs.values())
+        if module.kind == "attention" and self.fused:
+            heads, key_heads, width = _heads(module)
+            yield (heads + 2 * key_heads) * width
+            if len(inputs) == 1:
+                yield heads * width  # the output, which is the last layer's input, and as wide as that of the others
+        elif module.kind == "feed_forward" and layers:
+            hidden = int(layers[0].attributes["out_features"])
+            yield hidden * (3 if len(layers) == _GATED else 1)
+        elif module.kind == "norm" and _is_second(self.manifest, path):
+            yield int(module.attributes["dim"])
 
+    def _listed(self, path: str, module: ModuleInfo, keep: tuple[str, ...]) -> Iterator[int]:
+        """Outputs that selective checkpointing keeps of a module."""
+        if module.kind == "linear" and "matmul" in keep:
+            yield int(module.attributes["out_features"]) * self._whole(path, Rowwise)
+        elif module.kind == "attention" and "attention" in keep and self.fused:
+            heads, _, width = _heads(module)
+            yield heads * width
 
-def _listed(module: ModuleInfo, keep: tuple[str, ...], *, fused: bool) -> Iterator[int]:
-    """Outputs that selective checkpointing keeps of a module."""
-    if module.kind == "linear" and "matmul" in keep:
-        yield int(module.attributes["out_features"])
-    elif module.kind == "attention" and "attention" in keep and fused:
-        heads, _, width = _heads(module)
-        yield heads * width
+    def _whole(self, path: str, style: type[Treatment]) -> int:
+        """Ranks on which a layer of a style has the whole of what others share."""
+        return self.tp if path in self.styles and isinstance(self.styles[path].treatment, style) else 1
 
 
 def _heads(module: ModuleInfo) -> tuple[int, int, int]:

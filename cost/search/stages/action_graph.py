@@ -32,6 +32,16 @@ class Action(NamedTuple):
     micro_batch: int
 
 
+class Held(NamedTuple):
+    """What a rank holds at a moment of a step: micro batches between forward and backward, by stage, and gradients.
+
+    `summed` are the stages whose gradients are added up over micro batches: some backward of a pass is over, not all.
+    """
+
+    micro_batches: Mapping[int, int]
+    summed: frozenset[int]
+
+
 Seconds = Sequence[Mapping[str, float]]
 """Of each stage, by kind of action."""
 
@@ -52,15 +62,16 @@ class ActionGraph:
 
     Args:
         ranks: what each rank does in a step.
+        of_pass: micro batches after which a stage's gradients are reduced.
 
     Raises:
         ValueError: the ranks wait for each other in a circle.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[Action]]) -> None:
+    def __init__(self, ranks: Sequence[Sequence[Action]], of_pass: int) -> None:
         self.stages = 1 + max(action.stage for actions in ranks for action in actions)
-        self.held = tuple(tuple(_most_held(actions)) for actions in ranks)
-        """For each rank the micro batches, by stage, of which it keeps activations at once, where they are most."""
+        self.held = tuple(tuple(_most_held(actions, of_pass)) for actions in ranks)
+        """What each rank holds at the moments at which no other moment has as much of everything."""
         self.actions: list[Action] = []
         self._before: list[tuple[int, ...]] = []
         self._last: list[int] = []
@@ -116,21 +127,32 @@ class ActionGraph:
         return Path(tuple(sorted(counts.items())))
 
 
-def _most_held(actions: Sequence[Action]) -> Iterator[Mapping[int, int]]:
-    """The micro batches, by stage, between forward and backward, where no other moment has as many of every stage."""
+def _most_held(actions: Sequence[Action], of_pass: int) -> Iterator[Held]:
+    """What a rank holds at the moments at which no other moment has as much of everything."""
     now: Counter[int] = Counter()
-    found: list[Counter[int]] = []
+    done: Counter[int] = Counter()
+    found: dict[tuple[tuple[tuple[int, int], ...], frozenset[int]], None] = {}
     for action, following in zip(actions, [*actions[1:], None], strict=True):
         if action.kind == "F":
             now[action.stage] += 1
-            if following is None or following.kind != "F":  # else the next moment has more
-                found.append(Counter(now))
         elif action.kind in ("B", "I"):
             now[action.stage] -= 1
-    distinct = [dict(item) for item in dict.fromkeys(tuple(sorted(item.items())) for item in found)]
+        if action.kind in ("B", "W"):
+            done[action.stage] += 1
+        first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
+        # Behind a forward that another follows, the next moment has more.
+        if first or (action.kind == "F" and (following is None or following.kind != "F")):
+            summed = frozenset(stage for stage, count in done.items() if count % of_pass)
+            found[tuple(sorted(now.items())), summed] = None
+    distinct = [Held(dict(counts), summed) for counts, summed in found]
     for one in distinct:
-        if not any(other is not one and all(other.get(s, 0) >= n for s, n in one.items()) for other in distinct):
+        if not any(other is not one and _covers(other, one) for other in distinct):
             yield one
+
+
+def _covers(other: Held, one: Held) -> bool:
+    counts = other.micro_batches
+    return one.summed <= other.summed and all(counts.get(stage, 0) >= n for stage, n in one.micro_batches.items())
 
 
 def graph_of(analysis: Analysis) -> ActionGraph | None:
@@ -209,5 +231,6 @@ def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int
                 for action in actions
             ]
             for actions in ranks
-        ]
+        ],
+        micro_batches,
     )

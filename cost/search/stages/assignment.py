@@ -40,12 +40,19 @@ class Block:
             where it is not known how a backward is divided.
         state: bytes that it takes on its rank whatever the schedule.
         kept: bytes that it keeps of one micro batch from its forward to its backward.
+        gradients: bytes that it takes while its gradients are added up over micro batches.
     """
 
     seconds: Mapping[str, float] = field(hash=False)
     whole: float = 0.0
     state: float = 0.0
     kept: float = 0.0
+    gradients: float = 0.0
+
+    def taken(self, stage: int, moment: Moment) -> float:
+        """Bytes that it takes at a moment, in a stage."""
+        summed = self.gradients if stage in moment.summed else 0.0
+        return self.state + moment.held.get(stage, 0.0) * self.kept + summed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +62,12 @@ class Moment:
     Attributes:
         held: of each of its stages, how often what a block keeps is held.
         room: bytes that its blocks may take.
+        summed: the stages whose gradients are there.
     """
 
     held: Mapping[int, float]
     room: float
+    summed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +136,7 @@ class StageProblem:
         held = self._blocks(counts)
         for stages, moments in zip(self.ranks, self.moments, strict=True):
             for moment in moments:
-                often = {stage: moment.held.get(stage, 0) for stage in stages}
-                yield moment, sum(block.state + often[stage] * block.kept for stage in stages for block in held[stage])
+                yield moment, sum(block.taken(stage, moment) for stage in stages for block in held[stage])
 
     def even(self) -> tuple[int, ...]:
         """Equal numbers of blocks, the later stages one more."""
@@ -298,13 +306,12 @@ class _Program:
                 continue
             size = max(abs(room), 1.0)
             for stage in held:
-                often = moment.held.get(stage, 0.0)
                 for place, (block, _) in enumerate(self.runs):
-                    terms[self.taken[stage][place]] = (block.state + often * block.kept) / size
+                    terms[self.taken[stage][place]] = block.taken(stage, moment) / size
                 if stage == 0:
-                    room -= problem.first.state + often * problem.first.kept
+                    room -= problem.first.taken(stage, moment)
                 if stage == problem.stages - 1:
-                    room -= problem.last.state + often * problem.last.kept
+                    room -= problem.last.taken(stage, moment)
             self.program.at_most(terms, room / size)
 
     def solve(self, node_limit: int) -> _Answer | None:

@@ -27,7 +27,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.pipeline import split_points, splits_backward, stage_count, stage_of, stages_of_ranks
 from legoai.dsl.analysis.split_points import SplitPoints
-from legoai.dsl.analysis.state import state_of_modules
+from legoai.dsl.analysis.state import state_of_modules, summed_gradients_of_modules
 from legoai.specs.models.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -100,20 +100,21 @@ def least_problem(
     backward = _by_slot(known, slots, [*((path, took.backward) for path, took in least.items()), *recomputed.items()])
     state = _by_slot(known, slots, state_of_modules(analysis).items())
     kept = _by_slot(known, slots, kept_of_blocks(analysis).items())
+    gradients = _by_slot(known, slots, summed_gradients_of_modules(analysis).items())
     # Which half of a backward takes how long is not bounded.
     halves = splits_backward(analysis)
 
     def block(slot: _Slot) -> Block:
         f, b = forward[slot], backward[slot]
         seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
-        return Block(seconds, f + b, state[slot], kept[slot])
+        return Block(seconds, f + b, state[slot], kept[slot], gradients[slot])
 
     return StageProblem(
         blocks=[block(slot) for slot in range(len(known.blocks))],
         first=block(-1),
         last=block(len(known.blocks)),
         ranks=ranks,
-        moments=[[Moment(held, room) for held in moments] for moments in graph.held],
+        moments=[[Moment(held.micro_batches, room, held.summed) for held in moments] for moments in graph.held],
         graph=graph,
         micro_batches=batches,
     )

@@ -51,6 +51,15 @@ pipeline on pp (
 )
 checkpoint {{ layers.* = auto in [none, full] }}
 """
+CUT_AND_PIPELINED = """\
+batch (global = 16, micro = auto in [1, 2], seq_len = {length})
+mesh (pp = auto in [1, 2], dp_shard = rest, tp = auto in [1, 2])
+shard standard on tp (sequence, loss_parallel)
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, after_backward]) }}
+pipeline on pp (schedule = auto in [1F1B, Interleaved1F1B], stages = auto in [2, 4])
+checkpoint {{ layers.* = auto in [none, full, selective([attention]), selective([attention, matmul])] }}
+precision (reduce = auto in [bf16, fp32])
+"""
 
 
 def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
@@ -99,7 +108,10 @@ def test_bounds_are_below_what_is_simulated(head: str, body: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("head", "body"), [*itertools.product(HEADS, (SHARDED, PIPELINED)), ("h100", TWO_WAYS)])
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [*itertools.product(HEADS, (SHARDED, PIPELINED)), ("h100", TWO_WAYS), ("h100", CUT_AND_PIPELINED)],
+)
 def test_bounds_are_below_what_is_simulated_of_many(head: str, body: str, seed: int):
     assert in_a_fork(drawn, head, body, 20, 100 + seed) == []
 

@@ -84,17 +84,23 @@ def test_equal_stages_take_what_the_closed_form_says(schedule: str, ranks: int, 
 
 
 def test_what_is_under_way_is_what_the_schedules_promise():
-    most = [[dict(moment) for moment in rank] for rank in graph("1F1B", ranks=4, micro_batches=8).held]
-    assert most == [[{rank: 4 - rank}] for rank in range(4)]
-    assert [[dict(moment) for moment in rank] for rank in graph("GPipe", ranks=2, micro_batches=8).held] == [
-        [{0: 8}],
-        [{1: 8}],
-    ]
+    most = [list(rank) for rank in graph("1F1B", ranks=4, micro_batches=8).held]
+    assert most[:3] == [[({rank: 4 - rank}, {rank})] for rank in range(3)]
+    assert most[3] == [({3: 1}, {3})]
+
+
+def test_gradients_are_summed_from_the_first_backward_of_a_pass_to_its_last():
+    first, second = graph("GPipe", ranks=2, micro_batches=8).held
+    assert first == (({0: 8}, set()), ({0: 7}, {0}))
+    assert second == (({1: 8}, set()), ({1: 7}, {1}))
+    again = graph("GPipe", ranks=2, micro_batches=8, passes=2).held
+    assert again == (first, second), "a pass reduces them"
+    assert graph("GPipe", ranks=2, micro_batches=2).held[0] == (({0: 2}, set()), ({0: 1}, {0}))
 
 
 def test_ranks_that_wait_for_each_other_are_refused():
     with pytest.raises(ValueError, match="wait for each other"):
-        ActionGraph([[Action(0, "B", 0), Action(0, "F", 0)], [Action(1, "F", 0), Action(1, "B", 0)]])
+        ActionGraph([[Action(0, "B", 0), Action(0, "F", 0)], [Action(1, "F", 0), Action(1, "B", 0)]], 1)
 
 
 def drawn(seed: int) -> StageProblem:
@@ -108,7 +114,8 @@ def drawn(seed: int) -> StageProblem:
 
     def block(scale: float = 1.0) -> Block:
         f, b = scale * draw.uniform(0.5, 2.0), scale * draw.uniform(1.0, 4.0)
-        return Block({"F": f, "B": b, "I": b / 2, "W": b / 2}, f + b, draw.uniform(0.0, 4.0), draw.uniform(0.0, 2.0))
+        seconds = {"F": f, "B": b, "I": b / 2, "W": b / 2}
+        return Block(seconds, f + b, draw.uniform(0.0, 4.0), draw.uniform(0.0, 2.0), draw.uniform(0.0, 2.0))
 
     kinds = [block() for _ in range(draw.choice([1, 1, 2, 3]))]
     count = draw.randint(stages, 9)
@@ -123,7 +130,7 @@ def drawn(seed: int) -> StageProblem:
         first=block(draw.choice([0.0, 0.1, 1.5])),
         last=block(draw.choice([0.0, 0.5, 2.5])),
         ranks=held,
-        moments=[[Moment(moment, room) for moment in moments] for moments in found.held],
+        moments=[[Moment(held.micro_batches, room, held.summed) for held in moments] for moments in found.held],
         graph=found,
         micro_batches=8,
     )
