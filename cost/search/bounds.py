@@ -4,12 +4,14 @@ Each is admissible: no simulation of the candidate, nor of any plan that the hol
 Where a bound depends on a hole, that part of it is 0.
 
 Time. Kernels of one rank run one after another, and no product is faster than the fastest rate that its profile can
-give (:func:`fastest_rate`). All ranks together do at least the products that the model asks for: of each linear layer
-one in forward and two in backward for each token, attention's once in forward and twice in backward, and once more what
-is recomputed. A rank does at least its share of its stages' products, since what is not sharded is done by each rank
-again. Where mesh and micro batch are decided, a layer takes no less than at the fastest of the shapes that it may have
-on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), and all layers no less than those of a candidate that
-was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
+give (:func:`legoai.cost.search.least_costs.layers.fastest_rate`). All ranks together do at least the products that the
+model asks for: of each linear layer one in forward and two in backward for each token, attention's once in forward and
+twice in backward, and once more what is recomputed. A rank does at least its share of its stages' products, since what
+is not sharded is done by each rank again. Where mesh and micro batch are decided, a layer takes no less than at the
+fastest of the shapes that it may have on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), with what it
+waits for on `tp`; and parameters are gathered over the same links one after another, which slows what computes beside
+them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that was
+simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
 Where only the split into stages is open, no split is faster than the assignment that is best at these costs
 (:mod:`legoai.cost.search.stages.assignment`).
@@ -24,12 +26,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
-from legoai.cost.profiles import AttentionModel, ProductModel, Profile
+from legoai.cost.search.least_costs import collectives
 from legoai.cost.search.least_costs.activations import kept_by_blocks
+from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.search.least_costs.shared_work import SharedWork
 from legoai.cost.search.stages.action_graph import graph_of
@@ -63,9 +66,6 @@ ASSIGNED_GAP: Final = 1e-3
 """Share of the time by which an assignment of stages may be above the best: far less than what a simulation adds."""
 _FACTORS: Final = 2
 """Products in the backward of a product: one for each factor."""
-
-Layer: TypeAlias = tuple[str, LinearShape | AttentionShape]
-"""Path of a layer, and its shape on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,12 +155,12 @@ class BoundsOf:
         plan, manifest = analysis.plan, analysis.manifest
         if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
             return None
-        linear, attention = _rates(analysis, self.machine(analysis).profile)
+        linear, attention = rates_of(analysis, self.machine(analysis).profile)
         if not linear:
             return None
         held, layers = self._layers or (None, [])
         if held is not manifest:
-            layers = list(_layers(manifest, decoder=plan.model.family in DECODERS))
+            layers = list(layers_of(manifest, decoder=plan.model.family in DECODERS))
             self._layers = manifest, layers
         length = plan.batch.length
         fused = plan.attention.kernel != "flex"
@@ -180,7 +180,24 @@ class BoundsOf:
         mesh, batch = analysis.plan.mesh, analysis.plan.batch
         tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
         least = {path: Pass(took * tokens, _FACTORS * took * tokens) for path, took in of_token.items()}
-        return least | dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
+        least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
+        for path, waits in self._waits(analysis).items():
+            least[path] = Pass(least[path].forward + waits, least[path].backward)
+        return least
+
+    def _waits(self, analysis: Analysis) -> dict[str, float]:
+        """Least seconds for which each layer's forward waits for collectives."""
+        try:
+            return collectives.of_layers(analysis, self.machine(analysis))
+        except Undecided:
+            return {}
+
+    def _communicates(self, analysis: Analysis) -> float:
+        """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
+        try:
+            return collectives.of_parameters(analysis, self.machine(analysis))
+        except Undecided:
+            return 0.0
 
     def _on_rank(self, analysis: Analysis, least: Mapping[str, Pass]) -> float:
         """Seconds of the busiest rank."""
@@ -188,8 +205,15 @@ class BoundsOf:
         batches = micro_batches(plan)
         if batches is None:
             return 0.0
-        everything = _added(analysis, least) * batches / plan.mesh.pp
-        everything = max(everything, self.shared.seconds(analysis, sum(_recomputed(analysis, least).values())))
+        again = sum(_recomputed(analysis, least).values())
+        everything = (sum(one.forward + one.backward for one in least.values()) + again) * batches / plan.mesh.pp
+        communicates = self._communicates(analysis)
+        if communicates:
+            # What is not hidden behind waits for other collectives slows what computes meanwhile.
+            hidden = 2 * batches * sum(self._waits(analysis).values())
+            share = collectives.slowed(analysis, self.machine(analysis))
+            everything = max(communicates, everything + max(0.0, communicates - hidden) * share)
+        everything = max(everything, self.shared.seconds(analysis, again))
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         if isinstance(plan.pipeline.split, Hole):
@@ -292,49 +316,6 @@ class BoundsOf:
             if found is not None:
                 known = least[path]
                 yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
-
-
-def fastest_rate(model: ProductModel | AttentionModel) -> float:
-    """The most floating-point operations per second that a model gives any product or attention.
-
-    Under a power limit the sustained rate is a limit by itself. Else the formula's best rate counts, times the most
-    that a measurement or a leaf of the forest lifts it: what is interpolated lies between them.
-    """
-    curve = model.curve
-    ratios = [*(model.table.ratios if model.table is not None else ())]
-    if model.forest is not None:
-        ratios += [value for value, at in zip(model.forest.value, model.forest.feature, strict=True) if at < 0]
-    lifted = model.scale * math.exp(min([0.0, *ratios]))
-    if isinstance(model, AttentionModel):
-        return curve.peak * max(limit for limit, *_ in model.curve.limits.values()) / lifted
-    if model.curve.sustained is not None:
-        return curve.peak * model.curve.sustained
-    return curve.peak * model.curve.efficiency * max(rate for *_, rate in model.curve.tiles) / lifted
-
-
-def _rates(analysis: Analysis, profile: Profile) -> tuple[float, float]:
-    """The fastest rates of linear layers and of attention, whatever the dtype of a part of them."""
-    precision = analysis.plan.precision
-    names = {precision.param, precision.master}
-    if "fp32" in names:
-        names.add("tf32")
-    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in precision.rules):
-        names |= {"fp8", "mxfp8"}
-    products = max((fastest_rate(model) for name, model in profile.products.items() if name in names), default=0.0)
-    fused = [fastest_rate(model) for (_, _, name), model in profile.attention.items() if name in names]
-    return products, max([products, *fused])
-
-
-def _layers(manifest: Manifest, *, decoder: bool) -> Iterator[Layer]:
-    """Linear layers, and the attention of a decoder, with their shapes."""
-    for path, module in manifest.modules.items():
-        if module.kind == "linear":
-            for weight in module.parameters:
-                if len(weight.shape) == 2:
-                    yield path, LinearShape(*weight.shape)
-        elif module.kind == "attention" and decoder:
-            heads, width = int(module.attributes["n_heads"]), int(module.attributes["head_dim"])
-            yield path, AttentionShape(heads, int(module.attributes.get("n_kv_heads", heads)), width)
 
 
 def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:

@@ -11,6 +11,7 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.least_costs import collectives
 from legoai.cost.search.least_costs.shared_work import shared_key, work_of_micro_batch
 from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.lint import lint
@@ -129,3 +130,32 @@ def test_bounds_of_partial_answers_are_below_those_of_their_completions():
         first, second = bounds(partial.analysis), bounds(candidate.analysis)
         assert first.step_time <= second.step_time
         assert first.memory <= second.memory
+
+
+OVER_HOSTS = """\
+plan test
+model llama3("1b", n_layers = 6, tie_embeddings = false)
+cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+batch (global = 32, micro = 1, seq_len = 1024)
+mesh (dp_shard = 4, tp = 8)
+shard standard on tp (sequence)
+fsdp blocks on dp_shard
+attention flash
+"""
+
+
+def bounds_over_hosts() -> tuple[float, float, float, float, float]:
+    linted = lint(OVER_HOSTS, "test.plan", directory=Path())
+    analysis = linted.analysis
+    assert analysis is not None
+    bounds = BoundsOf()
+    found = estimate(lower(analysis), analysis.plan, analysis.manifest)
+    least, machine = bounds(analysis), bounds.machine(analysis)
+    parameters = collectives.of_parameters(analysis, machine)
+    return least.step_time, parameters, found.step_time, least.memory, found.peak_active
+
+
+def test_a_step_over_hosts_takes_no_less_than_its_parameters_travel():
+    least, travels, step, memory, peak = in_a_fork(bounds_over_hosts)
+    assert 0.7 * step < travels <= least <= step
+    assert 0.25 * peak < memory <= peak

@@ -1,0 +1,177 @@
+"""Least seconds of the collectives that a plan cannot do without, without a simulation.
+
+Parameters of `fsdp` are gathered before a unit computes, and gradients reduced. Those of all units cross the same
+links one after another, whatever computes beside them; and what computes beside them is slower. Collectives of `tp`
+between the layers of a sequential block hand on what the next layer takes, so that nothing computes meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.collective_time import seconds_on
+from legoai.cost.machine.contention import beside_collectives
+from legoai.cost.network.topology import placement
+from legoai.cost.search.least_costs.cut_layers import children, cut_layers
+from legoai.cost.timing.timeline import Cost
+from legoai.cost.trace.records import CollectiveKind
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import local_tokens, micro_batches
+from legoai.dsl.analysis.comm import reduces_last, unit_buckets
+from legoai.dsl.analysis.experts import distributed_experts
+from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, owner
+from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.mesh import sharded_axes
+from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.dsl.analysis.shard import placement as placed
+from legoai.specs.directives.layouts import Partial, Sharded
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.manifest import BlockList, Manifest
+
+_SEQUENTIAL: Final = ("attention", "feed_forward")
+"""Kinds of the modules of a block that run one after the other."""
+_AXES: Final = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+"""Of the mesh, innermost first."""
+
+
+def of_parameters(analysis: Analysis, machine: Machine) -> float:
+    """Seconds of a step in which a rank gathers the parameters of its units, or reduces their gradients.
+
+    0 where it is not known: in a pipeline, where experts are distributed, and under float8.
+
+    Raises:
+        Undecided: it depends on a hole.
+        ProfileError: nothing is known of the links.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    batches = micro_batches(plan)
+    if plan.fsdp is None or manifest is None or batches is None or plan.mesh.pp > 1 or is_traced(analysis):
+        return 0.0
+    if distributed_experts(analysis) or _is_cast(analysis):
+        return 0.0
+    units, axes = fsdp_units(analysis), sharded_axes(analysis)
+    joined = {path: bucket.paths[0] for bucket in unit_buckets(analysis) for path in bucket.paths}
+    elements = dict.fromkeys(units, 0)
+    tied = {path for group in manifest.tied_parameters for path in group[1:]}
+    for name, shape in manifest.parameters():
+        if name in tied:
+            continue
+        unit = owner(analysis, name)
+        cut = placed(analysis, name).dim is not None
+        elements[joined.get(unit, unit)] += math.prod(shape) // (plan.mesh.tp if cut else 1)
+    ranks = _group(analysis, axes)
+    gathered, reduced = DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.reduce]
+    reductions = 1 if reduces_last(analysis) else batches
+    alike = Counter((count, _gathers(units[path], batches)) for path, count in elements.items())
+    return sum(
+        units_alike
+        * (
+            gathers * _seconds(machine, ranks, "all_gather", count * gathered)
+            + reductions * _seconds(machine, ranks, "reduce_scatter", count * reduced)
+        )
+        for (count, gathers), units_alike in alike.items()
+    )
+
+
+def slowed(analysis: Analysis, machine: Machine) -> float:
+    """How much longer a product or an attention takes beside a collective, at least, as a share of that time."""
+    rate = analysis.plan.precision.param
+    works = (
+        Product(batch=1, m=1, n=1, k=1, rate=rate, bytes=0),
+        Attention(
+            batch=1, heads=1, key_heads=1, queries=1, keys=1, head_dim=1, value_dim=1, causal=True, backward=False,
+            rate=rate, implementation="flash2", bytes=0,
+        ),
+    )  # fmt: skip
+    collective = Cost(seconds=0.0, resource="inter_host", model="")
+    beside = (
+        Cost(seconds=0.0, resource="compute", model="", beside=beside_collectives(work, machine.profile))
+        for work in works
+    )
+    return 1.0 - 1.0 / min(machine.host().slowdown(one, [collective]) for one in beside)
+
+
+def of_layers(analysis: Analysis, machine: Machine) -> dict[str, float]:
+    """Seconds of one micro batch's forward in which a rank waits for `tp` at a linear layer, by the layer's path.
+
+    A layer that is cut by input features gives summands, which are summed up before the next layer. Where the sums are
+    cut again, along the sequence, what comes next in the model takes them whole; no more is gathered than was cut, so
+    that nothing counts of the first block.
+
+    Raises:
+        Undecided: it depends on a hole.
+        ProfileError: nothing is known of the links.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None or plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or _is_cast(analysis):
+        return {}
+    cut, ranks = cut_layers(analysis), range(plan.mesh.tp)
+    of_feature = local_tokens(plan) * min(
+        DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param]
+    )
+    found: dict[str, float] = {}
+    for blocks in manifest.block_lists:
+        in_pieces = False
+        for part in _parts(manifest, blocks):
+            linear = [item for item in children(manifest, part) if item.kind == "linear"]
+            whole = next((item for item in linear if item.path in cut.take_whole), None)
+            if whole is not None and in_pieces:
+                size = of_feature * int(whole.attributes["in_features"])
+                found[whole.path] = _seconds(machine, ranks, "all_gather", size)
+            in_pieces = False
+            for item in linear:
+                layout = cut.sum_up.get(item.path)
+                if layout is not None and not isinstance(layout, Partial):
+                    in_pieces = isinstance(layout, Sharded)
+                    kind: CollectiveKind = "reduce_scatter" if in_pieces else "all_reduce"
+                    size = of_feature * int(item.attributes["out_features"])
+                    found[item.path] = _seconds(machine, ranks, kind, size)
+    return found
+
+
+def _parts(manifest: Manifest, blocks: BlockList) -> Iterator[str]:
+    """The modules of the blocks that run one after the other."""
+    for name in blocks.names:
+        block = f"{blocks.path}.{name}" if blocks.path else name
+        if manifest.modules[block].kind == "block":
+            yield from (item.path for item in children(manifest, block) if item.kind in _SEQUENTIAL)
+
+
+def _gathers(unit: FsdpUnit, batches: int) -> int:
+    """How often a unit is gathered in a step, at least."""
+    if unit.is_resharded_after_forward and not isinstance(unit.reshard, int):
+        return 2 * batches
+    return batches if unit.reshard == "after_backward" or isinstance(unit.reshard, int) else 1
+
+
+def _is_cast(analysis: Analysis) -> bool:
+    """Whether some layers compute, and may communicate, in narrower dtypes."""
+    return any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules)
+
+
+def _group(analysis: Analysis, axes: Sequence[str]) -> list[int]:
+    """The ranks that differ from the first along some axes only."""
+    strides, stride = {}, 1
+    for axis in _AXES:
+        strides[axis] = stride
+        stride *= analysis.plan.mesh.size(axis)
+    steps = [range(0, strides[axis] * analysis.plan.mesh.size(axis), strides[axis]) for axis in axes]
+    return [sum(place) for place in itertools.product(*steps)]
+
+
+def _seconds(machine: Machine, ranks: Sequence[int], kind: CollectiveKind, size: float) -> float:
+    """Seconds of a collective, which are kept with those that the network was asked for before."""
+    if len(ranks) < 2 or not size:
+        return 0.0
+    network, first = machine.network, (ranks[0], ranks[-1], len(ranks))
+    key = "least", kind, size, first, machine.profile.hash
+    if key not in network.answers:
+        on = placement(ranks, network.devices_per_host)
+        network.answers[key] = seconds_on(on, kind, size, network, machine.profile)
+    return network.answers[key][0]
