@@ -82,7 +82,8 @@ class OpenHole(Record, kw_only=True):
     as trees; the first ``listed`` are its domain, and the others were added by :meth:`OpenPlan.add`. ``answer`` is the
     text of the answer that the plan has for it already. ``owner`` is the statement or treatment that it stands in; None
     for an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into
-    stages without a domain, of which there are more than are listed.
+    stages without a domain, of which there are more than are listed; ``buckets``, the same of how units share their
+    collectives.
     ``line`` is the line of a rule on `tp` whose style is open: a program decides such holes together, rather than the
     search each by itself.
     """
@@ -95,6 +96,7 @@ class OpenHole(Record, kw_only=True):
     listed: int
     answer: str | None
     assigns: bool
+    buckets: bool = False
     line: Span | None = None
 
 
@@ -233,6 +235,7 @@ class OpenPlan:
                 listed=len(choices),
                 answer=answer,
                 assigns=node.domain is None and bool(uses) and all(map(_is_split, uses)),
+                buckets=node.domain is None and bool(uses) and all(map(_is_bucket, uses)),
                 line=line,
             )
         asked_for = found.scope.asked
@@ -310,13 +313,13 @@ def _uses(value: Any, span: Span) -> Iterator[_Use]:
                     yield value, item.field
             elif isinstance(held, tuple) and any(isinstance(part, Hole) for part in held):
                 whole = value.origin(item.field).span
-                if whole is not None and _inside(span, whole):
+                if whole is not None and inside(span, whole):
                     yield value, item.field
             else:
                 yield from _uses(held, span)
         for rule in value.rules if isinstance(value, Directive) else ():
             if isinstance(rule.treatment, Hole):
-                if rule.origin.span is not None and _inside(span, rule.origin.span):
+                if rule.origin.span is not None and inside(span, rule.origin.span):
                     yield value, _RULES
             else:
                 yield from _uses(rule.treatment, span)
@@ -332,7 +335,13 @@ def _is_split(use: _Use) -> bool:
     return isinstance(owner, Pipeline) and field == "split" and isinstance(owner.split, Hole)
 
 
-def _inside(inner: Span, outer: Span) -> bool:
+def _is_bucket(use: _Use) -> bool:
+    owner, field = use
+    return isinstance(owner, Comm) and field == _RULES
+
+
+def inside(inner: Span, outer: Span) -> bool:
+    """Whether a place of a text lies within another."""
     return inner.file == outer.file and outer.start <= inner.start and inner.end <= outer.end
 
 
@@ -350,7 +359,7 @@ def _never(span: Span, found: Resolution, uses: Sequence[_Use]) -> str | None:
     """Why a hole cannot be searched whatever its domain."""
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
-    statement = next((item for item in found.statements if _inside(span, item.span)), None)
+    statement = next((item for item in found.statements if inside(span, item.span)), None)
     keywords = {owner.keyword for owner, _ in uses if isinstance(owner, Directive)}
     if isinstance(statement, Statement):
         keywords.add(statement.keyword.text)
@@ -386,7 +395,7 @@ def _named(uses: Sequence[_Use], node: Auto, text: str) -> str:
 def _rule_at(owner: Directive, span: Span) -> PathRule[Any]:
     """The rule of a statement whose treatment is the hole at ``span``."""
     undecided = [rule for rule in owner.rules if isinstance(rule.treatment, Hole)]
-    return next(item for item in undecided if item.origin.span is not None and _inside(span, item.origin.span))
+    return next(item for item in undecided if item.origin.span is not None and inside(span, item.origin.span))
 
 
 def _autos(node: Node) -> Iterator[Auto]:

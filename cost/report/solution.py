@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from legoai.cost.report import words
+from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.solve import Solution
 from legoai.cost.search.tree import Choices, Evaluated
+from legoai.dsl.open_plan import inside
 from legoai.specs.directives.require import METRICS
 
 FORMAT_VERSION: Final = 1
@@ -18,7 +20,7 @@ _SMALL: Final = 0.001
 
 STATUSES: Final = {
     "optimal": "no better candidate is left",
-    "bounded": "no better candidate is left but for splits into stages or styles that were not tried",
+    "bounded": "no better candidate is left but for splits into stages, buckets or styles that were not tried",
     "time_limit": "stopped at the time limit",
     "interrupted": "interrupted",
     "infeasible": "no candidate is feasible",
@@ -58,6 +60,7 @@ def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool
             "simulated": solution.simulated,
         },
         "choices": _choices(solution, solution.best.choices) if solution.best is not None else [],
+        "buckets": list(_buckets(solution)),
         "baselines": [
             {
                 "name": item.name,
@@ -79,6 +82,42 @@ def _choices(solution: Solution, choices: Choices) -> list[dict[str, Any]]:
         for hole, index in zip(solution.plan.holes, choices, strict=True)
         if index is not None
     ]
+
+
+def _buckets(solution: Solution) -> Iterator[dict[str, Any]]:
+    """What was solved for where buckets were open, beside the best candidate's other answers."""
+    if solution.best is None:
+        return
+    holes = solution.plan.holes
+    open_ones = [index for index, hole in enumerate(holes) if hole.buckets]
+
+    def others(choices: Choices) -> list[int | None]:
+        return [value for index, value in enumerate(choices) if index not in open_ones]
+
+    wanted = others(solution.best.choices)
+    choices, found = next(
+        (item for item in solution.found.bucketings.items() if others(item[0]) == wanted), (solution.best.choices, [])
+    )
+    took = {item.choices: item.figures.step_time for item in solution.found.evaluated}
+    for index in open_ones:
+        for item in found:
+            if not inside(holes[index].span, item.span):
+                continue
+
+            def shown(one: Bucketing | None, index: int = index) -> dict[str, Any] | None:
+                if one is None:
+                    return None
+                known = holes[index].choices
+                place = known.index(one.text) if one.text in known else None
+                step = took.get((*choices[:index], place, *choices[index + 1 :]))
+                return {"value": one.text, "added_s": one.added, "fits": one.fits, "step_time_s": step}
+
+            yield {
+                "line": holes[index].span.line,
+                "hole": holes[index].what,
+                "algorithm_1": shown(item.algorithm_1),
+                "least": shown(item.least),
+            }
 
 
 def _candidate(solution: Solution, item: Evaluated) -> dict[str, Any]:
@@ -140,6 +179,15 @@ def _answers(solution: Solution) -> Iterator[str]:
         width = max(len(item["hole"]) for item in chosen)
         for item in chosen:
             yield f"  {item['hole']:<{width}}  {item['value']}  (line {item['line']})"
+    for item in _buckets(solution):
+        yield f"  buckets of line {item['line']}, and what their communication is foreseen to add to a step"
+        for name, one in (("Algorithm 1", item["algorithm_1"]), ("least", item["least"])):
+            if one is None:
+                yield f"    {name:<11}  none fits"
+                continue
+            step = "" if one["step_time_s"] is None else f", step {words.seconds(one['step_time_s'])}"
+            fits = "" if one["fits"] else ", does not fit"
+            yield f"    {name:<11}  {words.seconds(one['added_s'])}{step}{fits}: {one['value']}"
 
 
 def _table(solution: Solution, top: int) -> Iterator[str]:

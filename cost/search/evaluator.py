@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
+from legoai.cost.search.buckets.costs import UnitWork, work_of_units
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
 from legoai.runtime.signals import held_signals
 from legoai.specs.directives.require import METRICS
@@ -53,6 +55,7 @@ class Figures:
         profile: name and hash of the profile that the figures rest on.
         micro_batch: what bounds candidates with the same layers.
         stages: what the stages of a pipeline took.
+        units: what units took that may share their collectives.
     """
 
     metrics: Mapping[str, float]
@@ -65,6 +68,7 @@ class Figures:
     profile: str
     micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
     stages: StageWork = field(default_factory=StageWork)
+    units: UnitWork = field(default_factory=UnitWork)
 
     @property
     def step_time(self) -> float:
@@ -76,8 +80,9 @@ class Figures:
         return self.metrics[f"{name} {dimension}"]
 
     @staticmethod
-    def of(found: Estimate, manifest: Manifest) -> Figures:
-        """The figures of an estimate of a plan of some model."""
+    def of(found: Estimate, analysis: Analysis) -> Figures:
+        """The figures of an estimate of a plan."""
+        assert analysis.manifest is not None
         one = found.slowest.breakdown
         return Figures(
             metrics={
@@ -92,7 +97,8 @@ class Figures:
             waiting=one.copies + one.host + one.idle,
             bubble=found.bubble_fraction,
             micro_batch=work_of_micro_batch(found),
-            stages=work_of_stages(found, manifest),
+            stages=work_of_stages(found, analysis.manifest),
+            units=work_of_units(found, analysis),
             profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
         )
 
@@ -106,6 +112,7 @@ class Figures:
         parts = {
             "micro_batch": MicroBatchWork(**document["micro_batch"]),
             "stages": StageWork(**document["stages"]),
+            "units": UnitWork(**document["units"]),
         }
         return Figures(**{**document, **parts})
 
@@ -188,6 +195,8 @@ class WholeSimulation:
                 keys.append(NoFigures(reason=error.diagnostics[0].message))
                 continue
             key = program_key(program, self.profile)
+            if bucket_rules(candidate):
+                key += " with units"  # another plan with this program tells nothing of them
             keys.append(key)
             if key not in self.kept and key not in self._failed and key not in running:
                 assert candidate.manifest is not None
@@ -293,6 +302,7 @@ def program_key(program: Program, profile: str | None) -> str:
 def _outcome(program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None) -> Outcome:
     try:
         with contextlib.redirect_stdout(None):
-            return Figures.of(estimate(program, plan, manifest, directory=directory, profile=profile), manifest)
+            found = estimate(program, plan, manifest, directory=directory, profile=profile)
+            return Figures.of(found, Analysis(plan, manifest, directory))
     except CannotEstimateError as error:
         return NoFigures(reason=str(error))

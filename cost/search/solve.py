@@ -353,7 +353,7 @@ def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf) -> tuple[Evalua
 def _present(plan: OpenPlan, _: Choices, figures: _FiguresOf) -> tuple[Evaluated | None, str]:
     """The plan with the answers that its text has."""
     for index, hole in enumerate(plan.holes):
-        if hole.assigns and hole.answer is not None:
+        if (hole.assigns or hole.buckets) and hole.answer is not None:
             plan.add(index, hole.answer)
     chosen = tuple(
         hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None

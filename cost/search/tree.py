@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.buckets.solved import Bucketings, bucketings
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.stages.assignment import Assignment
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
+from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan, inside
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
@@ -36,7 +38,7 @@ AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
 
 _MOST_ADDED: Final = 3
-"""Splits into stages that are added to the listed ones, for each way to answer the other holes."""
+"""Splits into stages, or buckets, that are added to the listed ones, for each way to answer the other holes."""
 
 Choices = tuple[int | None, ...]
 """For each hole the index of its choice; None while it is open."""
@@ -74,8 +76,8 @@ class Found:
     """What a search found.
 
     Attributes:
-        status: `optimal` where nothing better is left, `bounded` where only splits into stages or styles are that were
-            not tried, `infeasible` where no candidate is feasible.
+        status: `optimal` where nothing better is left, `bounded` where only splits into stages, buckets or styles are
+            that were not tried, `infeasible` where no candidate is feasible.
         best: the best feasible candidate.
         bound: no feasible candidate has a better objective; None where nothing is known.
         evaluated: every candidate that was evaluated, in that order.
@@ -85,6 +87,7 @@ class Found:
         left_out: of these, those whose styles the program of placements left out for others, or found none for.
         failed: candidates without figures, and why.
         errors: an error for each code of ``refused``, the first that was met.
+        bucketings: what was solved for by what an evaluated candidate was seen to take.
     """
 
     status: Status = "optimal"
@@ -97,6 +100,7 @@ class Found:
     left_out: int = 0
     failed: list[tuple[Choices, str]] = field(default_factory=list)
     errors: dict[str, Diagnostic] = field(default_factory=dict)
+    bucketings: dict[Choices, list[Bucketings]] = field(default_factory=dict)
 
 
 def objective_of(plan_objective: Objective | None) -> Objective:
@@ -160,7 +164,7 @@ class Search:
         self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
         self._heap: list[_Node] = []
         self._untried: dict[Choices, float] = {}
-        """Bounds of the cost of splits into stages, and of styles, tried or not, by the answers of the other holes."""
+        """Bounds of the cost of splits into stages, of buckets and styles, tried or not, by the other answers."""
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
@@ -285,20 +289,23 @@ class Search:
                 self._untried[choices] = cost
                 candidate = self.plan.candidate(choices, without=self.without)
                 found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
-                self._add(choices, hole, found, cost)
+                self._add(choices, hole, _split(found), cost)
+            elif self.plan.holes[hole].buckets:
+                self._untried[choices] = cost
         except KeyboardInterrupt:
             heapq.heappush(self._heap, node)
             raise
 
-    def _add(self, choices: Choices, hole: int, found: Assignment | None, least: float) -> None:
-        """Add a split into stages to those that are tried."""
-        if found is None or not found.counts:
+    def _add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
+        """Add a split into stages, or buckets, to those that are tried."""
+        if text is None:
             return
-        value = self.plan.add(hole, f"[{', '.join(map(str, found.counts))}]")
+        value = self.plan.add(hole, text)
         chosen = (*choices[:hole], value, *choices[hole + 1 :])
         added = self._added.setdefault((*choices[:hole], None, *choices[hole + 1 :]), set())
         candidate = self.plan.candidate(chosen, without=self.without)
-        if value not in added and len(added) < _MOST_ADDED and not candidate.errors:
+        new = value >= self.plan.holes[hole].listed and value not in added
+        if new and len(added) < _MOST_ADDED and not candidate.errors:
             added.add(value)
             self.found.total += 1
             self._push(chosen, candidate, least)
@@ -401,7 +408,19 @@ class Search:
                 seconds = self.bounds.told(candidate.analysis, outcome.stages)
                 told = self._least(Bounds(step_time=seconds), candidate)
                 self._untried[others] = max(told, self._untried.get(others, -math.inf))
-                self._add(choices, hole, self.bounds.learnt(candidate.analysis, outcome.stages), -math.inf)
+                self._add(choices, hole, _split(self.bounds.learnt(candidate.analysis, outcome.stages)), -math.inf)
+        if candidate.analysis is not None and any(one.buckets for one in self.plan.holes):
+            self._learn_buckets(choices, candidate.analysis, outcome)
+
+    def _learn_buckets(self, choices: Choices, analysis: Analysis, outcome: Figures) -> None:
+        """Solve for buckets by what units were seen to take."""
+        machine, room = self.bounds.machine(analysis), self.bounds.room(analysis)
+        found = list(bucketings(analysis, outcome.units, machine, room))
+        self.found.bucketings[choices] = found
+        for hole, one in enumerate(self.plan.holes):
+            texts = [text for item in found if one.buckets and inside(one.span, item.span) for text in item.texts()]
+            for text in texts:
+                self._add(choices, hole, text, -math.inf)
 
     def _report(self) -> None:
         best = self.found.best
@@ -411,6 +430,11 @@ class Search:
             None if best is None else self._value(self.cost(best)),
             self._value(least) if math.isfinite(least) else None,
         )
+
+
+def _split(found: Assignment | None) -> str | None:
+    """A split into stages as a plan writes it."""
+    return None if found is None or not found.counts else f"[{', '.join(map(str, found.counts))}]"
 
 
 def evaluated(choices: Choices, candidate: Candidate, figures: Figures) -> Evaluated:

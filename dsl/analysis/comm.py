@@ -72,12 +72,13 @@ def unit_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
     return tuple(
         ModuleBucket(together, rule.origin.span)
         for rule, paths in bucket_rules(analysis)
-        for together in _cut(analysis, rule, paths)
+        for together in buckets_of(analysis, rule, paths)
         if len(together) > 1
     )
 
 
-def _cut(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> list[tuple[str, ...]]:
+def buckets_of(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> list[tuple[str, ...]]:
+    """The modules that a rule of `comm` matches, as it puts them into buckets."""
     by = rule.treatment.by
     if by == "group":
         return [tuple(paths)]
@@ -183,7 +184,7 @@ def _not_whole(analysis: Analysis, paths: list[str]) -> str | None:
 
 def _joined(analysis: Analysis, rule: PathRule[Any], paths: list[str]) -> Iterator[Unsupported]:
     kinds = unit_kinds(analysis)
-    for together in _cut(analysis, rule, paths):
+    for together in buckets_of(analysis, rule, paths):
         unlike = next((path for path in together if kinds[path] != kinds[together[0]]), None)
         if unlike is not None:
             yield Unsupported(

@@ -1,0 +1,1 @@
+"""Buckets of consecutive units: SimpleFSDP's Algorithm 1, an exact dynamic programme, and what both are told."""

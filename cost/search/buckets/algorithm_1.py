@@ -1,0 +1,76 @@
+"""Algorithm 1 of SimpleFSDP: buckets that grow for as long as the computation beside them hides them.
+
+In the order of each pass the next unit joins the bucket that is being gathered while that takes no longer than what
+computes beside it, in backward together with the reduction that runs there before it, and while there is room for it
+(Zhang et al. 2024, section 3.3.2). There forward and backward have buckets of their own; units that share their
+collectives share them in both, so that what either pass gives is used for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from legoai.cost.search.buckets.problem import BucketProblem, Span
+
+
+def algorithm_1(problem: BucketProblem) -> tuple[int, ...]:
+    """The units of each bucket: the better of what either pass gives; one that fits, if any does."""
+    tried = [of_forward(problem)]
+    if problem.gather_again(problem.units[0].size):
+        tried.append(of_backward(problem))
+    return min(tried, key=lambda counts: (not problem.fits(counts), problem.added(counts)))
+
+
+def of_forward(problem: BucketProblem) -> tuple[int, ...]:
+    """The units of each bucket, decided in the order of forward."""
+    count = len(problem.units)
+    edges = [0]
+    computing: Span | None = None
+    while edges[-1] < count:
+        first = edges[-1]
+        last = first + 1
+        while last < count and _is_hidden_in_forward(problem, computing, problem.span(first, last + 1)):
+            last += 1
+        computing = problem.span(first, last)
+        edges.append(last)
+    return _counts(edges)
+
+
+def of_backward(problem: BucketProblem) -> tuple[int, ...]:
+    """The units of each bucket, decided in the order of backward."""
+    edges = [len(problem.units)]
+    computing: Span | None = None
+    behind: Span | None = None
+    while edges[-1] > 0:
+        last = edges[-1]
+        first = last - 1
+        while first > 0 and _is_hidden_in_backward(problem, behind, computing, problem.span(first - 1, last)):
+            first -= 1
+        behind, computing = computing, problem.span(first, last)
+        edges.append(first)
+    return _counts(edges[::-1])
+
+
+def _is_hidden_in_forward(problem: BucketProblem, computing: Span | None, gathered: Span) -> bool:
+    if not problem.overlaps:
+        return False
+    if computing is None:
+        return problem.gather(gathered.size) <= problem.before.forward and problem.fits_at_ends(gathered, None)
+    forward, _ = problem.bytes(computing.size, 0, gathered.size)
+    return problem.gather(gathered.size) <= computing.forward and forward <= computing.forward_room
+
+
+def _is_hidden_in_backward(problem: BucketProblem, behind: Span | None, computing: Span | None, gathered: Span) -> bool:
+    if not problem.overlaps:
+        return False
+    again = problem.gather_again(gathered.size)
+    if computing is None:
+        return again <= problem.after.backward and problem.fits_at_ends(None, gathered)
+    reduced = problem.after.reduce if behind is None else problem.reduce(behind.size)
+    _, backward = problem.bytes(computing.size, gathered.size, 0 if behind is None else behind.size)
+    return reduced + again <= computing.backward and backward <= computing.backward_room
+
+
+def _counts(edges: Sequence[int]) -> tuple[int, ...]:
+    return tuple(last - first for first, last in pairwise(edges))

@@ -1,0 +1,301 @@
+"""What a simulated candidate tells of its units: seconds, bytes and collectives, from which buckets are decided.
+
+What a unit computes and what its parameters take to be gathered does not depend on the bucket that it is in. The room
+that buckets have while it computes is what its device has left there, with what the simulated buckets take.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from legoai.cost.kernels.work import is_product
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.collective_time import seconds_on
+from legoai.cost.memory.allocator import round_block
+from legoai.cost.network.topology import Placement, placement
+from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Seconds, Unit
+from legoai.cost.timing.timeline import Host
+from legoai.cost.trace.records import LOSS, Allocate, Collective, CollectiveKind, Free, Kernel, Resize
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.buckets import local_numel
+from legoai.dsl.analysis.comm import bucket_rules, buckets_of, reduces_last, unit_kinds
+from legoai.dsl.analysis.facts import below, holders
+from legoai.dsl.analysis.graph import is_traced, reorders
+from legoai.dsl.analysis.precision import DTYPE_BYTES
+from legoai.specs.directives.base import PathRule
+from legoai.specs.span import Span
+
+if TYPE_CHECKING:
+    from legoai.cost.estimate import Estimate, RankEstimate
+
+_HEAD: Final = ""
+"""Stands for what the model computes outside of all other units before the first of them."""
+_TAIL: Final = LOSS
+"""Stands for what it computes behind the last of them."""
+_SHARDED: Final = frozenset({"dp_replicate", "dp_shard"})
+"""Axes whose collectives gather parameters and reduce gradients."""
+_MOVES: Final = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitWork:
+    """What the units of a simulated plan took in a step, by their paths; nothing of a plan that has no buckets.
+
+    Attributes:
+        forward: seconds of forward, as if nothing were communicated beside it.
+        backward: the same of backward and recomputation.
+        forward_active: bytes of active memory at most while it computes in forward.
+        backward_active: the same of backward.
+        traffic: bytes of collectives by the first unit of their bucket, by kind, phase and placement.
+        slowed: seconds by which a hidden second of communication slows what computes beside it.
+        active: bytes of active memory at the peak.
+        beyond: bytes that the rank takes of its device beyond these.
+        unused: of these, bytes that the allocator has reserved.
+    """
+
+    forward: Mapping[str, float] = field(default_factory=dict)
+    backward: Mapping[str, float] = field(default_factory=dict)
+    forward_active: Mapping[str, int] = field(default_factory=dict)
+    backward_active: Mapping[str, int] = field(default_factory=dict)
+    traffic: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    slowed: float = 0.0
+    active: int = 0
+    beyond: int = 0
+    unused: int = 0
+
+
+class _Flow(NamedTuple):
+    """Collectives of one kind in one phase on one placement, as in the keys of :attr:`UnitWork.traffic`."""
+
+    kind: CollectiveKind
+    phase: str
+    on: Placement
+
+    def key(self) -> str:
+        return f"{self.kind} {self.phase} {self.on.ranks} {self.on.hosts} {self.on.per_host}"
+
+    @staticmethod
+    def read(key: str) -> _Flow:
+        kind, phase, *sizes = key.split()
+        return _Flow(kind, phase, Placement(*map(int, sizes)))  # type: ignore[arg-type]
+
+
+def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
+    """What the units of a simulated plan took; of one without rules of `comm`, or with a pipeline, nothing."""
+    if not bucket_rules(analysis) or len(found.ranks) > 1:
+        return UnitWork()
+    [rank] = found.ranks
+    holder = functools.cache(_holder(analysis))
+    seconds: dict[bool, defaultdict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
+    traffic: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    products = (item for item in rank.trace.once_each() if isinstance(item, Kernel) and is_product(item.op))
+    stream = next((item.stream for item in products), 0)
+    for interval in rank.intervals:
+        record = interval.record
+        if record.phase not in ("forward", "backward", "recompute"):
+            continue
+        if isinstance(record, Collective) and record.kind in _MOVES and _SHARDED & set(record.axis.split("+")):
+            on = placement(record.ranks, found.machine.network.devices_per_host)
+            traffic[_Flow(record.kind, record.phase, on).key()][holder(record.module)] += record.bytes
+        elif isinstance(record, Kernel | Collective) and record.stream == stream:
+            seconds[record.phase == "forward"][holder(record.module)] += interval.cost.seconds
+    active = _active(rank, holder)
+    return UnitWork(
+        forward=dict(seconds[True]),
+        backward=dict(seconds[False]),
+        forward_active={path: most for (path, forward), most in active.items() if forward},
+        backward_active={path: most for (path, forward), most in active.items() if not forward},
+        traffic={key: dict(flow) for key, flow in traffic.items()},
+        slowed=_slowed(rank, found.machine.host(), stream),
+        active=rank.memory.peak,
+        beyond=rank.use.total - rank.memory.peak,
+        unused=rank.use.reserved - rank.memory.peak,
+    )
+
+
+def problems_of(
+    analysis: Analysis, work: UnitWork, machine: Machine, limit: float
+) -> Iterator[tuple[Span, BucketProblem]]:
+    """Yield the buckets that are to be decided, with the line of the rule that says so.
+
+    Args:
+        analysis: of a plan that was simulated.
+        work: of its units.
+        machine: on which it runs.
+        limit: bytes of active memory that the rank may take at a moment.
+    """
+    batches, kinds = micro_batches(analysis.plan), unit_kinds(analysis)
+    if not work.forward or batches is None or (reduces_last(analysis) and batches > 1):
+        return  # reductions of several sizes
+    chain = [path for path in kinds if path and not any(below(other, path) for other in kinds)]
+    for rule, paths in bucket_rules(analysis):
+        same = all(path in kinds and kinds[path] == kinds[paths[0]] for path in paths)
+        first = chain.index(paths[0]) if paths[0] in chain else -1
+        if not same or kinds[paths[0]].reshard == "never" or chain[first : first + len(paths)] != paths:
+            continue
+        assert rule.origin.span is not None
+        before = chain[first - 1] if first else _HEAD
+        after = chain[first + len(paths)] if first + len(paths) < len(chain) else _TAIL
+        yield rule.origin.span, _problem(_Told(analysis, work, machine, batches, limit), rule, paths, before, after)
+
+
+class _Told(NamedTuple):
+    """A simulated plan, what its units took, and bytes of active memory that its rank may take."""
+
+    analysis: Analysis
+    work: UnitWork
+    machine: Machine
+    batches: int
+    limit: float
+
+    def forward(self, path: str) -> float:
+        return self.work.forward.get(path, 0.0) / self.batches
+
+    def backward(self, path: str) -> float:
+        return self.work.backward.get(path, 0.0) / self.batches
+
+    def left(self, path: str) -> tuple[float, float]:
+        """Bytes that are left while a unit computes, in forward and in backward."""
+        found = self.work.forward_active.get(path, 0), self.work.backward_active.get(path, 0)
+        return self.limit - found[0], self.limit - found[1]
+
+    def collectives(self, paths: Sequence[str], kinds: Sequence[str], phase: str) -> Seconds:
+        """Seconds of collectives of so many parameters, as those of these units are."""
+        numel = sum(local_numel(self.analysis, path) for path in paths)
+        flows = [
+            (flow, sum(size for path, size in by_unit.items() if path in paths) / numel / self.batches)
+            for key, by_unit in self.work.traffic.items()
+            if (flow := _Flow.read(key)).kind in kinds and (flow.phase == "forward") is (phase == "forward")
+        ]
+        network, profile = self.machine.network, self.machine.profile
+
+        def seconds(size: int) -> float:
+            return sum(
+                seconds_on(flow.on, flow.kind, per_parameter * size, network, profile)[0]
+                for flow, per_parameter in flows
+                if per_parameter
+            )
+
+        return functools.cache(seconds)
+
+    def neighbour(self, path: str) -> Neighbour:
+        """What stands beside the units; of what is no unit only the computation."""
+        left = self.left(path)
+        if path in (_HEAD, _TAIL):
+            return Neighbour(self.forward(path), self.backward(path), 0.0, 0.0, 0.0, *left)
+        size = local_numel(self.analysis, path)
+        gather, again, reduce = (
+            self.collectives([path], kinds, phase)(size)
+            for kinds, phase in (
+                (("all_gather",), "forward"),
+                (("all_gather",), "backward"),
+                (("reduce_scatter", "all_reduce"), "backward"),
+            )
+        )
+        return Neighbour(self.forward(path), self.backward(path), gather, again, reduce, *left)
+
+
+def _problem(told: _Told, rule: PathRule[Any], paths: list[str], before: str, after: str) -> BucketProblem:
+    analysis = told.analysis
+    precision = analysis.plan.precision
+    simulated = buckets_of(analysis, rule, paths)
+    sizes = {path: local_numel(analysis, path) for path in paths}
+    bare = BucketProblem(
+        units=[Unit(told.forward(path), told.backward(path), sizes[path]) for path in paths],
+        before=told.neighbour(before),
+        after=told.neighbour(after),
+        gather=told.collectives(paths, ("all_gather",), "forward"),
+        gather_again=told.collectives(paths, ("all_gather",), "backward"),
+        reduce=told.collectives(paths, ("reduce_scatter", "all_reduce"), "backward"),
+        gathered_bytes=DTYPE_BYTES[precision.param],
+        reduced_bytes=DTYPE_BYTES[precision.reduce or precision.param],
+        overlaps=not is_traced(analysis) or reorders(analysis),
+        slowed=told.work.slowed,
+    )
+    return _with_room(bare, told, paths, [len(bucket) for bucket in simulated])
+
+
+def _with_room(problem: BucketProblem, told: _Told, paths: Sequence[str], counts: Sequence[int]) -> BucketProblem:
+    """The problem with the room of each unit: what is left, and what the buckets that were simulated take there."""
+    spans = problem.spans(counts)
+    units, place = [], 0
+    for index, (span, count) in enumerate(zip(spans, counts, strict=True)):
+        previous = spans[index - 1].size if index else 0
+        following = spans[index + 1].size if index + 1 < len(spans) else 0
+        taken = problem.bytes(span.size, previous, following)
+        for unit, path in zip(problem.units[place : place + count], paths[place : place + count], strict=True):
+            left = told.left(path)
+            units.append(replace(unit, forward_room=left[0] + taken[0], backward_room=left[1] + taken[1]))
+        place += count
+    before, after = problem.before, problem.after
+    if problem.overlaps:
+        gathered, reduced = problem.gathered_bytes * spans[0].size, problem.reduced_bytes * spans[0].size
+        before = replace(
+            before, forward_room=before.forward_room + gathered, backward_room=before.backward_room + reduced
+        )
+        after = replace(after, backward_room=after.backward_room + problem.gathered_bytes * spans[-1].size)
+    return replace(problem, units=units, before=before, after=after)
+
+
+def _holder(analysis: Analysis) -> Callable[[str], str]:
+    """The unit that a module belongs to; of the root unit, whether it stands before all others or not."""
+    units = [path for path in unit_kinds(analysis) if path]
+    assert analysis.manifest is not None
+    place = {path: index for index, path in enumerate(analysis.manifest.modules)}
+    first = min((place[path] for path in units), default=0)
+
+    def holder(module: str) -> str:
+        if module in units:
+            return module
+        around = next((above for above in holders(module) if above in units), None)
+        if around is not None:
+            return around
+        return _HEAD if place.get(module, math.inf) < first else _TAIL
+
+    return holder
+
+
+def _slowed(rank: RankEstimate, host: Host, stream: int) -> float:
+    """Seconds by which a hidden second of the longest collective slows what is computed, on average."""
+    longest = max(
+        (item.cost for item in rank.intervals if isinstance(item.record, Collective)),
+        key=lambda cost: cost.seconds,
+        default=None,
+    )
+    alone = beside = 0.0
+    for item in rank.intervals:
+        if isinstance(item.record, Kernel) and item.record.stream == stream and longest is not None:
+            alone += item.cost.seconds
+            beside += item.cost.seconds * host.slowdown(item.cost, [longest])
+    return 1.0 - alone / beside if beside else 0.0
+
+
+def _active(rank: RankEstimate, holder: Callable[[str], str]) -> dict[tuple[str, bool], int]:
+    """Bytes of active memory at most while each unit computes, in forward and not."""
+    sizes: dict[int, int] = {}
+    found: dict[tuple[str, bool], int] = {}
+    active, computing = 0, None
+    for index, record in enumerate(rank.trace.records):
+        if index >= rank.span.stop:
+            break
+        if isinstance(record, Allocate):
+            sizes[record.storage] = size = round_block(record.bytes)
+            active += size
+        elif isinstance(record, Free):
+            active -= sizes.pop(record.storage)
+        elif isinstance(record, Resize):
+            size = round_block(record.bytes)
+            active += size - sizes[record.storage]
+            sizes[record.storage] = size
+        elif isinstance(record, Kernel) and index >= rank.span.start:
+            inside = record.phase in ("forward", "backward", "recompute")
+            computing = (holder(record.module), record.phase == "forward") if inside else None
+        if computing is not None:
+            found[computing] = max(found.get(computing, 0), active)
+    return found

@@ -1,0 +1,116 @@
+"""Bucketings: the dynamic programme agrees with all of them, and Algorithm 1 is never better."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from legoai.cost.search.buckets.algorithm_1 import algorithm_1, of_backward, of_forward
+from legoai.cost.search.buckets.exact import least_added
+from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Unit
+from legoai.cost.search.stages.assignment import splits
+
+
+def drawn(seed: int) -> BucketProblem:
+    """A problem of a few unlike units, whose collectives take a latency and their bytes; some with little room."""
+    draw = random.Random(seed)
+    tight = seed % 3 == 0
+    sizes = draw.choice([[1] * 8, list(range(1, 9)), [1, 1, 4, 9]])
+
+    def room() -> float:
+        return draw.uniform(20, 80) if tight else math.inf
+
+    units = [
+        Unit(draw.uniform(0, 12), draw.uniform(0, 24), draw.choice(sizes), room(), room())
+        for _ in range(draw.randint(1, 9))
+    ]
+    latency, rate = draw.uniform(0, 6), draw.uniform(0.2, 3)
+    again = draw.random() < 0.8
+
+    def neighbour() -> Neighbour:
+        values = [draw.choice([0.0, draw.uniform(0, 10)]) for _ in range(5)]
+        return Neighbour(*values, room(), room())
+
+    return BucketProblem(
+        units=units,
+        before=neighbour(),
+        after=neighbour(),
+        gather=lambda size: latency + rate * size,
+        gather_again=lambda size: (latency + rate * size) if again else 0.0,
+        reduce=lambda size: latency + 2 * rate * size,
+        gathered_bytes=1.0,
+        reduced_bytes=2.0,
+        overlaps=draw.random() < 0.9,
+        slowed=draw.choice([0.0, 0.2]),
+    )
+
+
+def every(problem: BucketProblem) -> list[tuple[int, ...]]:
+    count = len(problem.units)
+    return [counts for buckets in range(1, count + 1) for counts in splits(count, buckets) if problem.fits(counts)]
+
+
+def test_the_programme_agrees_with_every_bucketing():
+    better = infeasible = 0
+    for seed in range(400):
+        problem = drawn(seed)
+        found, fitting, greedy = least_added(problem), every(problem), algorithm_1(problem)
+        if found is None:
+            assert not fitting, seed
+            infeasible += 1
+            continue
+        assert problem.fits(found), seed
+        least = min(map(problem.added, fitting))
+        assert problem.added(found) == pytest.approx(least, rel=1e-12), seed
+        if problem.fits(greedy):
+            assert problem.added(found) <= problem.added(greedy)
+            better += least < 0.99 * problem.added(greedy)
+    assert better > 40  # the greedy one is often worse
+    assert infeasible > 5
+
+
+def uniform(count: int, *, forward: float, backward: float, **changes: object) -> BucketProblem:
+    given: dict = {
+        "units": [Unit(forward, backward, 1)] * count,
+        "gather": lambda size: 1.0 + size,
+        "gather_again": lambda size: 1.0 + size,
+        "reduce": lambda size: 1.0 + 2 * size,
+    }
+    return BucketProblem(**(given | changes))
+
+
+def test_algorithm_1_grows_a_bucket_while_it_is_hidden():
+    # 1 + 1 are hidden by nothing; then 1 + n by 4 seconds of each unit that computes.
+    assert of_forward(uniform(14, forward=4.0, backward=0.0)) == (1, 3, 10)
+    # Behind the last unit 5 seconds compute. Beside its 4 units, of which nothing is reduced yet, 1 + n take up to 24;
+    # then 1 + 2 · 4 seconds of reduction are added.
+    problem = uniform(14, forward=0.0, backward=6.0, after=Neighbour(backward=5.0))
+    assert of_backward(problem) == (10, 4)
+    wide = uniform(60, forward=0.0, backward=6.0, after=Neighbour(backward=5.0))
+    assert of_backward(wide) == (33, 23, 4)
+
+
+def test_algorithm_1_stops_where_there_is_no_more_room():
+    problem = uniform(9, forward=100.0, backward=100.0, gathered_bytes=1.0)
+    tight = BucketProblem(
+        units=[Unit(100.0, 100.0, 1, forward_room=4.0)] * 9,
+        gather=problem.gather, gather_again=problem.gather_again, reduce=problem.reduce, gathered_bytes=1.0,
+    )  # fmt: skip
+    assert of_forward(problem) == (1, 8)
+    assert of_forward(tight) == (1, 3, 1, 3, 1)
+
+
+def test_nothing_is_merged_for_overlap_where_nothing_overlaps():
+    problem = uniform(6, forward=9.0, backward=9.0, overlaps=False)
+    assert algorithm_1(problem) == (1,) * 6
+    assert least_added(problem) == (6,)  # each collective has its latency, and all of it is exposed
+    assert problem.added((6,)) == pytest.approx(7 + 7 + 13)
+
+
+def test_a_deep_model_is_decided_in_seconds():
+    problem = uniform(60, forward=3.0, backward=6.0, slowed=0.2)
+    found = least_added(problem)
+    assert found is not None
+    assert problem.added(found) <= problem.added(algorithm_1(problem))
