@@ -34,7 +34,7 @@ from legoai.cost.search.least_costs import collectives
 from legoai.cost.search.least_costs.activations import kept_by_blocks
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
-from legoai.cost.search.least_costs.shared_work import SharedWork
+from legoai.cost.search.least_costs.shared_work import BlockWork, SharedWork
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.costs import (
@@ -219,8 +219,21 @@ class BoundsOf:
         if isinstance(plan.pipeline.split, Hole):
             found = self.assignment(analysis)
             return everything if found is None else max(everything, found.bound)
+        everything = max(everything, self._learnt_pipeline(analysis))
         staged = not isinstance(plan.pipeline.schedule, OrderFile)
         return max(everything, _pipelined(analysis, least)) if staged else everything
+
+    def _learnt_pipeline(self, analysis: Analysis) -> float:
+        """Seconds of a pipeline whose blocks are known from another candidate; 0 where they are not."""
+        work = self.shared.blocks(analysis)
+        problem = self._raised(analysis, work) if work else None
+        return 0.0 if problem is None else problem.time(blocks_of_stages(analysis))
+
+    def _raised(self, analysis: Analysis, work: Mapping[str, BlockWork]) -> StageProblem | None:
+        problem, found = self.stage_problem(analysis), self._of_token(analysis)
+        if problem is None or found is None:
+            return None
+        return raised_problem(problem, analysis, work, _recomputed(analysis, self._of_layers(analysis, *found)))
 
     def assignment(self, analysis: Analysis) -> Assignment | None:
         """The split of least cost of a plan in which only the split is open; None of others, or without a solver.
@@ -259,8 +272,8 @@ class BoundsOf:
             ProfileError: a profile that is not there or not readable.
             CatalogueError: a device that is not known or not complete.
         """
-        problem = self.stage_problem(analysis) if work.actions and installed() is not None else None
-        return 0.0 if problem is None else raised_problem(problem, analysis, work).solve(gap=ASSIGNED_GAP).bound
+        problem = self._raised(analysis, work.least) if work.actions and installed() is not None else None
+        return 0.0 if problem is None else problem.solve(gap=ASSIGNED_GAP).bound
 
     def stage_problem(self, analysis: Analysis) -> StageProblem | None:
         """The assignment of a candidate's stages at least costs; None where more than the split is open.

@@ -111,7 +111,7 @@ class Figures:
         """The figures of a :meth:`document`."""
         parts = {
             "micro_batch": MicroBatchWork(**document["micro_batch"]),
-            "stages": StageWork(**document["stages"]),
+            "stages": StageWork.read(document["stages"]),
             "units": UnitWork(**document["units"]),
         }
         return Figures(**{**document, **parts})

@@ -394,6 +394,7 @@ class Search:
             return
         if candidate.analysis is not None:
             self.bounds.shared.learn(candidate.analysis, outcome.micro_batch)
+            self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.cost(done) < self.cost(found.best)):

@@ -8,6 +8,7 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.precision import Precision
 
 DTYPE_BYTES: Final = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -26,6 +27,11 @@ def autocast_dtype(analysis: Analysis) -> str | None:
     if has_policy(analysis) or precision.param == precision.master:
         return None
     return precision.param if precision.param in _AUTOCAST and precision.master == "fp32" else None
+
+
+def output_bytes(precision: Precision) -> int:
+    """Least bytes of an element of what a block leaves."""
+    return min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
 
 
 def gradient_dtype(analysis: Analysis) -> str:

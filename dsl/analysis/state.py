@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.comm import reduces_last
 from legoai.dsl.analysis.facts import decided
+from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.analysis.optimizer import muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged
@@ -136,10 +137,36 @@ def summed_gradients_of_modules(analysis: Analysis) -> dict[str, int]:
         return {}
     if plan.offload is not None and plan.offload.parameters != "none":
         return {}
-    size = DTYPE_BYTES[plan.precision.reduce]
+    return _unsharded(analysis, DTYPE_BYTES[plan.precision.reduce], lambda _: True)
+
+
+def unsharded_parameters_of_modules(analysis: Analysis) -> dict[str, int]:
+    """A lower bound of the bytes of unsharded parameters that units keep from forward to backward, by module.
+
+    Experts on `ep` count as nothing, and so does everything where units are gathered in float8.
+
+    Raises:
+        Undecided: a size, dtype or rule that this depends on is a hole.
+    """
+    plan = analysis.plan
+    if analysis.manifest is None or shard_ranks(analysis) == 1 or plan.precision.rules:
+        return {}
+    units = fsdp_units(analysis)
+    return _unsharded(
+        analysis,
+        DTYPE_BYTES[plan.precision.param],
+        lambda parameter: units[owner(analysis, parameter)].reshard in ("after_backward", "never"),
+    )
+
+
+def _unsharded(analysis: Analysis, size: int, counts: Callable[[str], bool]) -> dict[str, int]:
+    """Bytes of unsharded parameters of some size, by module."""
+    manifest = analysis.manifest
+    assert manifest is not None
     found: dict[str, float] = {}
     for share in _shares(analysis, manifest):
-        if plan.mesh.ep == 1 or manifest.modules[share.path].kind != "experts":
+        local = analysis.plan.mesh.ep == 1 or manifest.modules[share.path].kind != "experts"
+        if local and counts(share.parameter):
             found[share.path] = found.get(share.path, 0.0) + share.unsharded * size
     return {path: int(held) for path, held in found.items()}
 
@@ -163,6 +190,7 @@ class _Share(NamedTuple):
     """Mean elements of a parameter on a device of its module's stage: as stored, of its state, and unsharded."""
 
     path: str
+    parameter: str
     held: float
     moments: float
     unsharded: float
@@ -189,4 +217,4 @@ def _shares(analysis: Analysis, manifest: Manifest) -> Iterator[_Share]:
             if name not in repeated:
                 unsharded = parameter.numel / (mesh.tp if path in cut or name in cut else 1)
                 held = unsharded / sharded
-                yield _Share(path, held, moments_of(name) * held, unsharded)
+                yield _Share(path, name, held, moments_of(name) * held, unsharded)

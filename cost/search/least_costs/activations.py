@@ -5,27 +5,25 @@ gradient of its weight; the queries, keys, values and output of fused attention;
 activation function, and both factors of a gate. Under selective checkpointing it is the input of the recomputed module
 and the outputs that are listed. What else may be kept counts as nothing.
 
-Tensor-parallel ranks share these features, but for two: a column-wise layer has its whole input on each rank, and a
-row-wise one its whole output before it is reduced.
+Tensor-parallel ranks share these features, but for those that are whole on each of them
+(:mod:`legoai.cost.search.least_costs.cut_layers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.kernels.model_flops import DECODERS
+from legoai.cost.search.least_costs.cut_layers import CutLayers, children, cut_layers
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
-from legoai.dsl.analysis.precision import DTYPE_BYTES
-from legoai.dsl.analysis.shard import shard_on_tp
-from legoai.specs.directives.base import PathRule, Treatment
+from legoai.dsl.analysis.precision import output_bytes
 from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.precision import Float8, MxFp8
-from legoai.specs.directives.shard import Colwise, Rowwise
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 _FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
@@ -54,11 +52,21 @@ def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
     return {block: width * _bytes_of_feature(analysis) // tp for block, width in _widths(analysis).items()}
 
 
+def handed_on(analysis: Analysis) -> int:
+    """Bytes that a block hands to the next one for one micro batch, on each rank, at least; 0 where it is not known.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan = analysis.plan
+    if plan.model.family not in DECODERS:
+        return 0
+    return int(plan.model.source().config().dim) * _bytes_of_feature(analysis) // plan.mesh.tp
+
+
 def _bytes_of_feature(analysis: Analysis) -> int:
     """Bytes of a feature of all tokens of a micro batch on a rank."""
-    precision = analysis.plan.precision
-    size = min(DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.output or precision.param])
-    return local_tokens(analysis.plan) * size
+    return local_tokens(analysis.plan) * output_bytes(analysis.plan.precision)
 
 
 def _widths(analysis: Analysis) -> dict[str, int]:
@@ -74,7 +82,7 @@ def _widths(analysis: Analysis) -> dict[str, int]:
         return {}
     widths = dict.fromkeys(blocks, int(plan.model.source().config().dim))
     if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        features = _Features(manifest, plan.attention.kernel in _FUSED, plan.mesh.tp, _styles(analysis))
+        features = _Features(manifest, plan.attention.kernel in _FUSED, plan.mesh.tp, cut_layers(analysis))
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
             block = next((one for one in above[1:] if one in widths), None)
@@ -82,12 +90,6 @@ def _widths(analysis: Analysis) -> dict[str, int]:
                 treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
                 widths[block] += sum(features.kept(path, module, treatments))
     return widths
-
-
-def _styles(analysis: Analysis) -> Mapping[str, PathRule[Any]]:
-    """The rules of tensor parallelism by the module that they win."""
-    found = shard_on_tp(analysis)
-    return {} if found is None else analysis.assigned(found).by_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,13 @@ class _Features:
         manifest: of the model.
         fused: whether attention is one kernel.
         tp: tensor-parallel ranks.
-        styles: rules of tensor parallelism.
+        cut: layers that are cut over them.
     """
 
     manifest: Manifest
     fused: bool
     tp: int
-    styles: Mapping[str, PathRule[Any]]
+    cut: CutLayers
 
     def kept(self, path: str, module: ModuleInfo, treatments: Sequence[Any]) -> Iterator[int]:
         """Those of a module, its children's not counted.
@@ -118,12 +120,12 @@ class _Features:
             if len(treatments) == 1 and isinstance(treatments[0], Selective):
                 yield from self._listed(path, module, treatments[0].keep)
             return
-        layers = [child for child in _children(self.manifest, path) if child.kind == "linear"]
+        layers = [child for child in children(self.manifest, path) if child.kind == "linear"]
         # Layers may share an input, which has one width.
         inputs: dict[int, int] = {}
         for layer in layers:
             width = int(layer.attributes["in_features"])
-            inputs[width] = max(inputs.get(width, 0), width * self._whole(layer.path, Colwise))
+            inputs[width] = max(inputs.get(width, 0), width * (self.tp if layer.path in self.cut.take_whole else 1))
         yield sum(inputs.values())
         if module.kind == "attention" and self.fused:
             heads, key_heads, width = _heads(module)
@@ -139,14 +141,10 @@ class _Features:
     def _listed(self, path: str, module: ModuleInfo, keep: tuple[str, ...]) -> Iterator[int]:
         """Outputs that selective checkpointing keeps of a module."""
         if module.kind == "linear" and "matmul" in keep:
-            yield int(module.attributes["out_features"]) * self._whole(path, Rowwise)
+            yield int(module.attributes["out_features"]) * (self.tp if path in self.cut.sum_up else 1)
         elif module.kind == "attention" and "attention" in keep and self.fused:
             heads, _, width = _heads(module)
             yield heads * width
-
-    def _whole(self, path: str, style: type[Treatment]) -> int:
-        """Ranks on which a layer of a style has the whole of what others share."""
-        return self.tp if path in self.styles and isinstance(self.styles[path].treatment, style) else 1
 
 
 def _heads(module: ModuleInfo) -> tuple[int, int, int]:
@@ -154,15 +152,9 @@ def _heads(module: ModuleInfo) -> tuple[int, int, int]:
     return heads, int(module.attributes.get("n_kv_heads", heads)), int(module.attributes["head_dim"])
 
 
-def _children(manifest: Manifest, path: str) -> Iterator[ModuleInfo]:
-    module = manifest.modules[path]
-    for name in module.children:
-        yield manifest.modules[f"{path}.{name}" if path else name]
-
-
 def _is_second(manifest: Manifest, path: str) -> bool:
     """Whether a norm is in a block and not its first: the first one's input is the block's."""
     parent = path.rpartition(".")[0]
     above = manifest.modules[parent]
-    norms = [child.path for child in _children(manifest, parent) if child.kind == "norm"]
+    norms = [child.path for child in children(manifest, parent) if child.kind == "norm"]
     return above.kind == "block" and path in norms[1:]

@@ -1,5 +1,7 @@
 """Work that candidates share: what one micro batch computes and keeps does not depend on data-parallel degrees.
 
+Nor does what a block of a pipeline computes depend on the stage that it is in, or on how many there are.
+
 The kernels of a forward and a backward, and the collectives between them that hand on what a layer computes, follow
 from the model, the micro batch, the degrees and styles that cut layers and sequences, and the dtypes. How parameters
 are sharded over data-parallel ranks, what is recomputed and how large the global batch is decide what is added to
@@ -10,9 +12,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from legoai.cost.estimate import Estimate
 from legoai.cost.kernels.work import is_product, kind_of
@@ -38,7 +40,7 @@ _COPIES: Final = ("copy", "fill")
 _BETWEEN_LAYERS: Final = ("tp", "cp")
 """Axes whose groups are the same ranks of the same hosts whatever the data-parallel degrees are."""
 
-_ByPhase: TypeAlias = defaultdict[Phase, float]
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,8 @@ def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
         return MicroBatchWork()
     kernels = (item for item in rank.trace.once_each() if isinstance(item, Kernel))
     stream = next((item.stream for item in kernels if is_product(item.op)), 0)
-    seconds = _Seconds(OpCosts(machine=found.machine), stream)
-    each: list[_ByPhase] = []
+    seconds: LayerSeconds[Phase] = LayerSeconds(OpCosts(machine=found.machine), stream, lambda record: record.phase)
+    each: list[defaultdict[Phase, float]] = []
     for item in rank.trace.between(rank.span):
         if isinstance(item, Mark):
             if item.name.startswith(MICRO_BATCH):
@@ -86,8 +88,8 @@ def in_layers(kernel: Kernel, stream: int) -> bool:
 
 
 @dataclass(slots=True)
-class _Seconds:
-    """Seconds of what layers run one after another, by phase; those of a segment are added up once.
+class LayerSeconds(Generic[_Key]):
+    """Seconds of what layers run one after another, by a key; those of a segment are added up once.
 
     These are their kernels, and the collectives of forward and recomputation for which their stream waits before it
     runs another of them.
@@ -95,13 +97,15 @@ class _Seconds:
     Args:
         cost: of a kernel.
         stream: on which layers compute.
+        key: of a kernel or a collective.
     """
 
     cost: OpCosts
     stream: int
-    _known: dict[int, tuple[Segment, _ByPhase]] = field(default_factory=dict)
+    key: Callable[[Kernel | Collective], _Key]
+    _known: dict[int, tuple[Segment, Mapping[_Key, float]]] = field(default_factory=dict)
 
-    def of(self, item: Item) -> _ByPhase:
+    def of(self, item: Item) -> Mapping[_Key, float]:
         """Those of an item of a trace."""
         if not isinstance(item, Instance):
             return self._sum((item,), (NONE,))
@@ -110,22 +114,33 @@ class _Seconds:
             self._known[id(segment)] = segment, self._sum(segment.records, segment.slots)
         return self._known[id(segment)][1]
 
-    def _sum(self, records: Sequence[Record], slots: Sequence[int]) -> _ByPhase:
-        found: _ByPhase = defaultdict(float)
+    def _sum(self, records: Sequence[Record], slots: Sequence[int]) -> Mapping[_Key, float]:
+        found: defaultdict[_Key, float] = defaultdict(float)
         begun: dict[int, Collective] = {}
         for record, slot in zip(records, slots, strict=True):
             if isinstance(record, Kernel):
                 if in_layers(record, self.stream):
                     begun.clear()  # the rest of these runs beside it
-                    found[record.phase] += self.cost(record).seconds
+                    found[self.key(record)] += self.cost(record).seconds
             elif isinstance(record, Collective):
                 if record.axis in _BETWEEN_LAYERS and record.stream == self.stream:
                     begun[slot] = record
             elif isinstance(record, WaitWork) and slot in begun and record.stream == self.stream:
                 waited = begun.pop(slot)
                 if waited.phase != "backward":  # what is recomputed decides which of these are left for it
-                    found[waited.phase] += self.cost(waited).seconds
+                    found[self.key(waited)] += self.cost(waited).seconds
         return found
+
+
+class BlockWork(NamedTuple):
+    """Least seconds of one micro batch in a module with which a stage of a pipeline can begin, and in what follows it.
+
+    `recomputed` is None where another candidate was simulated, which recomputes otherwise.
+    """
+
+    forward: float
+    backward: float
+    recomputed: float | None
 
 
 @dataclass(slots=True)
@@ -138,6 +153,8 @@ class SharedWork:
 
     computed: dict[str, float] = field(default_factory=dict)
     _recomputed: dict[tuple[str, str], MicroBatchWork] = field(default_factory=dict)
+    _blocks: dict[str, dict[str, Mapping[str, BlockWork]]] = field(default_factory=dict)
+    """Of pipelines, by the key of a block and by what is recomputed."""
 
     def learn(self, analysis: Analysis, work: MicroBatchWork) -> None:
         """Note what a candidate took; of a pipeline, whose micro batches overlap, nothing is noted."""
@@ -146,10 +163,30 @@ class SharedWork:
             self.computed[key] = work.computed
             self._recomputed[key, _treatments(analysis.plan)] = work
 
+    def learn_blocks(self, analysis: Analysis, work: Mapping[str, BlockWork]) -> None:
+        """Note what the blocks of a pipeline took, by the modules with which a stage can begin."""
+        key = _block_key(analysis)
+        if key is not None and work:
+            self._blocks.setdefault(key, {})[_treatments(analysis.plan)] = work
+
+    def blocks(self, analysis: Analysis) -> Mapping[str, BlockWork]:
+        """What the blocks of a pipeline take, as far as that is known from others; empty where nothing is."""
+        key = _block_key(analysis) if self._blocks else None
+        known = self._blocks.get(key, {}) if key is not None else {}
+        same = known.get(_treatments(analysis.plan))
+        if same is not None or not known:
+            return same or {}
+        other = next(iter(known.values()))
+        return {start: work._replace(recomputed=None) for start, work in other.items()}
+
     def lesson(self, analysis: Analysis) -> str | None:
         """What simulating a candidate would tell of others; None where that is known, or nothing."""
         plan = analysis.plan
-        key = shared_key(plan) if plan.pipeline is None else None
+        if plan.pipeline is not None:
+            key = _block_key(analysis)
+            known = self._blocks.get(key, {}) if key is not None else {}
+            return None if key is None or _treatments(plan) in known else f"{key} {_treatments(plan)}"
+        key = shared_key(plan)
         if key is None or (key, _treatments(plan)) in self._recomputed:
             return None
         return key if key not in self.computed else f"{key} {_treatments(plan)}"
@@ -202,6 +239,13 @@ def shared_key(plan: Plan) -> str | None:
         held = body.pop(name, None)
         body[name] = held if whole else held is not None and name in ("fsdp", "replicate")
     return json.dumps(body, sort_keys=True)
+
+
+def _block_key(analysis: Analysis) -> str | None:
+    """What decides what a block of a pipeline runs for one micro batch; None without one, or of a plan with holes."""
+    key = shared_key(analysis.plan) if analysis.plan.pipeline is not None else None
+    # A backward in halves computes its gradients by other products.
+    return None if key is None else f"{splits_backward(analysis)} {key}"
 
 
 def _treatments(plan: Plan) -> str:

@@ -7,6 +7,7 @@ model is split, so that a path is a lower bound of the time of every split: a li
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from legoai.dsl.analysis.orders import COMPUTE, Order
 from legoai.dsl.analysis.pipeline import order, stage_count, stages_of_ranks
 from legoai.specs.directives.pipeline import SINGLE_STAGE, OrderFile
 
+_GATHERED: Final = 3
+"""Stages that torch's runtime of schedules gathers at once: `max_active_stages` of `_add_unshard_reshard`."""
 _MOST_ACTIONS: Final = 100_000
 """Actions of a step beyond which nothing is said of it: a second's work."""
 
@@ -36,10 +39,12 @@ class Held(NamedTuple):
     """What a rank holds at a moment of a step: micro batches between forward and backward, by stage, and gradients.
 
     `summed` are the stages whose gradients are added up over micro batches: some backward of a pass is over, not all.
+    `gathered` are those whose units are gathered, if these are kept from forward to backward.
     """
 
     micro_batches: Mapping[int, int]
     summed: frozenset[int]
+    gathered: frozenset[int]
 
 
 Seconds = Sequence[Mapping[str, float]]
@@ -63,14 +68,15 @@ class ActionGraph:
     Args:
         ranks: what each rank does in a step.
         of_pass: micro batches after which a stage's gradients are reduced.
+        ahead: stages that are gathered at once: those of the next actions.
 
     Raises:
         ValueError: the ranks wait for each other in a circle.
     """
 
-    def __init__(self, ranks: Sequence[Sequence[Action]], of_pass: int) -> None:
+    def __init__(self, ranks: Sequence[Sequence[Action]], of_pass: int, ahead: int = 0) -> None:
         self.stages = 1 + max(action.stage for actions in ranks for action in actions)
-        self.held = tuple(tuple(_most_held(actions, of_pass)) for actions in ranks)
+        self.held = tuple(tuple(_most_held(actions, of_pass, ahead)) for actions in ranks)
         """What each rank holds at the moments at which no other moment has as much of everything."""
         self.actions: list[Action] = []
         self._before: list[tuple[int, ...]] = []
@@ -127,12 +133,12 @@ class ActionGraph:
         return Path(tuple(sorted(counts.items())))
 
 
-def _most_held(actions: Sequence[Action], of_pass: int) -> Iterator[Held]:
+def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[Held]:
     """What a rank holds at the moments at which no other moment has as much of everything."""
     now: Counter[int] = Counter()
     done: Counter[int] = Counter()
-    found: dict[tuple[tuple[tuple[int, int], ...], frozenset[int]], None] = {}
-    for action, following in zip(actions, [*actions[1:], None], strict=True):
+    found: dict[tuple[tuple[tuple[int, int], ...], frozenset[int], frozenset[int]], None] = {}
+    for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
         if action.kind == "F":
             now[action.stage] += 1
         elif action.kind in ("B", "I"):
@@ -140,19 +146,30 @@ def _most_held(actions: Sequence[Action], of_pass: int) -> Iterator[Held]:
         if action.kind in ("B", "W"):
             done[action.stage] += 1
         first = action.kind in ("B", "W") and done[action.stage] % of_pass == 1
-        # Behind a forward that another follows, the next moment has more.
+        # Behind a forward that another follows, the next moment has more micro batches.
         if first or (action.kind == "F" and (following is None or following.kind != "F")):
             summed = frozenset(stage for stage, count in done.items() if count % of_pass)
-            found[tuple(sorted(now.items())), summed] = None
-    distinct = [Held(dict(counts), summed) for counts, summed in found]
+            found[tuple(sorted(now.items())), summed, frozenset(_gathered(actions, place, of_pass, ahead))] = None
+    distinct = [Held(dict(counts), summed, gathered) for counts, summed, gathered in found]
     for one in distinct:
         if not any(other is not one and _covers(other, one) for other in distinct):
             yield one
 
 
+def _gathered(actions: Sequence[Action], place: int, of_pass: int, ahead: int) -> set[int]:
+    """The first stages of those from an action to the end of its pass."""
+    found: set[int] = set()
+    for action in itertools.islice(actions, place, None):
+        if len(found) == ahead or action.micro_batch // of_pass != actions[place].micro_batch // of_pass:
+            break
+        found.add(action.stage)
+    return found
+
+
 def _covers(other: Held, one: Held) -> bool:
     counts = other.micro_batches
-    return one.summed <= other.summed and all(counts.get(stage, 0) >= n for stage, n in one.micro_batches.items())
+    more = all(counts.get(stage, 0) >= n for stage, n in one.micro_batches.items())
+    return more and one.summed <= other.summed and one.gathered <= other.gathered
 
 
 def graph_of(analysis: Analysis) -> ActionGraph | None:
@@ -185,7 +202,7 @@ def graph_of(analysis: Analysis) -> ActionGraph | None:
 def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int, often: int) -> ActionGraph:
     if name in SINGLE_STAGE:
         return _graph(
-            tuple(_single(name, len(held), rank, micro_batches) for rank in range(len(held))), micro_batches, often
+            tuple(_single(name, len(held), rank, micro_batches) for rank in range(len(held))), micro_batches, often, 1
         )
     from torch.distributed.pipelining import schedules
 
@@ -199,7 +216,7 @@ def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int,
     ]  # fmt: skip
     made = getattr(schedules, f"Schedule{name}")(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
     listed = tuple(tuple(_computed(made.pipeline_order[rank])) for rank in range(len(held)))
-    return _graph(listed, micro_batches, often)
+    return _graph(listed, micro_batches, often, _GATHERED)
 
 
 def _single(name: str, ranks: int, rank: int, micro_batches: int) -> tuple[Action, ...]:
@@ -222,7 +239,7 @@ def _computed(actions: Sequence[Any]) -> Iterator[Action]:
 
 
 @lru_cache(maxsize=64)
-def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int) -> ActionGraph:
+def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int, ahead: int = 0) -> ActionGraph:
     return ActionGraph(
         [
             [
@@ -233,4 +250,5 @@ def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int
             for actions in ranks
         ],
         micro_batches,
+        ahead,
     )

@@ -41,6 +41,7 @@ class Block:
         state: bytes that it takes on its rank whatever the schedule.
         kept: bytes that it keeps of one micro batch from its forward to its backward.
         gradients: bytes that it takes while its gradients are added up over micro batches.
+        parameters: bytes that it takes while its stage is gathered.
     """
 
     seconds: Mapping[str, float] = field(hash=False)
@@ -48,11 +49,13 @@ class Block:
     state: float = 0.0
     kept: float = 0.0
     gradients: float = 0.0
+    parameters: float = 0.0
 
     def taken(self, stage: int, moment: Moment) -> float:
         """Bytes that it takes at a moment, in a stage."""
         summed = self.gradients if stage in moment.summed else 0.0
-        return self.state + moment.held.get(stage, 0.0) * self.kept + summed
+        gathered = self.parameters if stage in moment.gathered else 0.0
+        return self.state + moment.held.get(stage, 0.0) * self.kept + summed + gathered
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,15 @@ class Moment:
         held: of each of its stages, how often what a block keeps is held.
         room: bytes that its blocks may take.
         summed: the stages whose gradients are there.
+        gathered: the stages whose parameters are unsharded.
+        besides: bytes that are there whatever the split is.
     """
 
     held: Mapping[int, float]
     room: float
     summed: frozenset[int] = frozenset()
+    gathered: frozenset[int] = frozenset()
+    besides: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +143,8 @@ class StageProblem:
         held = self._blocks(counts)
         for stages, moments in zip(self.ranks, self.moments, strict=True):
             for moment in moments:
-                yield moment, sum(block.taken(stage, moment) for stage in stages for block in held[stage])
+                blocks = sum(block.taken(stage, moment) for stage in stages for block in held[stage])
+                yield moment, moment.besides + blocks
 
     def even(self) -> tuple[int, ...]:
         """Equal numbers of blocks, the later stages one more."""
@@ -301,7 +309,7 @@ class _Program:
         """Rows: at each of its moments a rank has room for its blocks."""
         problem = self.problem
         for moment in moments:
-            terms, room = {}, moment.room
+            terms, room = {}, moment.room - moment.besides
             if math.isinf(room):
                 continue
             size = max(abs(room), 1.0)

@@ -13,26 +13,34 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from legoai.cost.kernels.work import is_product
-from legoai.cost.search.least_costs.activations import kept_of_blocks
+from legoai.cost.machine.op_costs import OpCosts
+from legoai.cost.search.least_costs.activations import handed_on, kept_of_blocks
 from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.shared_work import in_layers
-from legoai.cost.search.stages.action_graph import graph_of
+from legoai.cost.search.least_costs.shared_work import BlockWork, LayerSeconds
+from legoai.cost.search.stages.action_graph import Held, graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
-from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.records import Kernel, Phase
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.pipeline import split_points, splits_backward, stage_count, stage_of, stages_of_ranks
+from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
+from legoai.dsl.analysis.pipeline import (
+    split_points,
+    splits_backward,
+    stage_count,
+    stage_of,
+    stages_of_ranks,
+)
 from legoai.dsl.analysis.split_points import SplitPoints
-from legoai.dsl.analysis.state import state_of_modules, summed_gradients_of_modules
+from legoai.dsl.analysis.state import state_of_modules, summed_gradients_of_modules, unsharded_parameters_of_modules
 from legoai.specs.models.manifest import Manifest
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
 
+_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "recompute")
 _ACTION: Final = re.compile(r"(\d+[FBIW])\d+")
 
 _Slot: TypeAlias = int
@@ -47,8 +55,7 @@ class StageWork:
         actions: median seconds of a stage's actions, by stage and kind: `3F`.
         forward: seconds of forward kernels, by the module with which a stage can begin.
         backward: seconds of those of backward and recomputation.
-        least_forward: of the first, of what any split computes; the module's layers alone on their stream, undisturbed.
-        least_backward: of the second.
+        least: of one micro batch, what any split computes: the module's layers alone on their stream, undisturbed.
         held: bytes at the peak of a rank's memory, by the same modules.
         active: of each rank, bytes of active memory at its peak.
         beyond: of each rank, bytes that it takes of its device beyond these.
@@ -58,12 +65,17 @@ class StageWork:
     actions: Mapping[str, float] = field(default_factory=dict)
     forward: Mapping[str, float] = field(default_factory=dict)
     backward: Mapping[str, float] = field(default_factory=dict)
-    least_forward: Mapping[str, float] = field(default_factory=dict)
-    least_backward: Mapping[str, float] = field(default_factory=dict)
+    least: Mapping[str, BlockWork] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     active: list[int] = field(default_factory=list)
     beyond: list[int] = field(default_factory=list)
     unused: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def read(document: Mapping[str, Any]) -> StageWork:
+        """The work whose fields are these, as plain data."""
+        least = {start: BlockWork(*took) for start, took in document["least"].items()}
+        return StageWork(**{**document, "least": least})
 
 
 class Room(NamedTuple):
@@ -101,23 +113,41 @@ def least_problem(
     state = _by_slot(known, slots, state_of_modules(analysis).items())
     kept = _by_slot(known, slots, kept_of_blocks(analysis).items())
     gradients = _by_slot(known, slots, summed_gradients_of_modules(analysis).items())
+    gathered = _by_slot(known, slots, unsharded_parameters_of_modules(analysis).items())
     # Which half of a backward takes how long is not bounded.
     halves = splits_backward(analysis)
 
     def block(slot: _Slot) -> Block:
         f, b = forward[slot], backward[slot]
         seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
-        return Block(seconds, f + b, state[slot], kept[slot], gradients[slot])
+        return Block(seconds, f + b, state[slot], kept[slot], gradients[slot], gathered[slot])
 
     return StageProblem(
         blocks=[block(slot) for slot in range(len(known.blocks))],
         first=block(-1),
         last=block(len(known.blocks)),
         ranks=ranks,
-        moments=[[Moment(held.micro_batches, room, held.summed) for held in moments] for moments in graph.held],
+        moments=[
+            [
+                Moment(held.micro_batches, room, held.summed, held.gathered, _buffers(analysis, stages, held))
+                for held in moments
+            ]
+            for stages, moments in zip(ranks, graph.held, strict=True)
+        ],
         graph=graph,
         micro_batches=batches,
     )
+
+
+def _buffers(analysis: Analysis, stages: Sequence[int], held: Held) -> float:
+    """Bytes of the buffers in which a rank receives activations and gradients, beyond those that its blocks keep.
+
+    torch makes them for each micro batch of a pass and each of its stages, and keeps them from step to step. The first
+    block of a stage keeps the activations that it received.
+    """
+    each, last = pass_micro_batches(analysis.plan) or 0, (stage_count(analysis) or 0) - 1
+    received = sum((stage > 0) * (each - held.micro_batches.get(stage, 0)) + (stage < last) * each for stage in stages)
+    return float(handed_on(analysis) * max(received, 0))
 
 
 def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, room: Room) -> StageProblem | None:
@@ -175,19 +205,32 @@ def learnt_problem(problem: StageProblem, analysis: Analysis, work: StageWork, r
     )
 
 
-def raised_problem(problem: StageProblem, analysis: Analysis, work: StageWork) -> StageProblem:
-    """The assignment at least costs, where a simulated split has told that blocks compute for longer than is known.
+def raised_problem(
+    problem: StageProblem, analysis: Analysis, work: Mapping[str, BlockWork], recomputed: Mapping[str, float]
+) -> StageProblem:
+    """The assignment at least costs, where simulated blocks compute for longer than is known without.
 
     What a block computes for a micro batch does not depend on the stage that it is in.
+
+    Args:
+        problem: at least costs.
+        analysis: of the plan.
+        work: of its blocks, by the modules with which a stage can begin.
+        recomputed: least seconds of recomputation, by the recomputing module.
     """
     known = split_points(analysis)
     slots, halves = _slots(known), splits_backward(analysis)
-    forward = _by_slot(known, slots, work.least_forward.items())
-    backward = _by_slot(known, slots, work.least_backward.items())
+    again = _by_slot(known, slots, recomputed.items())
+    forward = _by_slot(known, slots, ((start, took.forward) for start, took in work.items()))
+    backward = _by_slot(
+        known, slots, ((start, took.backward + (took.recomputed or 0.0)) for start, took in work.items())
+    )
+    if any(took.recomputed is None for took in work.values()):
+        backward = {slot: took + again[slot] for slot, took in backward.items()}
 
     def raised(block: Block, members: Iterable[_Slot]) -> Block:
-        f = max(block.seconds["F"], min(forward[slot] for slot in members) / problem.micro_batches)
-        b = max(block.seconds["B"], min(backward[slot] for slot in members) / problem.micro_batches)
+        f = max(block.seconds["F"], min(forward[slot] for slot in members))
+        b = max(block.seconds["B"], min(backward[slot] for slot in members))
         seconds = {"F": f, "B": b, "I": 0.0, "W": 0.0} if halves else {"F": f, "B": b}
         return replace(block, seconds=seconds, whole=f + b)
 
@@ -225,6 +268,7 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
     known = SplitPoints(manifest)
     actions: defaultdict[str, list[float]] = defaultdict(list)
     kernels = _Kernels(known)
+    least = _Least(known, OpCosts(machine=found.machine))
     held: Counter[str] = Counter()
     for rank in found.ranks:
         for action in rank.actions:
@@ -232,6 +276,7 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
             if name is not None:
                 actions[name[1]].append(action.end - action.start)
         kernels.add(rank)
+        least.add(rank)
         for path, size in rank.memory.by_module.items():
             start = known.holder(path)
             if start is not None:
@@ -240,8 +285,7 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
         actions={name: statistics.median(taken) for name, taken in actions.items()},
         forward=dict(kernels.forward),
         backward=dict(kernels.backward),
-        least_forward=dict(kernels.least_forward),
-        least_backward=dict(kernels.least_backward),
+        least=least.work(max(map(len, actions.values()))),
         held=dict(held),
         active=[rank.memory.peak for rank in found.ranks],
         beyond=[rank.use.total - rank.memory.peak for rank in found.ranks],
@@ -259,37 +303,61 @@ class _Kernels:
     known: SplitPoints
     forward: _Sums = field(default_factory=lambda: defaultdict(float))
     backward: _Sums = field(default_factory=lambda: defaultdict(float))
-    least_forward: _Sums = field(default_factory=lambda: defaultdict(float))
-    least_backward: _Sums = field(default_factory=lambda: defaultdict(float))
 
     def add(self, rank: RankEstimate) -> None:
         """Add those of a rank."""
         whole = Intervals.of(rank.intervals)
-        sums: dict[int, dict[tuple[str, bool], tuple[float, float]]] = {}
-        products = (item for item in rank.trace.once_each() if isinstance(item, Kernel) and is_product(item.op))
-        stream = next((item.stream for item in products), 0)
+        sums: dict[int, dict[tuple[str, bool], float]] = {}
         for _, segment in whole.segments:
             if id(segment) not in sums:
-                sums[id(segment)] = self._of_segment(segment, whole, stream)
-            for (start, forward), (taken, least) in sums[id(segment)].items():
+                sums[id(segment)] = self._of_segment(segment, whole)
+            for (start, forward), taken in sums[id(segment)].items():
                 (self.forward if forward else self.backward)[start] += taken
-                (self.least_forward if forward else self.least_backward)[start] += least
 
-    def _of_segment(
-        self, segment: SegmentIntervals, whole: Intervals, stream: int
-    ) -> dict[tuple[str, bool], tuple[float, float]]:
-        found: dict[tuple[str, bool], tuple[float, float]] = {}
+    def _of_segment(self, segment: SegmentIntervals, whole: Intervals) -> dict[tuple[str, bool], float]:
+        found: defaultdict[tuple[str, bool], float] = defaultdict(float)
         for item in segment.intervals:
             record = item.record
             if not isinstance(record, Kernel) or record.phase not in ("forward", "backward", "recompute"):
                 continue
             start = self.known.holder(record.module if segment.named else whole.path(record.module))
             if start is not None:
-                key = start, record.phase == "forward"
-                taken, least = found.get(key, (0.0, 0.0))
-                alone = item.cost.seconds if in_layers(record, stream) else 0.0
-                found[key] = taken + item.end - item.start, least + alone
+                found[start, record.phase == "forward"] += item.end - item.start
         return found
+
+
+@dataclass(slots=True)
+class _Least:
+    """Seconds of what any split computes in a step, by the module with which a stage can begin and by phase."""
+
+    known: SplitPoints
+    cost: OpCosts
+    sums: dict[Phase, _Sums] = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
+
+    def add(self, rank: RankEstimate) -> None:
+        """Add those of a rank."""
+        trace = rank.trace
+        products = (item for item in trace.once_each() if isinstance(item, Kernel) and is_product(item.op))
+        stream = next((item.stream for item in products), 0)
+        seconds: LayerSeconds[tuple[str, Phase]] = LayerSeconds(
+            self.cost, stream, lambda record: (record.module, record.phase)
+        )
+        found: defaultdict[tuple[str, Phase], float] = defaultdict(float)
+        for item in trace.between(rank.span):
+            for key, took in seconds.of(item).items():
+                found[key] += took
+        for (path, phase), took in found.items():
+            start = self.known.holder(path if trace.translation is None else trace.translation.path(path))
+            if start is not None:
+                self.sums[phase][start] += took
+
+    def work(self, micro_batches: int) -> dict[str, BlockWork]:
+        """Those of one of the micro batches of the step."""
+        forward, backward, again = (self.sums[phase] for phase in _PHASES)
+        return {
+            start: BlockWork(*(sums[start] / micro_batches for sums in (forward, backward, again)))
+            for start in sorted({*forward, *backward, *again})
+        }
 
 
 def _added(pairs: Iterable[tuple[int | None, float]]) -> dict[int | None, float]:

@@ -84,11 +84,13 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
         key = shared_key(candidate.plan)
         if candidate.plan.pipeline is None and shared.computed.get(key, work.computed) != pytest.approx(work.computed):
             wrong.append(f"{choices}: a micro batch computes {work.computed} s, and {shared.computed[key]} elsewhere")
+        stages = work_of_stages(found, manifest)
         shared.learn(candidate.analysis, work)
+        shared.learn_blocks(candidate.analysis, stages.least)
         if least.step_time > found.step_time or least.memory > found.peak_active or least.step_time <= 0.0:
             wrong.append(f"{choices}: {least} against {found.step_time} s and {found.peak_active} bytes")
         others = tuple(index for hole, index in zip(plan.holes, choices, strict=True) if hole.what != "pipeline split")
-        told[others] = max(told.get(others, 0.0), bounds.told(candidate.analysis, work_of_stages(found, manifest)))
+        told[others] = max(told.get(others, 0.0), bounds.told(candidate.analysis, stages))
         fastest[others] = min(fastest.get(others, math.inf), found.step_time)
         if told[others] > fastest[others]:
             wrong.append(f"{choices}: {told[others]} of every split, of which one takes {fastest[others]} s")

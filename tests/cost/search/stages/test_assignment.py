@@ -10,7 +10,7 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import ASSIGNED_GAP, BoundsOf
-from legoai.cost.search.stages.action_graph import Action, ActionGraph, graph_of
+from legoai.cost.search.stages.action_graph import Action, ActionGraph, _gathered, graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem, splits
 from legoai.cost.search.stages.costs import Room, StageWork, learnt_problem, work_of_stages
 from legoai.cost.timing.engine import simulate_ranks
@@ -85,17 +85,34 @@ def test_equal_stages_take_what_the_closed_form_says(schedule: str, ranks: int, 
 
 def test_what_is_under_way_is_what_the_schedules_promise():
     most = [list(rank) for rank in graph("1F1B", ranks=4, micro_batches=8).held]
-    assert most[:3] == [[({rank: 4 - rank}, {rank})] for rank in range(3)]
-    assert most[3] == [({3: 1}, {3})]
+    assert most == [[({rank: 4 - rank}, {rank}, {rank})] for rank in range(4)]
 
 
 def test_gradients_are_summed_from_the_first_backward_of_a_pass_to_its_last():
     first, second = graph("GPipe", ranks=2, micro_batches=8).held
-    assert first == (({0: 8}, set()), ({0: 7}, {0}))
-    assert second == (({1: 8}, set()), ({1: 7}, {1}))
+    assert first == (({0: 8}, set(), {0}), ({0: 7}, {0}, {0}))
+    assert second == (({1: 8}, set(), {1}), ({1: 7}, {1}, {1}))
     again = graph("GPipe", ranks=2, micro_batches=8, passes=2).held
     assert again == (first, second), "a pass reduces them"
-    assert graph("GPipe", ranks=2, micro_batches=2).held[0] == (({0: 2}, set()), ({0: 1}, {0}))
+    assert graph("GPipe", ranks=2, micro_batches=1).held[0] == (({0: 1}, set(), {0}),)
+
+
+def test_torch_gathers_the_stages_of_the_next_actions():
+    from torch.distributed.pipelining.schedules import _Action, _add_unshard_reshard
+
+    names = ["0F0", "2F0", "4F0", "6F0", "6B0", "0F1", "4B0", "2B0", "2F1", "0B0", "2B1", "0B1"]
+    active: set[int] = set()
+    at: list[set[int]] = []
+    for action in _add_unshard_reshard([_Action.from_str(name) for name in names]):
+        kind = action.computation_type.name
+        if kind == "UNSHARD":
+            active.add(action.stage_index)
+        elif kind == "RESHARD":
+            active.remove(action.stage_index)
+        else:
+            at.append(set(active))
+    actions = [Action(int(name[0]), name[1], int(name[2])) for name in names]
+    assert [_gathered(actions, place, 2, 3) for place in range(len(actions))] == at
 
 
 def test_ranks_that_wait_for_each_other_are_refused():
@@ -115,7 +132,7 @@ def drawn(seed: int) -> StageProblem:
     def block(scale: float = 1.0) -> Block:
         f, b = scale * draw.uniform(0.5, 2.0), scale * draw.uniform(1.0, 4.0)
         seconds = {"F": f, "B": b, "I": b / 2, "W": b / 2}
-        return Block(seconds, f + b, draw.uniform(0.0, 4.0), draw.uniform(0.0, 2.0), draw.uniform(0.0, 2.0))
+        return Block(seconds, f + b, draw.uniform(0.0, 4.0), *(draw.uniform(0.0, 2.0) for _ in range(3)))
 
     kinds = [block() for _ in range(draw.choice([1, 1, 2, 3]))]
     count = draw.randint(stages, 9)
@@ -130,7 +147,10 @@ def drawn(seed: int) -> StageProblem:
         first=block(draw.choice([0.0, 0.1, 1.5])),
         last=block(draw.choice([0.0, 0.5, 2.5])),
         ranks=held,
-        moments=[[Moment(held.micro_batches, room, held.summed) for held in moments] for moments in found.held],
+        moments=[
+            [Moment(held.micro_batches, room, held.summed, held.gathered, 0.5) for held in moments]
+            for moments in found.held
+        ],
         graph=found,
         micro_batches=8,
     )
