@@ -83,7 +83,8 @@ class OpenHole(Record, kw_only=True):
     text of the answer that the plan has for it already. ``owner`` is the statement or treatment that it stands in; None
     for an option of a standard layout, whose rules depend on the answer. ``assigns`` is whether it is a split into
     stages without a domain, of which there are more than are listed; ``buckets``, the same of how units share their
-    collectives.
+    collectives. ``free`` is whether it has no domain of its own, and ``path`` the path of the rule whose treatment it
+    is, if any.
     ``line`` is the line of a rule on `tp` whose style is open: a program decides such holes together, rather than the
     search each by itself.
     """
@@ -97,6 +98,8 @@ class OpenHole(Record, kw_only=True):
     answer: str | None
     assigns: bool
     buckets: bool = False
+    free: bool = False
+    path: str | None = None
     line: Span | None = None
 
 
@@ -236,6 +239,8 @@ class OpenPlan:
                 answer=answer,
                 assigns=node.domain is None and bool(uses) and all(map(_is_split, uses)),
                 buckets=node.domain is None and bool(uses) and all(map(_is_bucket, uses)),
+                free=node.domain is None,
+                path=_path_of(uses, node),
                 line=line,
             )
         asked_for = found.scope.asked
@@ -390,6 +395,15 @@ def _named(uses: Sequence[_Use], node: Auto, text: str) -> str:
         return f"{owner.keyword} {_rule_at(owner, node.span).path}"
     name = type(owner).option(field).name
     return f"{owner.keyword} {name}" if isinstance(owner, Directive) else name
+
+
+def _path_of(uses: Sequence[_Use], node: Auto) -> str | None:
+    """The path of the rule whose treatment the hole is; None where it is none, or stands in several places."""
+    if len(uses) != 1 or uses[0][1] != _RULES:
+        return None
+    owner = uses[0][0]
+    assert isinstance(owner, Directive)
+    return _rule_at(owner, node.span).path
 
 
 def _rule_at(owner: Directive, span: Span) -> PathRule[Any]:

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from legoai.cost.report import words
 from legoai.cost.search.buckets.solved import Bucketing
+from legoai.cost.search.candidates import Choices, Evaluated
+from legoai.cost.search.joint_memory import Tried
 from legoai.cost.search.solve import Solution
-from legoai.cost.search.tree import Choices, Evaluated
 from legoai.dsl.open_plan import inside
 from legoai.specs.directives.require import METRICS
 
@@ -20,7 +21,7 @@ _SMALL: Final = 0.001
 
 STATUSES: Final = {
     "optimal": "no better candidate is left",
-    "bounded": "no better candidate is left but for splits into stages, buckets or styles that were not tried",
+    "bounded": "no better candidate is left but for splits, buckets, styles or divisions of blocks that were not tried",
     "time_limit": "stopped at the time limit",
     "interrupted": "interrupted",
     "infeasible": "no candidate is feasible",
@@ -69,11 +70,29 @@ def document(solution: Solution, estimate: dict[str, Any] | None, *, every: bool
             }
             for item in solution.baselines
         ],
+        "joint": _joint(solution),
         "estimate": estimate,
     }
     if every:
         body["all"] = [_candidate(solution, item) for item in solution.ranked()]
     return body
+
+
+def _joint(solution: Solution) -> dict[str, Any] | None:
+    """How the joint answers beside those of the best candidate were found."""
+    answers = solution.joint
+    if answers is None:
+        return None
+    named = {"program": answers.program, "greedy": answers.greedy}
+    return {
+        "programs": answers.programs,
+        **{name: None if tried is None else _tried(solution, tried) for name, tried in named.items()},
+    }
+
+
+def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
+    found = {} if tried.found is None else _candidate(solution, tried.found)
+    return {"choices": _choices(solution, tried.choices), "predicted_step_time_s": tried.predicted, **found}
 
 
 def _choices(solution: Solution, choices: Choices) -> list[dict[str, Any]]:
@@ -149,7 +168,13 @@ def terminal(solution: Solution, *, top: int = 5) -> str:
         solution: of a plan.
         top: candidates to show.
     """
-    blocks = [list(_head(solution)), list(_answers(solution)), list(_table(solution, top)), list(_failures(solution))]
+    blocks = [
+        list(_head(solution)),
+        list(_answers(solution)),
+        list(_table(solution, top)),
+        list(_jointly(solution)),
+        list(_failures(solution)),
+    ]
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in blocks if block) + "\n"
 
 
@@ -205,6 +230,23 @@ def _table(solution: Solution, top: int) -> Iterator[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+
+
+def _jointly(solution: Solution) -> Iterator[str]:
+    """What the program of memory comes to beside the greedy choice."""
+    answers = solution.joint
+    if answers is None or answers.program is None:
+        return
+    yield f"memory decided jointly by {answers.programs} program{'s' if answers.programs > 1 else ''}"
+    for name, tried in (("program", answers.program), ("greedy", answers.greedy)):
+        if tried is None:
+            yield f"  {name:<7}  found nothing that fits"
+            continue
+        took = "not simulated" if tried.found is None else f"step {words.seconds(tried.found.figures.step_time)}"
+        stands = "" if tried.found is None or tried.found.feasible else f", {verdict(tried.found)}"
+        yield f"  {name:<7}  {took}, {words.seconds(tried.predicted)} predicted{stands}"
+    if answers.greedy is not None and answers.program.predicted >= answers.greedy.predicted:
+        yield "  the program has nothing better than the greedy choice"
 
 
 def _row(solution: Solution, item: Evaluated) -> Sequence[str]:

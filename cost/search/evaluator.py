@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.cost.search.buckets.costs import UnitWork, work_of_units
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
@@ -56,6 +57,7 @@ class Figures:
         micro_batch: what bounds candidates with the same layers.
         stages: what the stages of a pipeline took.
         units: what units took that may share their collectives.
+        points: what equal blocks held at the points of the step.
     """
 
     metrics: Mapping[str, float]
@@ -69,11 +71,22 @@ class Figures:
     micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
     stages: StageWork = field(default_factory=StageWork)
     units: UnitWork = field(default_factory=UnitWork)
+    points: MemoryPoints = field(default_factory=MemoryPoints)
 
     @property
     def step_time(self) -> float:
         """Seconds of a step."""
         return self.metrics["step_time seconds"]
+
+    @property
+    def active(self) -> float:
+        """Bytes of active memory at the peak of the fullest rank."""
+        return self.metrics["peak_memory bytes"]
+
+    @property
+    def reserved(self) -> float:
+        """Bytes that the allocator of the fullest rank reserves at most."""
+        return self.metrics["reserved_memory bytes"]
 
     def metric(self, name: str, dimension: str) -> float:
         """A figure that a plan may require, as `Estimate.metric` gives it."""
@@ -99,6 +112,7 @@ class Figures:
             micro_batch=work_of_micro_batch(found),
             stages=work_of_stages(found, analysis.manifest),
             units=work_of_units(found, analysis),
+            points=memory_points(found, analysis.manifest),
             profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
         )
 
@@ -113,6 +127,7 @@ class Figures:
             "micro_batch": MicroBatchWork(**document["micro_batch"]),
             "stages": StageWork.read(document["stages"]),
             "units": UnitWork(**document["units"]),
+            "points": MemoryPoints(**document["points"]),
         }
         return Figures(**{**document, **parts})
 

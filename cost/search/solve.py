@@ -11,8 +11,10 @@ import legoai
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, WorkerKilledError
-from legoai.cost.search.tree import Choices, Evaluated, Found, Progress, Search, evaluated, objective_of
+from legoai.cost.search.joint_memory import JointAnswers
+from legoai.cost.search.tree import Found, Progress, Search, evaluated, objective_of
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -101,6 +103,19 @@ class Solution:
         if self.value is None or self.found.bound is None:
             return None
         return abs(self.value - self.found.bound) / abs(self.value) if self.value else 0.0
+
+    @property
+    def joint(self) -> JointAnswers | None:
+        """The joint answers of the holes that decide memory, beside the best candidate's of the others."""
+        best = self.best
+        if best is None:
+            return None
+        groups = self.found.joint.items()
+        fixed = (
+            (answers, [one == own for one, own in zip(group, best.choices, strict=True) if one is not None])
+            for group, answers in groups
+        )
+        return next((answers for answers, same in fixed if all(same)), None)
 
     def of(self, candidate: Evaluated) -> float:
         """A candidate's objective."""

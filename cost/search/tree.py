@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.buckets.solved import Bucketings, bucketings
+from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.joint_memory import JointAnswers, JointMemory
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan, inside
+from legoai.runtime.linear_program import installed
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
@@ -37,11 +40,11 @@ if TYPE_CHECKING:
 AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
 
+_MOST_JOINT: Final = 3
+"""Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
+
 _MOST_ADDED: Final = 3
 """Splits into stages, or buckets, that are added to the listed ones, for each way to answer the other holes."""
-
-Choices = tuple[int | None, ...]
-"""For each hole the index of its choice; None while it is open."""
 
 _Node: TypeAlias = tuple[float, int, Choices]
 """A bound of the cost, the number of open holes, and the choices."""
@@ -51,33 +54,13 @@ Progress = Callable[[int, float | None, float | None], None]
 """Is told how many candidates were evaluated, the best objective and its bound, None where there is none yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """A candidate with its figures.
-
-    Attributes:
-        choices: for each hole.
-        figures: of the candidate.
-        violated: the requirements that they violate.
-    """
-
-    choices: Choices
-    figures: Figures
-    violated: tuple[Requirement, ...]
-
-    @property
-    def feasible(self) -> bool:
-        """Whether it fits its devices and meets every requirement."""
-        return self.figures.fits is not False and not self.violated
-
-
 @dataclass(slots=True, kw_only=True)
 class Found:
     """What a search found.
 
     Attributes:
-        status: `optimal` where nothing better is left, `bounded` where only splits into stages, buckets or styles are
-            that were not tried, `infeasible` where no candidate is feasible.
+        status: `optimal` where nothing better is left, `bounded` where only splits into stages, buckets, styles or
+            divisions of blocks are that were not tried, `infeasible` where no candidate is feasible.
         best: the best feasible candidate.
         bound: no feasible candidate has a better objective; None where nothing is known.
         evaluated: every candidate that was evaluated, in that order.
@@ -88,6 +71,7 @@ class Found:
         failed: candidates without figures, and why.
         errors: an error for each code of ``refused``, the first that was met.
         bucketings: what was solved for by what an evaluated candidate was seen to take.
+        joint: joint answers of the holes that decide memory, by those of the others.
     """
 
     status: Status = "optimal"
@@ -101,6 +85,7 @@ class Found:
     failed: list[tuple[Choices, str]] = field(default_factory=list)
     errors: dict[str, Diagnostic] = field(default_factory=dict)
     bucketings: dict[Choices, list[Bucketings]] = field(default_factory=dict)
+    joint: dict[Choices, JointAnswers] = field(default_factory=dict)
 
 
 def objective_of(plan_objective: Objective | None) -> Objective:
@@ -168,6 +153,16 @@ class Search:
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
+        self._joint = self._joint_memory()
+
+    def _joint_memory(self) -> JointMemory | None:
+        """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
+        joint = JointMemory(self.plan)
+        timed = self.objective.metric in ("step_time", "tokens_per_s")
+        if self.first_feasible or not timed or not joint.applies or installed() is None:
+            return None
+        self.found.joint = joint.answers
+        return joint
 
     def run(self) -> Found:
         """Search until nothing better is left, or until the deadline or an interrupt.
@@ -216,7 +211,7 @@ class Search:
         batch: list[_Node] = []
         alike: list[_Node] = []
         try:
-            while self._heap or batch:
+            while True:
                 self._in_time()
                 if self._heap and self._heap[0][0] < self._incumbent() and len(batch) < AT_ONCE:
                     node = heapq.heappop(self._heap)
@@ -229,7 +224,7 @@ class Search:
                     self._put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
-                else:
+                elif not self._jointly():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
@@ -248,6 +243,41 @@ class Search:
             alike.append(node)
         else:
             batch.append(node)
+
+    def _jointly(self) -> bool:
+        """Evaluate what joint answers beside the best others need, and these; false where nothing is left of it."""
+        joint, found = self._joint, self.found
+        if joint is None:
+            return False
+        groups: dict[Choices, list[Evaluated]] = {}
+        for item in found.evaluated:
+            groups.setdefault(joint.group(item.choices), []).append(item)
+        least = {
+            group: min(self.cost(item) for item in items if item.feasible)
+            for group, items in groups.items()
+            if any(item.feasible for item in items) and self._untried.get(group, math.inf) < self._incumbent()
+        }
+        failed = {choices for choices, _ in found.failed}
+        for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
+            candidate = self.plan.candidate(groups[group][0].choices, without=self.without)
+            assert candidate.analysis is not None
+            wanted = joint.wanted(group, groups[group], self.bounds.room(candidate.analysis))
+            batch = [(least[group], 0, choices) for choices in wanted if choices not in failed and self._legal(choices)]
+            if wanted:
+                self._evaluate(batch)
+                return True
+        return False
+
+    def _legal(self, choices: Choices) -> bool:
+        """Whether lint's rules allow a candidate that is to be evaluated whatever its bound is; it is counted so."""
+        holes = zip(self.plan.holes, choices, strict=True)
+        listed = all(index is not None and index < hole.listed for hole, index in holes)
+        legal = not self.plan.candidate(choices, without=self.without).errors
+        if listed:
+            self.found.bounded -= legal  # else a bound has excluded it, or would have
+        else:
+            self.found.total += legal
+        return legal
 
     def _waits(self, candidate: Candidate, batch: Sequence[_Node]) -> bool:
         """Whether a candidate of the batch will tell more of this one's bound."""
@@ -285,6 +315,8 @@ class Search:
                     self._refuse(chosen, candidate)
                 else:
                     self._push(chosen, candidate, cost)
+            if self._joint is not None and hole in self._joint.holes:
+                self._untried.setdefault(self._joint.group(choices), cost)
             if self.plan.holes[hole].assigns:
                 self._untried[choices] = cost
                 candidate = self.plan.candidate(choices, without=self.without)
@@ -400,6 +432,10 @@ class Search:
         if done.feasible and (found.best is None or self.cost(done) < self.cost(found.best)):
             found.best = done
         self._learn(choices, candidate, outcome)
+        if self._joint is not None and candidate.analysis is not None:
+            group = self._joint.group(choices)
+            told = self._least(Bounds(step_time=self.bounds.shared.whatever_recomputes(candidate.analysis)), candidate)
+            self._untried[group] = max(told, self._untried.get(group, -math.inf))
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
         """Bound all splits by what one was seen to take, and assign blocks to stages anew."""

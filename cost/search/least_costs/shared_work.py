@@ -198,17 +198,26 @@ class SharedWork:
             analysis: of a candidate; nothing is known of one with holes.
             recomputed: least seconds of a micro batch's recomputation.
         """
+        key = shared_key(analysis.plan) if self.computed else None
+        same = None if key is None else self._recomputed.get((key, _treatments(analysis.plan)))
+        return self._at_least(analysis, key, recomputed if same is None else same.recomputed)
+
+    def whatever_recomputes(self, analysis: Analysis) -> float:
+        """Least seconds of a step of every plan that differs from a candidate in recomputation, units or offloading.
+
+        0 where nothing is known, as of compiled blocks, where the compiler chooses by itself what it recomputes.
+        """
+        if analysis.plan.compile is not None:
+            return 0.0
+        return self._at_least(analysis, shared_key(analysis.plan) if self.computed else None, 0.0)
+
+    def _at_least(self, analysis: Analysis, key: str | None, recomputed: float) -> float:
         plan = analysis.plan
-        key = shared_key(plan) if self.computed else None
         if key not in self.computed or (plan.pipeline is not None and splits_backward(analysis)):
             return 0.0
         batches = micro_batches(plan)
         assert key is not None
-        if batches is None:
-            return 0.0
-        same = self._recomputed.get((key, _treatments(plan)))
-        again = recomputed if same is None else same.recomputed
-        return (self.computed[key] + again) * batches / plan.mesh.pp
+        return 0.0 if batches is None else (self.computed[key] + recomputed) * batches / plan.mesh.pp
 
     def activations(self, analysis: Analysis) -> int:
         """Least bytes of activations at the peak; 0 where nothing is known."""

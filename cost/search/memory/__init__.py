@@ -1,0 +1,1 @@
+"""Memory decided jointly: what recomputes, what stays unsharded, and what is offloaded."""

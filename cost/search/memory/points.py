@@ -1,0 +1,139 @@
+"""Bytes that equal blocks were seen to hold at the points of a step, from which other treatments of them are decided.
+
+Behind the backward of a block, what it kept is freed, and unsharded parameters may stay. That is the same for each of
+equal blocks, so that a line through a few of them tells what is active when the backward of any of them runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from legoai.cost.memory.allocator import round_block
+from legoai.cost.memory.effects import effect_of
+from legoai.cost.trace.marks import MICRO_BATCH
+from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Phase, Resize
+from legoai.cost.trace.segments import Instance, Segment
+from legoai.dsl.analysis.facts import holders
+from legoai.specs.models.manifest import BlockList, Manifest
+
+if TYPE_CHECKING:
+    from legoai.cost.estimate import Estimate, RankEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPoints:
+    """Active memory of a step whose blocks are all treated alike, in bytes; of its last micro batch.
+
+    Attributes:
+        blocks: their number; 0 where nothing was seen.
+        peak: the most around the turn from forward to backward: in forward, in the loss, in the last blocks' backward.
+        released: less behind the backward of each block.
+        inside: the most while the backward of the last block runs; as the line through the others tells it.
+        optimizer: the most while the optimizer runs.
+        outside: bytes of the device that are taken outside of PyTorch.
+    """
+
+    blocks: int = 0
+    peak: float = 0.0
+    released: float = 0.0
+    inside: float = 0.0
+    optimizer: float = 0.0
+    outside: float = 0.0
+
+
+_SHIFTED: Final = 2
+"""Blocks in a segment of backward that begins and ends within a block."""
+
+
+class _Passed(NamedTuple):
+    """A block's backward: its place, what is active before it, and the most while it lasts."""
+
+    place: int
+    before: int
+    most: int
+
+
+def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
+    """The points of a simulated step of one rank; nothing of a pipeline, or where blocks were not told apart."""
+    [rank, *others] = found.ranks
+    lists = [item for item in manifest.block_lists if item.path]
+    if others or len(lists) != 1:
+        return MemoryPoints()
+    [blocks] = lists
+    seen = _follow(rank, blocks)
+    if len(seen.backward) < 2:
+        return MemoryPoints()
+    first, last = seen.backward[0], seen.backward[-1]
+    released = (first.before - last.before) / (first.place - last.place)
+    return MemoryPoints(
+        blocks=len(blocks),
+        peak=seen.peak,
+        released=released,
+        inside=max(one.most + (len(blocks) - 1 - one.place) * released for one in seen.backward),
+        optimizer=rank.memory.by_phase.get("optimizer", 0),
+        outside=rank.use.total - rank.use.reserved,
+    )
+
+
+@dataclass(slots=True)
+class _Seen:
+    backward: list[_Passed] = field(default_factory=list)
+    peak: int = 0
+
+
+def _follow(rank: RankEstimate, blocks: BlockList) -> _Seen:
+    """What was active before and in the blocks of the last micro batch."""
+    places = {f"{blocks.path}.{name}": place for place, name in enumerate(blocks.names)}
+    kinds: dict[int, tuple[Segment, frozenset[Phase], frozenset[str]]] = {}
+    last: list[tuple[int, int, Instance]] = []
+    for before, most, item in _active(rank):
+        if item is None:
+            last.clear()
+        else:
+            last.append((before, most, item))
+    seen = _Seen()
+    for before, most, item in last:
+        if id(item.segment) not in kinds:
+            kernels = [one for one in item.segment.records if isinstance(one, Kernel)]
+            modules = frozenset(one.module for one in kernels if one.module)
+            kinds[id(item.segment)] = item.segment, frozenset(one.phase for one in kernels), modules
+        _, phases, modules = kinds[id(item.segment)]
+        found = {_holder(item.path(module), places) for module in modules}
+        known = {place for place in found if place is not None}
+        if "backward" in phases and "optimizer" not in phases and len(known) == len(found) in (1, _SHIFTED):
+            seen.backward.append(_Passed(max(known), before, most))
+        if not seen.backward:
+            seen.peak = max(seen.peak, most)
+    return seen
+
+
+def _holder(path: str, places: dict[str, int]) -> int | None:
+    """The block that a module is, or lies in."""
+    return next((places[above] for above in (path, *holders(path)) if above in places), None)
+
+
+def _active(rank: RankEstimate) -> Iterator[tuple[int, int, Instance | None]]:
+    """Active bytes before each instance of a segment in the step and the most while it lasts; None begins a batch."""
+    trace, span = rank.trace, rank.span
+    sizes: dict[int, int] = {}
+    active = 0
+    for index, item in trace.placed({Allocate, Free, Resize, Mark}):
+        if index >= span.stop:
+            return
+        if isinstance(item, Mark):
+            if index >= span.start and item.name.startswith(MICRO_BATCH):
+                yield active, active, None
+        elif isinstance(item, Instance):
+            effect = effect_of(item, sizes, "other")
+            if index >= span.start:
+                yield active, active + effect.most, item
+            active += effect.change
+            effect.apply(item, sizes)
+        elif isinstance(item, Allocate | Resize):
+            size = round_block(item.bytes)
+            active += size - sizes.get(item.storage, 0)
+            sizes[item.storage] = size
+        elif isinstance(item, Free):
+            active -= sizes.pop(item.storage)

@@ -1,0 +1,118 @@
+"""The program of memory chooses what brute force chooses, and never loses to the greedy choice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from legoai.cost.search.memory.program import Division, MemoryProblem, Offloading, Pair, PairCosts
+from support.marks import NEEDS_SOLVER
+
+
+def drawn(seed: int) -> MemoryProblem:
+    """Treatments that hold more and take less time, or not, with rooms between the least and the most."""
+    draw = random.Random(seed)
+    blocks, treatments, units = draw.randint(1, 7), draw.randint(1, 4), draw.randint(1, 3)
+    kept = sorted(draw.randint(0, 60) for _ in range(treatments))
+    whole = sorted(draw.randint(0, 30) for _ in range(units))
+    stays = [draw.choice([0, one]) for one in whole]
+    base, optimizer = draw.randint(20, 200), draw.randint(0, 100)
+    pairs = {}
+    for pair in itertools.product(range(treatments), range(units)):
+        if pairs and draw.random() < 0.1:
+            continue
+        held = kept[pair[0]] + whole[pair[1]]
+        inside = base + blocks * held + draw.randint(0, 80 if pair[0] == 0 else 20)
+        pairs[pair] = PairCosts(
+            seconds=draw.uniform(-4, 8) - kept[pair[0]] / 10 - whole[pair[1]] / 10,
+            held=held,
+            stays=stays[pair[1]],
+            peak=max(inside, base + blocks * held + draw.randint(0, 60)),
+            inside=inside,
+            optimizer=optimizer + blocks * stays[pair[1]],
+            unused=draw.choice([0, draw.randint(0, 40)]),
+        )
+    offloadings = [Offloading(0.0, 0.0, 0.0)]
+    if draw.random() < 0.5:
+        offloadings.append(Offloading(draw.uniform(0, 12), -draw.randint(0, 80), draw.randint(-40, 20)))
+    least, most = base, base + blocks * (kept[-1] + whole[-1]) + 80
+    return MemoryProblem(
+        blocks=blocks,
+        pairs=pairs,
+        offloadings=offloadings,
+        active=draw.choice([math.inf, draw.uniform(least, most)]),
+        reserved=draw.uniform(least, most),
+    )
+
+
+def divisions(problem: MemoryProblem) -> Iterator[tuple[Division, list[Pair]]]:
+    """Every choice that a plan can write, with the pair of each block."""
+    blocks = problem.blocks
+    kinds = [sorted({pair[place] for pair in problem.pairs}) for place in (0, 1)]
+    rules = [
+        [(one, one, 0) for one in known]
+        + [(low, high, some) for low, high in itertools.combinations(known, 2) for some in range(1, blocks)]
+        for known in kinds
+    ]
+    for first, second in itertools.product(*rules):
+        of_block = [
+            (first[0] if place < first[2] else first[1], second[0] if place < second[2] else second[1])
+            for place in range(blocks)
+        ]
+        if all(pair in problem.pairs for pair in of_block):
+            for way in range(len(problem.offloadings)):
+                yield Division(first, second, way), of_block
+
+
+def followed(problem: MemoryProblem, of_block: list[Pair], way: int) -> tuple[float, float]:
+    """Seconds, and bytes beyond the room at the worst point, block by block."""
+    costs = [problem.pairs[pair] for pair in of_block]
+    offloaded = problem.offloadings[way]
+    points = [costs[-1].peak + sum(one.held - costs[-1].held for one in costs) + offloaded.bytes]
+    for place, own in enumerate(costs):
+        before = sum(one.held - own.held for one in costs[:place])
+        behind = sum(one.stays - own.held for one in costs[place + 1 :])
+        points.append(own.inside + before + behind + offloaded.bytes)
+    points.append(sum(one.optimizer for one in costs) / len(costs) + offloaded.optimizer)
+    unused = sum(one.unused for one in costs) / len(costs)
+    excess = max(max(points) - problem.active, max(points) + unused - problem.reserved)
+    return sum(one.seconds for one in costs) + offloaded.seconds, excess
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize("tens", range(25))
+def test_brute_force_agrees(tens: int):
+    for seed in range(10 * tens, 10 * tens + 10):
+        problem = drawn(seed)
+        best, choice = math.inf, problem.solve()
+        for division, of_block in divisions(problem):
+            seconds, excess = followed(problem, of_block, division.offloading)
+            assert problem.time(division) == pytest.approx(seconds)
+            assert problem.excess(division) == pytest.approx(excess)
+            if excess <= 0.0:
+                best = min(best, seconds)
+        assert (choice.division is None) == math.isinf(best), seed
+        assert choice.seconds == pytest.approx(best, abs=1e-6), seed
+        assert choice.status == ("infeasible" if math.isinf(best) else "optimal")
+        greedy = problem.greedy()
+        if greedy is not None:
+            assert problem.excess(greedy) <= 0.0
+            assert problem.time(greedy) >= best - 1e-6
+
+
+def test_greedy_fails_where_the_first_step_leads_nowhere():
+    """It takes the cheaper of two treatments first, and can then not free enough."""
+    fast = PairCosts(0.0, 10.0, 0.0, 100.0, 100.0, 0.0)
+    some = PairCosts(1.0, 6.0, 0.0, 60.0, 60.0, 0.0)
+    most = PairCosts(5.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    problem = MemoryProblem(
+        blocks=10, pairs={(0, 0): most, (1, 0): some, (2, 0): fast}, offloadings=[Offloading(0.0, 0.0, 0.0)],
+        active=30.0, reserved=math.inf,
+    )  # fmt: skip
+    greedy = problem.greedy()
+    assert greedy is not None
+    assert greedy.checkpoint == (0, 1, 5)

@@ -1,0 +1,190 @@
+"""Joint answers of the holes that decide memory: the search finds what brute force finds over all divisions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.search import tree
+from legoai.cost.search.evaluator import Figures, Outcome
+from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.cost.search.memory.points import MemoryPoints
+from legoai.cost.search.solve import Solution, solve
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.reporting.reference import value_text
+from legoai.specs.directives.checkpoint import Checkpoint
+from legoai.specs.directives.require import METRICS
+from support.marks import NEEDS_SOLVER
+
+BLOCKS = 8
+GIB = 2**30
+TEXT = f"""\
+plan test
+model   llama3("tiny", n_layers = {BLOCKS})
+cluster cpu(devices = 4)
+batch   (global = 32, micro = 2, seq_len = 128)
+mesh    (dp_shard = 4)
+fsdp on dp_shard {{ layers.* = auto }}
+checkpoint {{ layers.* = auto }}
+offload (optimizer = auto)
+precision (param = fp32, reduce = fp32)
+"""
+KEPT = {
+    "none": (20, 0.0),
+    "selective([attention, matmul])": (15, 1.0),
+    "budget(75%)": (14, 1.5),
+    "selective([attention, alternate_matmul])": (11, 2.1),
+    "budget(50%)": (9, 3.4),
+    "selective([attention])": (7, 4.2),
+    "budget(25%)": (4, 5.0),
+    "full": (1, 7.7),
+    "every(2)": (1, 7.7),
+    "every(3)": (1, 7.7),
+}
+"""GiB that a block keeps, and seconds that it recomputes, by its treatment."""
+UNITS = {"after_forward": (0, 0.0, 0), "after_backward": (4, -0.9, 0), "never": (4, -1.6, 4)}
+"""GiB that a block holds unsharded to its backward, seconds that it saves, and GiB that stay behind its backward."""
+STATE, COPIES = 10, 6.0
+"""GiB of optimizer state, and seconds to copy them."""
+
+
+def step(blocks: Sequence[tuple[str, str]], *, offloaded: bool) -> tuple[float, float, MemoryPoints]:
+    """Seconds, bytes at the peak and the points of a step, block by block."""
+    held = [KEPT[one][0] + UNITS[unit][0] for one, unit in blocks]
+    stays = [UNITS[unit][2] for _, unit in blocks]
+    state = 0 if offloaded else STATE
+    turn = 20 + state + sum(held)
+    inside = [
+        15 + state + sum(held[: place + 1]) + sum(stays[place + 1 :]) + (9 if blocks[place][0] == "full" else 3)
+        for place in range(len(blocks))
+    ]
+    optimizer = 12 + STATE + sum(stays)
+    seconds = 1000.0 + sum(KEPT[one][1] + UNITS[unit][1] for one, unit in blocks) + COPIES * offloaded
+    peak = max(turn, inside[-1])
+    points = MemoryPoints(
+        blocks=len(blocks) if len(set(blocks)) == 1 else 0,
+        peak=GIB * peak,
+        released=GIB * (held[-1] - stays[-1]),
+        inside=GIB * inside[-1],
+        optimizer=GIB * optimizer,
+    )
+    return seconds, GIB * max(turn, *inside, optimizer), points
+
+
+class Formula:
+    """An evaluator whose figures follow from the treatment of each block."""
+
+    simulated = 0
+
+    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        for analysis in candidates:
+            yield self.figures(analysis)
+
+    def figures(self, analysis: Analysis) -> Figures:
+        rules, units = recomputed_modules(analysis), fsdp_units(analysis)
+        blocks = []
+        for place in range(BLOCKS):
+            rule, unit = rules.get(f"layers.{place}"), units.get(f"layers.{place}")
+            treatment = "none" if rule is None else value_text(rule.treatment, Checkpoint.treatments)
+            blocks.append((treatment, "after_forward" if unit is None else unit.reshard))
+        offload = analysis.plan.offload
+        seconds, peak, points = step(blocks, offloaded=offload is not None and offload.optimizer == "all")
+        metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
+        metrics |= {"step_time seconds": seconds, "peak_memory bytes": peak, "reserved_memory bytes": peak + GIB}
+        return Figures(
+            metrics=metrics, fits=True, compute=seconds, recompute=0.0, exposed={}, waiting=0.0, bubble=0.0,
+            profile="cpu@0123456789ab", points=points, micro_batch=MicroBatchWork(computed=1e-9),
+        )  # fmt: skip
+
+
+def solution(text: str) -> Solution:
+    linted = lint(text, "test.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return solve(OpenPlan(linted, directory=Path()), Formula())
+
+
+def brute_force(room: float) -> float:
+    """Least seconds of all that a plan can write."""
+
+    def rules(known: Sequence[str]) -> Iterator[list[str]]:
+        yield from ([one] * BLOCKS for one in known)
+        for first, others in itertools.permutations(known, 2):
+            yield from ([first] * some + [others] * (BLOCKS - some) for some in range(1, BLOCKS))
+
+    least = float("inf")
+    treatments = [one for one in KEPT if not one.startswith("every")]
+    for checkpoint, units in itertools.product(list(rules(treatments)), list(rules(list(UNITS)))):
+        for offloaded in (False, True):
+            seconds, peak, _ = step(list(zip(checkpoint, units, strict=True)), offloaded=offloaded)
+            if peak <= room:
+                least = min(least, seconds)
+    return least
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize("room", [55, 90, 171])
+def test_the_search_finds_what_brute_force_finds(room: int):
+    found = solution(f"{TEXT}require peak_memory <= {room}GiB\n")
+    assert found.best is not None
+    assert found.value == pytest.approx(brute_force(room * GIB))
+    assert found.found.status == "bounded"
+    counted = sum(found.found.refused.values()) + found.found.bounded
+    assert found.found.total == counted + len(found.found.evaluated) + len(found.found.failed)
+    answers = found.joint
+    assert answers is not None and answers.program is not None and answers.program.found is not None
+    assert answers.program.predicted == pytest.approx(answers.program.found.figures.step_time)
+    written = found.text(found.best.choices, pinned=True)
+    assert not lint(written, "test.plan", directory=Path()).has_errors
+
+
+@NEEDS_SOLVER
+def test_the_room_of_what_the_allocator_reserves_counts_too():
+    [active, reserved] = [
+        solution(f"{TEXT}require {metric} <= {room}GiB\n".replace("offload (optimizer = auto)\n", "")).value
+        for metric, room in (("peak_memory", 90), ("reserved_memory", 91))
+    ]
+    assert active == pytest.approx(reserved)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT.replace("layers.* = auto", "layers.{0..3} = auto"),
+        TEXT.replace("fsdp on dp_shard { layers.* = auto }", "fsdp blocks on dp_shard").replace(
+            "checkpoint { layers.* = auto }", "checkpoint { layers.* = auto in [none, full] }"
+        ),
+        f"{TEXT}minimize peak_memory\n",
+        TEXT.replace(f"n_layers = {BLOCKS}", "n_layers = 4"),
+    ],
+)  # fmt: skip
+def test_only_listed_values_are_searched_otherwise(text: str):
+    plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
+    search = tree.Search(
+        plan, bounds=tree.BoundsOf(), evaluator=Formula(), objective=tree.objective_of(plan.analysis.plan.objective)
+    )
+    assert search._joint is None
+
+
+@NEEDS_SOLVER
+def test_an_answer_that_takes_more_than_expected_is_corrected(monkeypatch: pytest.MonkeyPatch):
+    """Blocks of two treatments fragment memory by 3 GiB, which no listed value tells."""
+
+    class Fragmented(Formula):
+        def figures(self, analysis: Analysis) -> Figures:
+            figures = super().figures(analysis)
+            more = 3 * GIB * (figures.points.blocks == 0)
+            key = "reserved_memory bytes"
+            return replace(figures, metrics={**figures.metrics, key: figures.metrics[key] + more})
+
+    linted = lint(f"{TEXT}require reserved_memory <= 118GiB\n", "test.plan", directory=Path())
+    found = solve(OpenPlan(linted, directory=Path()), Fragmented())
+    assert found.best is not None
+    assert found.value == pytest.approx(brute_force(114 * GIB))
