@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
+from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import Declared
 from legoai.specs.directives.checkpoint import Every, Full
@@ -35,7 +35,7 @@ def reorders(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """One axis of shards, a built-in decoder, one loss; each line that asks for more is reported by itself."""
+    """Shards and their replicas, a built-in decoder, one loss; each line that asks for more is reported by itself."""
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
@@ -54,11 +54,13 @@ def _not_traced(span: Span, what: str, why: str, *help: str) -> Unsupported:
 def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     assert plan.fsdp is not None
+    traced = {"dp_shard", *(axis for axis in replicating_axes(analysis) if axis == "dp_replicate")}
     for axis in plan.mesh.used():
-        if axis != "dp_shard":
+        if axis not in traced:
             yield _not_traced(
-                analysis.place(plan.mesh, axis), f"the axis `{axis}`", "the graph has only collectives of `dp_shard`"
-            )
+                analysis.place(plan.mesh, axis), f"the axis `{axis}`",
+                "the graph has only collectives of shards and their replicas",
+            )  # fmt: skip
     if sharded_axes(analysis) == ("dp_shard",) and plan.mesh.dp_shard == 1:
         yield _not_traced(
             analysis.place(plan.fsdp, "backend"),

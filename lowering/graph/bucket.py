@@ -3,8 +3,9 @@
     gather(a), wait, gather(b), wait              ->  gather(a, b), wait
     scatter(g), wait, scatter(h), wait            ->  scatter(g, h), wait
 
-A bucket gathers where its first parameter is read, and reduces when its last gradient is there (Zhang et al. 2024,
-section 3.2.1). Inductor's functions merge the collectives.
+Where shards have replicas, the buffer of a reduction is then reduced over these as a whole. A bucket gathers where its
+first parameter is read, and reduces when its last gradient is there (Zhang et al. 2024, section 3.2.1). Inductor's
+functions merge the collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import fx
 
 from legoai.lowering.graph.collectives import in_order, reduction_of, unshards
-from legoai.lowering.graph.operators import SCATTERS, WAIT
+from legoai.lowering.graph.operators import SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.places import Makes, Place, place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
 
@@ -40,6 +41,31 @@ def bucket_units(graph: StepGraph) -> None:
         where = place_of(scatters[-1])
         made, _ = merge_reduce_scatter_bucket(graph.graph, scatters, mode=_MODE, insert_before=scatters[-1].next)
         _settle(made, where)
+        _sum_buffer(graph, made)
+
+
+def _sum_buffer(graph: StepGraph, made: Sequence[fx.Node]) -> None:
+    """Reduce the buffer of a bucket over replicas, in the place of each gradient by itself."""
+    sums = [user for node in made for user in node.users if user.target is SUM_OVER_REPLICAS]
+    if not sums:
+        return
+    scattered = next(node for node in made if node.target is WAIT)
+    place = place_of(scattered)
+    assert place is not None, "a node of a bucket"
+    with graph.graph.inserting_after(scattered):
+        total = graph.graph.call_function(SUM_OVER_REPLICAS, (scattered, *sums[0].args[1:]))
+    with graph.graph.inserting_after(total):
+        waited = graph.graph.call_function(WAIT, (total,))
+    scattered.replace_all_uses_with(waited, delete_user_cb=lambda user: user is not total)
+    for node in (total, waited):
+        node.meta["val"] = scattered.meta["val"]
+        set_place(node, place)
+    set_place(total, place._replace(makes="communication"))
+    for node in sums:
+        [wait] = node.users
+        wait.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        graph.graph.erase_node(wait)
+        graph.graph.erase_node(node)
 
 
 def _settle(made: Sequence[fx.Node], place: Place | None, *, behind: Makes = "") -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from legoai.lowering.graph.operators import GATHERS, SCATTERS, WAIT
+from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.torch_internals.graph_passes import CAST, UNSAFE_VIEW
 from legoai.runtime.torch_internals.operators import OpOverload
@@ -57,7 +57,7 @@ def reduction_of(gradient: fx.Node) -> tuple[fx.Node, ...] | None:
         if (
             node.op != "call_function"
             or len(node.all_input_nodes) != 1
-            or not (node.target in (WAIT, CAST) or shows(node))
+            or not (node.target in (WAIT, CAST, SUM_OVER_REPLICAS) or shows(node))
         ):
             return None
         chain.append(node.all_input_nodes[0])

@@ -11,5 +11,11 @@ _ATEN: Final[Any] = torch.ops.aten
 
 GATHERS: Final = (_FUNCTIONAL.all_gather_into_tensor.default, _FUNCTIONAL.all_gather_into_tensor_out.default)
 SCATTERS: Final = (_FUNCTIONAL.reduce_scatter_tensor.default,)
+SUM_OVER_REPLICAS: Final = _FUNCTIONAL.all_reduce.default
 WAIT: Final = _FUNCTIONAL.wait_tensor.default
 ADD: Final = _ATEN.add.Tensor
+
+all_gather: Final = _FUNCTIONAL.all_gather_into_tensor
+reduce_scatter: Final = _FUNCTIONAL.reduce_scatter_tensor
+all_reduce: Final = _FUNCTIONAL.all_reduce
+wait: Final = _FUNCTIONAL.wait_tensor

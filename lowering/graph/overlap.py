@@ -3,6 +3,7 @@
     forward     wait 1, compute 1, gather 2, wait 2     ->  gather 2, wait 1, compute 1, wait 2
     backward    wait 2, compute 2, gather 1, wait 1     ->  wait 2, gather 1, compute 2, wait 1
                 scatter 2, wait, scatter 1, wait        ->  scatter 2, …, wait, scatter 1
+    replicas    sum 2, wait, sum 1, wait                ->  sum 2, …, wait, sum 1
 
 In backward a gather starts behind the wait before it, as what is copied out of the buffer there overlaps with the
 reduction. The first gather of backward starts with it.
@@ -17,10 +18,11 @@ from itertools import pairwise
 from torch import fx
 
 from legoai.lowering.graph.collectives import in_order, shows
-from legoai.lowering.graph.operators import GATHERS, SCATTERS, WAIT
+from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.torch_internals.graph_passes import CAST
+from legoai.runtime.torch_internals.operators import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,9 @@ def overlap_communication(graph: StepGraph) -> None:
         _move(backward[0].start, _begin_of_backward(graph))
     for before, after in pairwise(backward):
         _move(after.start, before.wait[0].next)
-    for before, after in pairwise(_reductions(graph)):
-        _move(before.wait, after.start[-1])
+    for kind in (SCATTERS, (SUM_OVER_REPLICAS,)):
+        for before, after in pairwise(_reductions(graph, kind)):
+            _move(before.wait, after.start[-1])
 
 
 def _move(nodes: Sequence[fx.Node], before: fx.Node) -> None:
@@ -72,10 +75,11 @@ def _gathers(graph: StepGraph) -> tuple[list[_Collective], list[_Collective]]:
     return forward, backward
 
 
-def _reductions(graph: StepGraph) -> list[_Collective]:
+def _reductions(graph: StepGraph, kind: Sequence[OpOverload]) -> list[_Collective]:
+    """Return reductions in their order; those over replicas begin when their scattered buffer is there."""
     found = []
     for wait in graph.graph.nodes:
-        if wait.target is WAIT and wait.args[0].target in SCATTERS:
+        if wait.target is WAIT and wait.args[0].target in kind:
             found.append(_Collective((wait.args[0],), tuple(_behind(wait))))
     return found
 
@@ -93,8 +97,12 @@ def _before(gather: fx.Node, place: dict[fx.Node, int]) -> tuple[fx.Node, ...]:
 
 
 def _behind(wait: fx.Node) -> list[fx.Node]:
-    """Return a wait with what shows its result and casts it."""
+    """Return a wait with what shows its result, casts it or begins to reduce it over replicas."""
     found = [wait]
     for node in found:
-        found += [user for user in node.users if (shows(user) or user.target is CAST) and user not in found]
+        found += [
+            user
+            for user in node.users
+            if (shows(user) or user.target in (CAST, SUM_OVER_REPLICAS)) and user not in found
+        ]
     return found

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from legoai.lowering.graph.operators import all_gather, all_reduce, reduce_scatter, wait
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.operators import tree_map
 
@@ -61,7 +63,7 @@ def shard_unit(
 
     Args:
         module: or several, whose parameters are gathered together.
-        mesh: of one axis.
+        mesh: of the axis of the shards, behind that of their replicas if there is one.
         mp_policy: the dtypes of gathered parameters, of the reduction, and of what the modules take and give.
         reshard_after_forward: gather again for backward.
     """
@@ -102,7 +104,8 @@ def _shard(
         if isinstance(whole, DTensor):
             continue
         if whole not in shards:
-            local = distribute_tensor(whole.detach(), mesh, (Shard(0),), src_data_rank=None)
+            placements = (*[Replicate()] * (mesh.ndim - 1), Shard(0))
+            local = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
             shards[whole] = nn.Parameter(local, requires_grad=whole.requires_grad)
         owner._parameters[name] = shards[whole]
         names.append(name)
@@ -132,11 +135,45 @@ def _gathering(
 
 
 def _gathered(parameter: DTensor, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a whole parameter, whose gradient is averaged over the ranks that hold its shards."""
-    replicated = parameter.redistribute(
-        placements=[Replicate()] * parameter.device_mesh.ndim, forward_dtype=param_dtype, backward_dtype=reduce_dtype
-    )
-    return replicated.to_local(grad_placements=[Partial("avg")] * parameter.device_mesh.ndim)
+    """Return a whole parameter, whose gradient is averaged over the ranks that hold its shards, and over replicas."""
+    result: torch.Tensor = _Gather.apply(parameter, param_dtype, reduce_dtype)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather of shards on dim 0; its derivative is reduced and scattered, and then reduced over the replicas.
+
+    The derivative of DTensor's `redistribute` would reduce all of a gradient over the replicas, and scatter it then.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, parameter: DTensor, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+    ) -> torch.Tensor:
+        """Return the whole tensor in the dtype of parameters."""
+        shard = parameter._local_tensor
+        ctx.spec, ctx.reduce_dtype, ctx.dtype = parameter._spec, reduce_dtype, shard.dtype
+        group = _groups(parameter.device_mesh)[-1]
+        sent = shard if param_dtype is None else shard.to(param_dtype)
+        whole: torch.Tensor = wait(all_gather(sent, group.size(), group.group_name))
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of the shards in their dtype."""
+        [gradient] = gradients
+        *replicas, shards = _groups(ctx.spec.mesh)
+        sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
+        reduced = wait(reduce_scatter(sent.contiguous(), "avg", shards.size(), shards.group_name))
+        for group in replicas:
+            reduced = wait(all_reduce(reduced, "avg", group.group_name))
+        local = reduced.to(ctx.dtype)
+        return DTensor(local, ctx.spec, requires_grad=False), None, None  # type: ignore[no-untyped-call]
+
+
+def _groups(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
+    """Return the groups of a mesh: that of replicas, if there is one, and that of shards."""
+    return [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
 
 def _cast_inputs_and_outputs(module: nn.Module, policy: MixedPrecisionPolicy) -> None:

@@ -27,6 +27,12 @@ PLANS = {
         HEAD,
         "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "replicas of shards": (
+        HEAD,
+        "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true) { layers.* = bucket([1, 3]) }",
     ),
     "another decoder, kept after forward": (
@@ -40,14 +46,19 @@ PLANS = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "checkpointed" else pytest.param(name, marks=pytest.mark.slow) for name in PLANS]
+    "name",
+    [
+        name if name in ("checkpointed", "replicas of shards") else pytest.param(name, marks=pytest.mark.slow)
+        for name in PLANS
+    ],
 )
 def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
+    ranks = 4 if "dp_replicate" in body else 2
     data = tmp_path / "data.txt"
     data.write_text("the same text for both of them, over and over; " * 400)
-    eager = together(gloo(2)(train, text_of(body, head), str(data), steps=3, evaluate_every=2))
-    graph = together(gloo(2)(train, traced(body, head, comm), str(data), steps=3, evaluate_every=2))
+    eager = together(gloo(ranks)(train, text_of(body, head), str(data), steps=3, evaluate_every=2))
+    graph = together(gloo(ranks)(train, traced(body, head, comm), str(data), steps=3, evaluate_every=2))
     assert (graph["loss"], graph["norm"], graph["validations"]) == (eager["loss"], eager["norm"], eager["validations"])
     assert len(set(eager["loss"])) == 3
     assert graph["parameters"].keys() == eager["parameters"].keys()
@@ -73,5 +84,5 @@ def test_a_checkpoint_of_one_backend_goes_on_under_the_other(gloo, tmp_path: Pat
 
 
 def traced(body: str, head: str, comm: str) -> str:
-    graph = body.replace("on dp_shard {", "on dp_shard (backend = graph) {")
+    graph = body.replace("dp_shard {", "dp_shard (backend = graph) {")
     return text_of(graph + (f"comm {comm}\n" if comm else ""), head)

@@ -18,7 +18,7 @@ from legoai.lowering.graph import (
     rewritten,
 )
 from legoai.lowering.graph.collectives import shows
-from legoai.lowering.graph.operators import GATHERS, SCATTERS, WAIT
+from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.passes import PASSES, ContractError, check
 from legoai.lowering.graph.places import place_of
 from legoai.runtime.device import Device
@@ -36,9 +36,9 @@ TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
 ALL = (deduplicate_unshards, reshard_after_forward, bucket_units, overlap_communication)
 
 
-def after_each_pass(text: str, picture) -> dict[str, str]:
+def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
     """What a picture shows of the graph of a program as traced, and after each of its passes."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
     try:
         namespace: dict = {"__name__": "program"}
         exec(compile(text, "program.py", "exec"), namespace)
@@ -111,6 +111,27 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
 )
 def test_gathers_of_forward_and_backward_and_scatters(head: str, body: str, expected: list[str]):
     assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected
+
+
+def over_replicas(graph: StepGraph) -> str:
+    """The reductions over replicas, and how many of them run beside computation."""
+    nodes: list[fx.Node] = list(graph.graph.nodes)
+    place = {node: index for index, node in enumerate(nodes)}
+    sums = [node for node in nodes if node.target is SUM_OVER_REPLICAS]
+    hidden = 0
+    for node in sums:
+        [wait] = node.users
+        between = nodes[place[node] + 1 : place[wait]]
+        hidden += any(getattr(item.target, "__name__", "").startswith("mm") for item in between)
+    return f"{len(sums)} {hidden}"
+
+
+def test_replicas_reduce_the_buffer_of_a_bucket_while_others_compute():
+    body = BODY.replace("dp_shard = 2", "dp_replicate = 2, dp_shard = 2").replace(
+        "on dp_shard", "on dp_replicate, dp_shard"
+    )
+    found = in_a_fork(after_each_pass, lowered(HEAD + body).text, over_replicas, 4)
+    assert list(found.values()) == ["39 0", "39 0", "39 0", "5 0", "5 2"]  # behind three, no layer computes
 
 
 def test_passes_stand_in_their_order():
