@@ -1,0 +1,145 @@
+"""Time of a step and exposed communication under buckets by module, group and bytes, and under solved ones.
+
+Llama 3 8B on the graph backend, fully sharded over the H100s of one host and of eight. `legoai solve` fills
+`comm { layers.* = auto }`; Algorithm 1 is SimpleFSDP's, `least` the exact dynamic programme. Every step is simulated.
+
+    python benchmarks/buckets.py [--write] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import about_machine, write_rows
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "buckets.json"
+TIMEOUT_SECONDS = 3600
+BY_BYTES = "bucket(bytes(25MB))"
+
+PLAN = """\
+plan buckets
+
+model   llama3("8b")
+cluster h100_sxm(hosts = {hosts}, fabric = infiniband_ndr)
+batch   (global = {devices}, micro = 1, seq_len = {tokens})
+mesh    (dp_shard = {devices})
+
+fsdp on dp_shard (backend = graph) {{ layers.* = unit }}
+comm (reorder = true) {{ layers.* = {buckets} }}
+checkpoint {{ layers.* = full }}
+precision (param = bf16, reduce = fp32)
+attention flash
+loss eager
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Hosts of 8 devices, and the tokens of a sequence, of which a micro batch has one."""
+
+    hosts: int
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return f"8B on {8 * self.hosts}, {self.tokens} tokens"
+
+    def text(self, buckets: str) -> str:
+        """The plan with a treatment of the blocks' collectives."""
+        text = PLAN.format(hosts=self.hosts, devices=8 * self.hosts, tokens=self.tokens, buckets=buckets)
+        return text if self.hosts > 1 else text.replace("hosts = 1, fabric = infiniband_ndr", "hosts = 1")
+
+
+CASES = (Case(1, 8192), Case(1, 2048), Case(8, 8192), Case(8, 2048))
+
+
+def called(command: str, text: str, folder: str) -> dict[str, Any]:
+    """The JSON of a command of `legoai` for a plan."""
+    path = Path(folder) / "buckets.plan"
+    path.write_text(text, encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["XDG_CACHE_HOME"] = folder
+    every = ["--all"] if command == "solve" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", command, str(path), "--json", *every], cwd=ROOT, env=environment,
+        capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measured(case: Case) -> dict[str, Any]:
+    """Solve a plan whose buckets are open, and cost it with buckets of 25 MB."""
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        solved = called("solve", case.text("auto"), folder)
+        elapsed = time.perf_counter() - start
+        by_bytes = called("cost", case.text(BY_BYTES), folder)
+    [told] = solved["buckets"]
+    rows = [
+        {
+            "buckets": item["choices"][0]["value"],
+            "step_time_s": item["step_time_s"],
+            "exposed_s": sum(item["exposed_communication_by_axis_s"].values()),
+            "peak_active_gib": item["peak_active_bytes"] / 2**30,
+            "verdict": item["verdict"],
+        }
+        for item in solved["all"]
+    ]
+    rows.append({
+        "buckets": BY_BYTES,
+        "step_time_s": by_bytes["step_time_s"],
+        "exposed_s": by_bytes["exposed_communication_s"],
+        "peak_active_gib": by_bytes["memory"]["peak_active_bytes"] / 2**30,
+        "verdict": "feasible" if by_bytes["memory"]["fits"] else "does not fit",
+    })  # fmt: skip
+    return {
+        "case": case.name,
+        "solve_s": elapsed,
+        "algorithm_1": told["algorithm_1"],
+        "least": told["least"],
+        "tried": sorted(rows, key=lambda row: row["step_time_s"]),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    about = about_machine()
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    rows = []
+    for case in CASES:
+        if options.names and not any(name in case.name for name in options.names):
+            continue
+        row = measured(case)
+        print(f"{case.name}: {row['solve_s']:.0f} s")
+        for item in row["tried"]:
+            names = [name for name in ("algorithm_1", "least") if row[name] and row[name]["value"] == item["buckets"]]
+            print(
+                f"  {1e3 * item['step_time_s']:8.1f} ms  {1e3 * item['exposed_s']:6.1f} ms exposed  "
+                f"{item['peak_active_gib']:5.1f} GiB  {item['buckets']}  {' '.join(names)}",
+                flush=True,
+            )
+        rows.append(row)
+    if options.write:
+        write_rows(RESULTS, about, rows)
+
+
+if __name__ == "__main__":
+    main()
