@@ -6,7 +6,8 @@ its passes (Tanaka et al. 2025).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.step_graph import StepGraph
 
 Pass: TypeAlias = Callable[[StepGraph], None]
+Watch: TypeAlias = Callable[[str, StepGraph], None]
 Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped"]
 
 
@@ -67,6 +69,8 @@ PASSES: Final = (
 )
 """All passes, in the order in which programs name them."""
 
+_WATCHES: Final[list[Watch]] = []
+
 _CONTRACTS: Final = {contract.rewrite: contract for contract in PASSES}
 
 
@@ -86,26 +90,35 @@ def check(passes: Sequence[Pass]) -> None:
         provided |= contract.provides
 
 
-def rewritten(
-    graph: StepGraph, passes: Sequence[Pass], *, watch: Callable[[str, StepGraph], None] = lambda name, graph: None
-) -> StepGraph:
+@contextlib.contextmanager
+def watched(watch: Watch) -> Iterator[None]:
+    """Tell a function of every graph that is rewritten while entered: as it was traced, and after each pass."""
+    _WATCHES.append(watch)
+    try:
+        yield
+    finally:
+        _WATCHES.remove(watch)
+
+
+def rewritten(graph: StepGraph, passes: Sequence[Pass]) -> StepGraph:
     """Rewrite a graph in place, and return it.
 
     Args:
         graph: as it was traced.
         passes: in their order.
-        watch: is told of the graph as it was traced, and after each pass.
 
     Raises:
         ContractError: a pass would meet a graph that it does not expect; then none has run.
     """
     check(passes)
-    watch("trace", graph)
+    for watch in _WATCHES:
+        watch("trace", graph)
     for rewrite in passes:
         rewrite(graph)
         graph.graph.lint()
         graph.module.recompile()
-        watch(rewrite.__name__, graph)
+        for watch in _WATCHES:
+            watch(rewrite.__name__, graph)
     return graph
 
 

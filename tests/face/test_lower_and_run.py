@@ -27,6 +27,24 @@ def test_lower_prints_a_program_that_python_reads(capsys: pytest.CaptureFixture[
     assert Path("good.py").read_text(encoding="utf-8") == out
 
 
+def test_the_graph_of_a_step_is_written_as_traced_and_after_each_pass(capsys: pytest.CaptureFixture[str]):
+    assert called(capsys, "lower", "good.plan", "--dump-graphs", "graphs")[0] == 2, "the plan has no graph"
+    traced = GOOD.replace("on dp_shard", "on dp_shard (backend = graph)") + "comm (reorder = true)\nloss eager\n"
+    Path("traced.plan").write_text(traced, encoding="utf-8")
+    call = [sys.executable, "-m", "legoai", "lower", "traced.plan", "-o", "traced.py", "--dump-graphs", "graphs"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "wrote 5 graphs into graphs\nwrote traced.py\n")
+    texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(Path("graphs").iterdir())}
+    passes = ["deduplicate_unshards", "reshard_after_forward", "bucket_units", "overlap_communication"]
+    assert list(texts) == [f"{number}_{name}.py" for number, name in enumerate(["trace", *passes])]
+    for name, text in texts.items():
+        compile(text, name, "exec")
+        assert "# backward of layers.0.attention.wq\n" in text
+        assert "Place(" not in text
+    gathers = [text.count(" = torch.ops._c10d_functional.all_gather_into_tensor") for text in texts.values()]
+    assert gathers[0] == gathers[1] < gathers[2] > gathers[3] == gathers[4]
+
+
 def test_errors_stop_lowering_and_warnings_do_not(capsys: pytest.CaptureFixture[str]):
     status, out, err = called(capsys, "lower", "bad.plan", "-o", "bad.py")
     assert status == 1

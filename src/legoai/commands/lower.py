@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_no_factories, add_resolution, lowered, output_file
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.frontend.sources import replace_file
+
+if TYPE_CHECKING:
+    from legoai.cost.simulated.device import Kind
+    from legoai.dsl.lint import Linted
+    from legoai.lowering.program import Program
 
 _DESCRIPTION = """\
 Print the PyTorch program that a plan becomes. It is the program that `legoai run` starts, and it can be
@@ -22,6 +30,7 @@ examples:
   legoai lower plan.tiny                       to standard output
   legoai lower plan.tiny -o tiny.py            to a file
   legoai lower plan.tiny --set hosts=4 -o -    with another value of a `let` name
+  legoai lower plan.g --dump-graphs graphs     of `backend = graph`, also the step's graph after each pass
 """
 
 
@@ -37,8 +46,38 @@ def configure(parser: ArgumentParser) -> None:
         default=Path("-"),
         help="write it to this file (default: -, the terminal)",
     )
+    parser.add_argument(
+        "--dump-graphs",
+        metavar="DIR",
+        type=Path,
+        help="of a plan with `backend = graph`, write the graph of the step as traced and after each pass into DIR",
+    )
     add_no_factories(parser)
     add_resolution(parser)
+
+
+def _dump(linted: Linted, program: Program, folder: Path) -> None:
+    """Write the graphs of a program's step, numbered in the order of the passes."""
+    plan, analysis = linted.plan, linted.analysis
+    assert plan is not None
+    assert analysis is not None
+    if not is_traced(analysis):
+        raise WrongUsage("--dump-graphs is about the graph of a step: the plan has no `fsdp … (backend = graph)`")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from legoai.cost.simulated.device import SimulationError
+    from legoai.cost.step_graphs import step_graphs
+
+    kind: Kind = "cpu" if analysis.device is not None and analysis.device.kind == "cpu" else "cuda"
+    try:
+        found = step_graphs(program, world=plan.mesh.world_size, kind=kind)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, (name, text) in enumerate(found.items()):
+            replace_file(folder / f"{number}_{name}.py", text)
+    except SimulationError as error:
+        raise WrongUsage(f"the step of {linted.resolution.file.name} cannot be traced: {error}") from error
+    except OSError as error:
+        raise WrongUsage(f"{folder} cannot be written: {error.strerror}") from error
+    print(f"wrote {len(found)} graphs into {folder}", file=sys.stderr)
 
 
 def run(arguments: Namespace) -> int:
@@ -47,6 +86,8 @@ def run(arguments: Namespace) -> int:
     if done is None:
         return 1
     linted, program = done
+    if arguments.dump_graphs is not None:
+        _dump(linted, program, arguments.dump_graphs)
     if arguments.output == Path("-"):
         sys.stdout.write(program.text)
         return 0

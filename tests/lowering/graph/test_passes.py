@@ -19,7 +19,7 @@ from legoai.lowering.graph import (
 )
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
-from legoai.lowering.graph.passes import PASSES, ContractError, check
+from legoai.lowering.graph.passes import PASSES, ContractError, check, watched
 from legoai.lowering.graph.places import place_of
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
@@ -45,7 +45,8 @@ def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
         passes, namespace["PASSES"] = namespace["PASSES"], ()
         training = namespace["trainer"]().prepare(Device(type="cpu"), seed=0)
         shown: dict[str, str] = {}
-        rewritten(training.step_graph, passes, watch=lambda name, graph: shown.update({name: picture(graph)}))
+        with watched(lambda name, graph: shown.update({name: picture(graph)})):
+            rewritten(training.step_graph, passes)
     finally:
         dist.destroy_process_group()
     return shown

@@ -1,0 +1,34 @@
+"""Readable text of a step's graph: a line of Python for each node, below the module and phase that it belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.step_graph import StepGraph
+
+_ASSIGNED: Final = re.compile(r"( +)(\w+)\b.* = ")
+_NO_SOURCE: Final = re.compile(r"^ *# (Annotation: .*|No stacktrace found.*|File: .*)?$\n?", re.MULTILINE)
+_RELEASED: Final = re.compile(r"; +\w+ = None(?=;|$)|(?:; +(?:\w+ = )+None)+", re.MULTILINE)
+
+
+def readable(graph: StepGraph) -> str:
+    """Return the graph as Python, with the types and shapes of its values; what frees them is left out."""
+    text = graph.module.print_readable(print_output=False)
+    text = _RELEASED.sub("", _NO_SOURCE.sub("", text))
+    return "\n".join(_with_places(graph, text.splitlines())).strip("\n") + "\n"
+
+
+def _with_places(graph: StepGraph, lines: list[str]) -> Iterator[str]:
+    places = {node.name: place_of(node) for node in graph.graph.nodes}
+    last = ""
+    for line in lines:
+        found = _ASSIGNED.match(line)
+        place = None if found is None else places.get(found[2])
+        if found is not None and place is not None and (here := f"{place.phase} of {place.module or 'root'}") != last:
+            yield f"\n{found[1]}# {here}"
+            last = here
+        if line.strip():
+            yield line
