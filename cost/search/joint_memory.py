@@ -129,18 +129,14 @@ class JointMemory:
         state = self.answers.setdefault(group, JointAnswers())
         known = {item.choices: item for item in evaluated}
         self._note(state, known)
-        learnt = {self.values(item.choices): item.figures for item in evaluated if item.figures.points.blocks}
-        best = min(
-            (
-                item
-                for item in evaluated
-                if item.feasible and self.values(item.choices) in learnt and self._listed(item)
-            ),
-            key=lambda item: item.figures.step_time,
-            default=None,
-        )
-        if best is None:
+        learnt = {self.values(item.choices): item.figures for item in evaluated}
+        alike = [item for item in evaluated if item.figures.points.blocks and self._listed(item)]
+        if not alike:
             return []
+        best = min(
+            alike,
+            key=lambda item: (not item.feasible, item.figures.step_time if item.feasible else item.figures.reserved),
+        )
         own = self.values(best.choices)
         probes = [self.chosen(group, one) for one in self._around(own) if one not in learnt]
         probes = [one for one in probes if one not in state.asked]
@@ -173,7 +169,7 @@ class JointMemory:
         for one in (state.program, state.greedy):
             if one is not None:
                 pairs = dict(problem.chain(learnt.division(state.written[one.choices])))
-                beside = [learnt.uniform(pair) for pair in pairs if learnt.uniform(pair) not in learnt.figures]
+                beside = [learnt.uniform(pair) for pair in pairs if learnt.uniform(pair) not in learnt.every]
                 asked += [one.choices, *(self.chosen(group, values) for values in beside)]
         new = [choices for choices in dict.fromkeys(asked) if choices not in known and choices not in state.asked]
         state.asked.update(new)
@@ -259,7 +255,8 @@ class Learnt:
     def __init__(self, joint: JointMemory, own: Values, figures: Mapping[Values, Figures]) -> None:
         self.joint = joint
         self.own = own
-        self.figures = figures
+        self.every = figures
+        self.figures = {values: one for values, one in figures.items() if one.points.blocks}
         self.base = figures[own]
         self.blocks = self.base.points.blocks
         self.kinds = [self._ordered(kind) for kind in (0, 1)]
@@ -314,13 +311,13 @@ class Learnt:
                 pairs[first, second] = _added(left, right, base)
         offloadings = []
         for way in self.ways:
-            figures = self.figures[self.own._replace(offload=way)]
-            points = figures.points
+            figures = self.every[self.own._replace(offload=way)]
             offloadings.append(
                 Offloading(
                     figures.step_time - self.base.step_time,
-                    points.peak - self.base.points.peak,
-                    points.optimizer - self.base.points.optimizer,
+                    figures.active - self.base.active,
+                    figures.points.optimizer - self.base.points.optimizer,
+                    0.0 if way == self.own.offload else figures.reserved - figures.active,
                 )
             )
         return MemoryProblem(

@@ -27,7 +27,7 @@ class MemoryPoints:
     """Active memory of a step whose blocks are all treated alike, in bytes; of its last micro batch.
 
     Attributes:
-        blocks: their number; 0 where nothing was seen.
+        blocks: their number; 0 where they were not told apart, and peak, released and inside are not known.
         peak: the most around the turn from forward to backward: in forward, in the loss, in the last blocks' backward.
         released: less behind the backward of each block.
         inside: the most while the backward of the last block runs; as the line through the others tells it.
@@ -63,8 +63,9 @@ def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
         return MemoryPoints()
     [blocks] = lists
     seen = _follow(rank, blocks)
+    optimizer, outside = rank.memory.by_phase.get("optimizer", 0), rank.use.total - rank.use.reserved
     if len(seen.backward) < 2:
-        return MemoryPoints()
+        return MemoryPoints(optimizer=optimizer, outside=outside)
     first, last = seen.backward[0], seen.backward[-1]
     released = (first.before - last.before) / (first.place - last.place)
     return MemoryPoints(
@@ -72,8 +73,8 @@ def memory_points(found: Estimate, manifest: Manifest) -> MemoryPoints:
         peak=seen.peak,
         released=released,
         inside=max(one.most + (len(blocks) - 1 - one.place) * released for one in seen.backward),
-        optimizer=rank.memory.by_phase.get("optimizer", 0),
-        outside=rank.use.total - rank.use.reserved,
+        optimizer=optimizer,
+        outside=outside,
     )
 
 

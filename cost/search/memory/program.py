@@ -55,11 +55,19 @@ class PairCosts:
 
 
 class Offloading(NamedTuple):
-    """A way to offload: what it adds to the seconds of a step, and to the bytes before and in the optimizer."""
+    """A way to offload.
+
+    Attributes:
+        seconds: that it adds to a step.
+        bytes: that it adds to what is active before the optimizer.
+        optimizer: that it adds in the optimizer.
+        unused: that the allocator reserves under it beyond what is active, at least.
+    """
 
     seconds: float
     bytes: float
     optimizer: float
+    unused: float = 0.0
 
 
 class Division(NamedTuple):
@@ -144,8 +152,12 @@ class MemoryProblem:
         yield one.optimizer + stays + offloaded.optimizer
 
     def unused(self, division: Division) -> float:
-        """Bytes that the allocator reserves beyond what is active: the mean of what it does for each block's pair."""
-        return sum(count * self.pairs[pair].unused for pair, count in self.chain(division)) / self.blocks
+        """Bytes that the allocator reserves beyond what is active: as many as where it does most.
+
+        What fragments memory under one of the pairs, or a way to offload, does so beside the others too.
+        """
+        most = max(self.pairs[pair].unused for pair, _ in self.chain(division))
+        return max(most, self.offloadings[division.offloading].unused)
 
     def excess(self, division: Division) -> float:
         """Bytes that a choice takes beyond its room; at most 0 where it fits."""
@@ -283,18 +295,25 @@ class _Program:
     def _fit(self) -> None:
         """Rows: at each point there is room for what is active, and for what the allocator reserves with it."""
         problem = self.problem
-        for room, reserves in ((problem.active, False), (problem.reserved, True)):
+        unused = {self.used[pair]: costs.unused for pair, costs in problem.pairs.items()}
+        least = min(unused.values())
+        unused |= {one: way.unused for one, way in zip(self.way, problem.offloadings, strict=True)}
+        beyond = max(unused.values()) - least
+        most_unused = self.program.variable(high=beyond)
+        for chosen, size in unused.items():
+            if size > least:
+                self.program.at_most({chosen: 1.0, most_unused: -1.0 / (size - least)}, 0.0)
+        for room, beside in ((problem.active, {}), (problem.reserved - least, {most_unused: 1.0})):
             if math.isinf(room):
                 continue
-            unused = {pair: problem.pairs[pair].unused / problem.blocks if reserves else 0.0 for pair in self.pairs}
             for terms, limit, when in self._points(room):
                 side = limit
-                for pair in self.pairs:
-                    terms[self.count[pair]] = terms.get(self.count[pair], 0.0) + unused[pair]
+                terms.update(beside)
                 if when is not None:
                     # No more than all blocks of the pair that takes most: the row says nothing unless it is used.
-                    most = max(0.0, problem.blocks * max(terms[self.count[pair]] for pair in self.pairs))
-                    most += max(0.0, *(terms[one] for one in self.way)) - side
+                    most = max(0.0, problem.blocks * max(terms[self.count[pair]] for pair in self.pairs)) - side
+                    most += max(0.0, *(terms[one] for one in self.way))
+                    most += beyond if beside else 0.0
                     if most <= 0.0:
                         continue
                     terms[when] = most

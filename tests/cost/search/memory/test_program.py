@@ -38,7 +38,9 @@ def drawn(seed: int) -> MemoryProblem:
         )
     offloadings = [Offloading(0.0, 0.0, 0.0)]
     if draw.random() < 0.5:
-        offloadings.append(Offloading(draw.uniform(0, 12), -draw.randint(0, 80), draw.randint(-40, 20)))
+        offloadings.append(
+            Offloading(draw.uniform(0, 12), -draw.randint(0, 80), draw.randint(-40, 20), draw.choice([0, 25]))
+        )
     least, most = base, base + blocks * (kept[-1] + whole[-1]) + 80
     return MemoryProblem(
         blocks=blocks,
@@ -78,7 +80,7 @@ def followed(problem: MemoryProblem, of_block: list[Pair], way: int) -> tuple[fl
         behind = sum(one.stays - own.held for one in costs[place + 1 :])
         points.append(own.inside + before + behind + offloaded.bytes)
     points.append(sum(one.optimizer for one in costs) / len(costs) + offloaded.optimizer)
-    unused = sum(one.unused for one in costs) / len(costs)
+    unused = max(offloaded.unused, *(one.unused for one in costs))
     excess = max(max(points) - problem.active, max(points) + unused - problem.reserved)
     return sum(one.seconds for one in costs) + offloaded.seconds, excess
 
