@@ -28,6 +28,11 @@ TENSOR_PARALLEL_LLAMA_LOCAL = TENSOR_PARALLEL_LLAMA.replace(
 have it, DTensor computes the gradient for the whole vocabulary on every rank, where they compute their own part."""
 
 
+def one_forward_one_backward(micro_batches: int, ranks: int) -> str:
+    """The schedule that is Megatron's and nanotron's 1F1B: with fewer micro batches than ranks it is GPipe's."""
+    return "1F1B" if micro_batches >= ranks else "GPipe"
+
+
 def sending_norm(styles: str) -> str:
     """Styles with which a stage of a pipeline may begin behind the last norm, which then leaves plain tensors."""
     return re.sub(r"^(  norm +)= sequence$", r"\1= sequence(local = true)", styles, flags=re.MULTILINE)

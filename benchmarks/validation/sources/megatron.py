@@ -25,6 +25,7 @@ from benchmarks.validation.statements import (
     kept_units,
     mesh,
     name_of,
+    one_forward_one_backward,
 )
 
 MEGATRON_KEEPS = """checkpoint {
@@ -61,7 +62,8 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     if accumulates:
         draft.say("comm (reduce = last_micro_batch)")
     if pp > 1:
-        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
+        schedule = one_forward_one_backward(row.whole("global_batch") // (row.whole("micro_batch") * dp), pp)
+        draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp})")
     draft.say("checkpoint { layers.* = full }", "attention flash", "loss eager")
     draft.say("precision (param = bf16, reduce = bf16)", OPTIMIZER)
     draft.assumed.append("bf16 for fp16, which has the same rates")

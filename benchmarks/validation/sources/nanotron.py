@@ -33,6 +33,7 @@ from benchmarks.validation.statements import (
     kept_units,
     mesh,
     name_of,
+    one_forward_one_backward,
     sending_norm,
 )
 
@@ -62,8 +63,7 @@ def convert(row: Row, device: str | None = None) -> Stated:
         *_data_parallel(dp, sharded=sharded, pipeline=pp > 1, accumulates=micro_batches > 1, tied=tied and pp == 1)
     )
     if pp > 1:
-        # With fewer micro batches than ranks, 1F1B runs all forwards first, as GPipe does.
-        schedule = "1F1B" if micro_batches >= pp else "GPipe"
+        schedule = one_forward_one_backward(micro_batches, pp)
         draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp}, split = [{', '.join(points)}])")
         if points[-1] in ("norm", "output"):
             draft.differs.append("the output layer may be on the rank before the last, which has the loss alone")
