@@ -116,7 +116,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
 }  # fmt: skip
 """Effect of a change by keyword, and by option, `rules`, `axes` or the whole statement."""
 
-_ALIKE: Final = ("unit", "unit(")
+_ALIKE: Final = ("unit", "unit(", "first(")
 """How the treatments begin that differ only in when parameters are gathered."""
 
 
@@ -159,11 +159,16 @@ def _option_name(keyword: str, field: str) -> str:
 
 def _of_rule(change: Change, usual: Effect) -> Effect:
     values = [value for value in (change.before, change.after) if value is not None]
-    if change.key.field == "fsdp" and len(values) == 2 and all(value.startswith(_ALIKE) for value in values):
+    if change.key.field == "fsdp" and len(values) == 2 and all(map(_is_unit, values)):
         return NONE  # other times at which the same parameters are gathered
     if change.key.field == "shard" and any("capacity_factor" in value for value in values):
         return ("training", "experts take another number of tokens")
     return usual
+
+
+def _is_unit(value: str) -> bool:
+    """Whether every module that a rule matches is a unit."""
+    return value.startswith(_ALIKE) and "none" not in value
 
 
 def numerics(found: Iterable[Change]) -> tuple[Reason, ...]:

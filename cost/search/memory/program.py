@@ -299,11 +299,11 @@ class _Program:
         least = min(unused.values())
         unused |= {one: way.unused for one, way in zip(self.way, problem.offloadings, strict=True)}
         beyond = max(unused.values()) - least
-        most_unused = self.program.variable(high=beyond)
+        most_unused = self.program.variable(high=1.0)  # as a share: solvers take coefficients below 1e-9 for zeros
         for chosen, size in unused.items():
             if size > least:
-                self.program.at_most({chosen: 1.0, most_unused: -1.0 / (size - least)}, 0.0)
-        for room, beside in ((problem.active, {}), (problem.reserved - least, {most_unused: 1.0})):
+                self.program.at_most({chosen: (size - least) / beyond, most_unused: -1.0}, 0.0)
+        for room, beside in ((problem.active, {}), (problem.reserved - least, {most_unused: beyond})):
             if math.isinf(room):
                 continue
             for terms, limit, when in self._points(room):

@@ -70,7 +70,7 @@ def step(blocks: Sequence[tuple[str, str]], *, offloaded: bool) -> tuple[float, 
     seconds = 1000.0 + sum(KEPT[one][1] + UNITS[unit][1] for one, unit in blocks) + COPIES * offloaded
     peak = max(turn, inside[-1])
     points = MemoryPoints(
-        blocks=len(blocks) if len(set(blocks)) == 1 else 0,
+        blocks=len(blocks) if len(set(blocks)) == 1 and not offloaded else 0,  # as it is simulated
         peak=GIB * peak,
         released=GIB * (held[-1] - stays[-1]),
         inside=GIB * inside[-1],

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -42,12 +43,30 @@ def drawn(seed: int) -> MemoryProblem:
             Offloading(draw.uniform(0, 12), -draw.randint(0, 80), draw.randint(-40, 20), draw.choice([0, 25]))
         )
     least, most = base, base + blocks * (kept[-1] + whole[-1]) + 80
-    return MemoryProblem(
-        blocks=blocks,
-        pairs=pairs,
-        offloadings=offloadings,
-        active=draw.choice([math.inf, draw.uniform(least, most)]),
-        reserved=draw.uniform(least, most),
+    return in_units_of(
+        draw.choice([1, 10**8]),
+        MemoryProblem(
+            blocks=blocks,
+            pairs=pairs,
+            offloadings=offloadings,
+            active=draw.choice([math.inf, draw.uniform(least, most)]),
+            reserved=draw.uniform(least, most),
+        ),
+    )
+
+
+def in_units_of(size: int, problem: MemoryProblem) -> MemoryProblem:
+    """The problem with other units of its bytes: solvers take small coefficients for zeros."""
+    sizes = ("held", "stays", "peak", "inside", "optimizer", "unused")
+    return replace(
+        problem,
+        pairs={
+            pair: replace(one, **{name: size * getattr(one, name) for name in sizes})
+            for pair, one in problem.pairs.items()
+        },
+        offloadings=[Offloading(one.seconds, *(size * value for value in one[1:])) for one in problem.offloadings],
+        active=size * problem.active,
+        reserved=size * problem.reserved,
     )
 
 
