@@ -10,7 +10,7 @@ from typing import Final
 
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
-from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, WholeSimulation, program_key
+from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
 from legoai.cost.search.kept import kept_file, read_kept, write_kept
 from legoai.cost.simulated.forking import may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
@@ -228,8 +228,8 @@ class _Runs:
             file = None if any(map(_imports, jobs.values())) else kept_file(machine)
             kept = read_kept(file)
             # Two at least, so that they are processes: this one must stay free of the modules beside one plan.
-            evaluator = WholeSimulation(
-                directory=folder, profile=self._profile, workers=max(2, processors()), kept=kept
+            evaluator = Simulation(
+                directory=folder, profile=self._profile, workers=max(2, processors()), kept=kept, whole=True
             )
             with evaluator:
                 try:

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from legoai.cost import assumptions
+from legoai.cost.composed import composed_breakdown, composes
 from legoai.cost.kernels.model_flops import model_flops
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use
-from legoai.cost.pieces import trace_of
+from legoai.cost.pieces import PieceOf, piece_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.timing.breakdown import Breakdown, breakdown
 from legoai.cost.timing.engine import simulate
@@ -25,7 +27,6 @@ from legoai.cost.timing.rank_timeline import ActionTime
 from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
-from legoai.dsl.analysis.batch import ramp_stages
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
@@ -109,6 +110,7 @@ class Estimate:
         bubble_fraction: share of the step in which the ranks of the pipeline wait, on average.
         requirements: of the plan, in its order.
         assumptions: what the estimate assumes because nothing is known of it.
+        whole: whether every block and micro batch was timed.
     """
 
     plan: str
@@ -125,6 +127,7 @@ class Estimate:
     bubble_fraction: float = 0.0
     requirements: tuple[RequirementResult, ...] = ()
     assumptions: tuple[str, ...] = ()
+    whole: bool = True
 
     @property
     def world_size(self) -> int:
@@ -226,6 +229,7 @@ def estimate(
     directory: Path = Path(),
     profile: str | None = None,
     rank: int = 0,
+    whole: bool = True,
     progress: Progress | None = None,
 ) -> Estimate:
     """Simulate one step of a lowered plan.
@@ -240,6 +244,8 @@ def estimate(
         directory: of the plan's file: factories and profiles are found from there.
         profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
         rank: global rank that is simulated; under a pipeline one rank of each stage is, whatever this says.
+        whole: time every block and micro batch; else a few of those that are equal, where these settle
+            (:mod:`legoai.cost.composed`), and without the tables of modules and collectives.
         progress: is told what is done.
 
     Raises:
@@ -253,7 +259,7 @@ def estimate(
         machine = machine_of(plan.cluster, world, directory=directory, override=profile)
         peak, source = machine.peak(plan.precision.param)
         with _importable(directory):
-            simulated = _simulate(program, plan, manifest, machine, rank=rank, say=say)
+            simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)
     except (ProfileError, CatalogueError, NoModelError) as error:
         raise CannotEstimateError(str(error)) from error
     say("adding up")
@@ -271,22 +277,24 @@ def estimate(
         peak_source=source,
         ranks=simulated.ranks,
         bubble_fraction=simulated.bubble_fraction,
-        assumptions=(*_assumptions(machine), *_of_full_batch(plan)),
+        whole=simulated.whole,
+        assumptions=(*assumptions.of_machine(machine), *assumptions.of_full_batch(plan)),
     )
     return _with_requirements(found, plan.require)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A step's time, the ranks that were simulated, and in a pipeline how long they wait."""
+    """A step's time, the ranks that were simulated, in a pipeline how long they wait, and whether all was simulated."""
 
     step_time: float
     ranks: tuple[RankEstimate, ...]
     bubble_fraction: float = 0.0
+    whole: bool = True
 
 
 def _simulate(
-    program: Program, plan: Plan, manifest: Manifest, machine: Machine, *, rank: int, say: Progress
+    program: Program, plan: Plan, manifest: Manifest, machine: Machine, *, rank: int, whole: bool, say: Progress
 ) -> Simulated:
     if plan.pipeline is not None:
         return _simulate_pipeline(program, plan, machine, say=say)
@@ -297,13 +305,32 @@ def _simulate(
         with _running():
             yield
 
-    trace = trace_of(program, plan, manifest, rank=rank, kind=_kind(machine), gpu=machine.device, capturing=capturing)
+    found = piece_of(program, plan, manifest, rank=rank, kind=_kind(machine), gpu=machine.device, capturing=capturing)
+    if not whole and isinstance(found, PieceOf) and composes(plan, found):
+        composed = _compose(found, machine)
+        if composed is not None:
+            return composed
+    trace = found.trace() if isinstance(found, PieceOf) else found
     with uncollected():
         say("timing its operations")
         timeline = simulate(trace, OpCosts(machine=machine), machine.host())
         say("following its memory")
         done = rank_estimate(trace, timeline, machine)
     return Simulated(step_time=done.breakdown.seconds, ranks=(done,))
+
+
+def _compose(found: PieceOf, machine: Machine) -> Simulated | None:
+    """A rank whose equal blocks and micro batches are timed a few times; None where these do not settle."""
+    with uncollected():
+        took = composed_breakdown(found, machine)
+        if took is None:
+            return None
+        trace = found.trace()
+        rank = RankEstimate(
+            rank=trace.rank, stage=trace.stage, trace=trace, span=trace.steps[-1], intervals=(), breakdown=took,
+            memory=memory(trace), use=memory_use(trace, machine),
+        )  # fmt: skip
+    return Simulated(step_time=took.seconds, ranks=(rank,), whole=False)
 
 
 def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
@@ -417,29 +444,6 @@ def within(value: float, item: Requirement) -> bool:
         ">": value > item.bound,
         "==": value == item.bound,
     }[item.comparison]
-
-
-def _of_full_batch(plan: Plan) -> Iterator[str]:
-    """What the estimate leaves out of a batch that grows."""
-    stages = ramp_stages(plan)
-    if stages:
-        yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
-
-
-def _assumptions(machine: Machine) -> tuple[str, ...]:
-    told = {
-        "dispatch_seconds": "the host is never the bottleneck",
-        "compute_slowdown": "communication takes nothing from computation beside it",
-        "context_bytes": "the device's context takes no memory",
-        "nccl_communicator_bytes": "communicators take no memory",
-    }
-    if machine.device.kind == "cpu":
-        told = {"dispatch_seconds": told["dispatch_seconds"], "compute_slowdown": told["compute_slowdown"]}
-    return tuple(
-        f"{words}: the profile of {machine.profile.name} does not state {name}"
-        for name, words in told.items()
-        if machine.constant(name) is None
-    )
 
 
 def _mean(values: Sequence[float]) -> float:

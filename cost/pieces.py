@@ -7,7 +7,8 @@ again, and torch is not imported for it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from legoai.cost.replay.key import Variation, variation_of
@@ -23,7 +24,20 @@ if TYPE_CHECKING:
     from legoai.cost.simulated.device import Kind
 
 
-def trace_of(
+@dataclass(frozen=True, slots=True)
+class PieceOf:
+    """A piece, and how a program's trace is composed of it; see :meth:`legoai.cost.replay.piece.Piece.trace`."""
+
+    piece: Piece
+    depths: Mapping[str, int]
+    micro_batches: int
+
+    def trace(self) -> Trace:
+        """Compose the program's trace."""
+        return self.piece.trace(self.depths, self.micro_batches)
+
+
+def piece_of(
     program: Program,
     plan: Plan,
     manifest: Manifest,
@@ -32,12 +46,12 @@ def trace_of(
     kind: Kind,
     gpu: Device,
     capturing: Callable[[], contextlib.AbstractContextManager[object]],
-) -> Trace:
-    """Return the trace of one rank of a plan without a pipeline, composed of a kept piece or captured.
+) -> PieceOf | Trace:
+    """Return the piece of which the trace of one rank of a plan is composed, or the trace where there is none.
 
     Args:
         program: what the plan was lowered to.
-        plan: the plan.
+        plan: the plan, without a pipeline.
         manifest: of its model.
         rank: global rank that is simulated.
         kind: whose kernels the device has.
@@ -51,9 +65,10 @@ def trace_of(
     variation = _variation(program, plan, manifest, rank=rank, kind=kind, gpu=gpu)
     if variation is not None:
         piece = kept_piece(variation.key)
-        found = None if piece is None else _composed(piece, variation)
-        if found is not None:
-            return found
+        if piece is not None:
+            depths = {path: depth for path, depth in variation.depths.items() if path in piece.depths}
+            if piece.follows(depths, variation.micro_batches):
+                return PieceOf(piece, depths, variation.micro_batches)
     with capturing():
         from legoai.cost.capture import capture, capture_piece
 
@@ -64,7 +79,7 @@ def trace_of(
         return captured
     if variation is not None:
         keep_piece(variation.key, captured)
-    return captured.trace()
+    return PieceOf(captured, captured.depths, captured.wanted)
 
 
 def _variation(
@@ -82,12 +97,3 @@ def _variation(
         kind=kind,
         gpu=gpu,
     )
-
-
-def _composed(piece: Piece, variation: Variation) -> Trace | None:
-    """Return the trace of a program, composed of a piece; None where it does not follow from that."""
-    try:
-        return piece.trace({path: depth for path, depth in variation.depths.items() if path in piece.depths},
-                           variation.micro_batches)  # fmt: skip
-    except ValueError:
-        return None

@@ -201,18 +201,62 @@ class Piece:
             ValueError: the trace of so few blocks or micro batches is another one, which must be captured.
         """
         wanted = self.wanted if micro_batches is None else micro_batches
+        missing, names = self._blocks(depths or {}, wanted)
+        with uncollected():
+            items = tuple(_Composition(self, names, missing, wanted - self.taken).items())
+        return Trace(rank=self.rank, world=self.world, stage=0, items=items)
+
+    def follows(self, depths: Mapping[str, int], micro_batches: int) -> bool:
+        """Whether the trace of a program follows from the piece; arguments are those of :meth:`trace`."""
+        try:
+            self._blocks(depths, micro_batches)
+        except ValueError:
+            return False
+        return True
+
+    def _blocks(self, depths: Mapping[str, int], wanted: int) -> tuple[tuple[int, ...], tuple[tuple[str, ...], ...]]:
+        """Return what :meth:`missing` does, and the names of the blocks of each run."""
         if wanted < self.taken or (self.fixed and wanted != self.taken):
             raise ValueError(f"the trace of {wanted} micro batches does not follow from that of {self.taken}")
-        unknown = (depths or {}).keys() - self.depths.keys()
+        missing, blocks = self.missing(depths), self.depths | dict(depths)
+        return missing, tuple(one.names_of(blocks[one.key]) for one in self.containers)
+
+    def missing(self, depths: Mapping[str, int]) -> tuple[int, ...]:
+        """Return how many groups of blocks of each run are repeated beside those that were captured.
+
+        Args:
+            depths: as of :meth:`trace`.
+
+        Raises:
+            ValueError: the trace of so few blocks is another one, or they make no whole groups.
+        """
+        unknown = depths.keys() - self.depths.keys()
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))}: no run of repeated blocks")
-        blocks = self.depths | dict(depths or {})
+        found = []
         for one in self.containers:
-            if blocks[one.key] < len(one.kept):
+            depth = depths.get(one.key, len(one.names))
+            if depth < len(one.kept):
                 raise ValueError(f"the trace of fewer than {len(one.kept)} blocks does not follow from that of more")
-        names = tuple(one.names_of(blocks[one.key]) for one in self.containers)
+            found.append(one.groups(depth - len(one.kept)))
+        return tuple(found)
+
+    def excerpt(self, missing: tuple[int, ...], left: tuple[int, ...], micro_batches: int) -> Trace:
+        """Compose what a program takes time for, without some of the blocks and micro batches that are repeated.
+
+        Lists of tensors are those of all blocks. Modules have the names that they were captured with.
+
+        Args:
+            missing: groups of blocks that the program repeats beside those that were captured, of each run.
+            left: of these, those that are composed.
+            micro_batches: of a step, that are composed.
+        """
+        names = tuple(
+            tuple(map(str, range(len(one.kept) + more * one.period)))
+            for one, more in zip(self.containers, left, strict=True)
+        )
         with uncollected():
-            items = tuple(_Composition(self, names, wanted - self.taken).items())
+            items = tuple(_Composition(self, names, left, micro_batches - self.taken, lists=missing).items())
         return Trace(rank=self.rank, world=self.world, stage=0, items=items)
 
     def grown(self, node: Alone, missing: tuple[int, ...]) -> Record:
@@ -232,14 +276,23 @@ class _Composition:
     Args:
         piece: of which.
         names: of the blocks of each container.
+        missing: groups of blocks of each container beside those that were captured.
         more: further micro batches.
+        lists: groups of blocks that lists of tensors count, of an excerpt, in which names stay as they were captured.
     """
 
-    def __init__(self, piece: Piece, names: tuple[tuple[str, ...], ...], more: int) -> None:
-        self.piece, self.names, self.more = piece, names, more
-        self.missing = tuple(
-            one.groups(len(own) - len(one.kept)) for own, one in zip(names, piece.containers, strict=True)
-        )
+    def __init__(
+        self,
+        piece: Piece,
+        names: tuple[tuple[str, ...], ...],
+        missing: tuple[int, ...],
+        more: int,
+        *,
+        lists: tuple[int, ...] | None = None,
+    ) -> None:
+        self.piece, self.names, self.missing, self.more = piece, names, missing, more
+        self.lists = missing if lists is None else lists
+        self.renames = lists is None
         self.block_period = piece.period
         self.batch_period = piece.period * (2 + max(map(len, names), default=0))
         self.translations: dict[tuple[tuple[Move, ...], int], Translation | None] = {}
@@ -299,7 +352,7 @@ class _Composition:
         return term.base + self.block_period * blocks + self.batch_period * batches
 
     def _alone(self, node: Alone, batch: int) -> Record:
-        record = node.record if node.grows is None else self.piece.grown(node, self.missing)
+        record = node.record if node.grows is None else self.piece.grown(node, self.lists)
         if node.moves and (translation := self._translation(node.moves, 0)) is not None:
             record = translation.record(record)
         if node.batch is not None:
@@ -309,7 +362,7 @@ class _Composition:
 
     def _translation(self, moves: tuple[Move, ...], block: int) -> Translation | None:
         """Return the translation to the names that are meant; None where they are the same."""
-        if not moves:
+        if not moves or not self.renames:
             return None
         key = moves, block
         if key not in self.translations:

@@ -1,4 +1,4 @@
-"""Evaluator: the figures of candidates; the first of its kind lowers and simulates each of them whole."""
+"""Evaluator: the figures of candidates, each of which is lowered and simulated."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ class Figures:
         waiting: seconds in which the busiest rank does none of these: copies, the host, the pipeline.
         bubble: share of the step in which pipeline ranks wait.
         profile: name and hash of the profile that the figures rest on.
+        whole: whether every block and micro batch was simulated; else a few of equal ones stand for the others.
         micro_batch: what bounds candidates with the same layers.
         stages: what the stages of a pipeline took.
         units: what units took that may share their collectives.
@@ -68,6 +69,7 @@ class Figures:
     waiting: float
     bubble: float
     profile: str
+    whole: bool = True
     micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
     stages: StageWork = field(default_factory=StageWork)
     units: UnitWork = field(default_factory=UnitWork)
@@ -114,6 +116,7 @@ class Figures:
             units=work_of_units(found, analysis),
             points=memory_points(found, analysis.manifest),
             profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
+            whole=found.whole,
         )
 
     def document(self) -> dict[str, Any]:
@@ -156,6 +159,13 @@ class Evaluator(Protocol):
             OutOfTimeError: ``deadline``, a time of `time.monotonic`, has passed; candidates before it have theirs.
         """
 
+    def verify(self, candidate: Analysis, deadline: float | None) -> Outcome:
+        """The outcome of a candidate of which every block and micro batch is simulated.
+
+        Raises:
+            OutOfTimeError: as :meth:`evaluate`.
+        """
+
 
 _IDENTITY: Final = re.compile(
     r"""^PLAN(_HASH)?\ =.*$ | ^"{3}.*:\ lowered\ from\ .*$ | ^Start\ it\ with:\ .*$ | \ \ \#\ [^"'\n]*$""",
@@ -164,8 +174,8 @@ _IDENTITY: Final = re.compile(
 """What a program says of its plan's name, hash and lines. A comment without quotes ends no string."""
 
 
-class WholeSimulation:
-    """An evaluator that lowers every candidate and simulates its program from beginning to end.
+class Simulation:
+    """An evaluator that lowers every candidate and simulates its program, of equal blocks and micro batches a few.
 
     Candidates with the same program are simulated once. Programs are simulated in forked processes where that is
     possible, else here.
@@ -175,6 +185,7 @@ class WholeSimulation:
         profile: of other devices than the plan's.
         workers: processes; by default as many as there are processors.
         kept: figures of earlier simulations, by :func:`program_key`; new ones are added.
+        whole: simulate all blocks and micro batches of every candidate.
     """
 
     def __init__(
@@ -184,8 +195,10 @@ class WholeSimulation:
         profile: str | None = None,
         workers: int | None = None,
         kept: dict[str, dict[str, Any]] | None = None,
+        whole: bool = False,
     ) -> None:
         self.directory = directory
+        self.whole = whole
         self.profile = profile
         self.workers = workers or processors()
         self.kept = kept if kept is not None else {}
@@ -209,13 +222,10 @@ class WholeSimulation:
             except LoweringError as error:
                 keys.append(NoFigures(reason=error.diagnostics[0].message))
                 continue
-            key = program_key(program, self.profile)
-            if bucket_rules(candidate):
-                key += " with units"  # another plan with this program tells nothing of them
+            key = self._key(program, candidate)
             keys.append(key)
-            if key not in self.kept and key not in self._failed and key not in running:
-                assert candidate.manifest is not None
-                running[key] = self._begin(program, candidate.plan, candidate.manifest)
+            if not self._is_kept(key, whole=self.whole) and key not in self._failed and key not in running:
+                running[key] = self._begin(program, candidate, whole=self.whole)
         for found in keys:
             if isinstance(found, NoFigures):
                 yield found
@@ -227,6 +237,21 @@ class WholeSimulation:
             kept = self.kept.get(key)
             yield self._failed[key] if kept is None else Figures.read(kept)
 
+    def verify(self, candidate: Analysis, deadline: float | None) -> Outcome:
+        """As :meth:`Evaluator.verify`, of a candidate that was evaluated."""
+        program = lower(candidate)
+        key = self._key(program, candidate)
+        if not self._is_kept(key, whole=True) and key not in self._failed:
+            self._finish(key, self._begin(program, candidate, whole=True), deadline)
+        return self._failed[key] if key in self._failed else Figures.read(self.kept[key])
+
+    def _key(self, program: Program, candidate: Analysis) -> str:
+        # Another plan with the program of one that decides buckets tells nothing of its units.
+        return program_key(program, self.profile) + (" with units" if bucket_rules(candidate) else "")
+
+    def _is_kept(self, key: str, *, whole: bool) -> bool:
+        return key in self.kept and (not whole or bool(self.kept[key]["whole"]))
+
     def close(self) -> None:
         """End the processes, whatever they do."""
         if self._pool is not None:
@@ -237,7 +262,7 @@ class WholeSimulation:
                 process.join()
             self._pool = None
 
-    def __enter__(self) -> WholeSimulation:
+    def __enter__(self) -> Simulation:
         """Processes are started when they are needed."""
         return self
 
@@ -245,7 +270,8 @@ class WholeSimulation:
         """End them."""
         self.close()
 
-    def _begin(self, program: Program, plan: Plan, manifest: Manifest) -> Future[Outcome] | Callable[[], Outcome]:
+    def _begin(self, program: Program, candidate: Analysis, *, whole: bool) -> Future[Outcome] | Callable[[], Outcome]:
+        assert candidate.manifest is not None
         if self._pool is None and self.workers > 1 and may_fork():
             import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process
 
@@ -253,7 +279,7 @@ class WholeSimulation:
             self._pool = ProcessPoolExecutor(
                 self.workers, mp_context=context, initializer=begin_forked, initargs=(signal.SIG_IGN,)
             )
-        job = (program, plan, manifest, self.directory, self.profile)
+        job = (program, candidate.plan, candidate.manifest, self.directory, self.profile, whole)
         if self._pool is None:
             return lambda: _outcome(*job)
         before = set(multiprocessing.active_children())
@@ -314,10 +340,15 @@ def program_key(program: Program, profile: str | None) -> str:
     return hashlib.sha256(f"{profile}\n{program.block_classes}\n{text}".encode()).hexdigest()
 
 
-def _outcome(program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None) -> Outcome:
+def _outcome(  # noqa: PLR0917
+    program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None, whole: bool
+) -> Outcome:
     try:
         with contextlib.redirect_stdout(None):
-            found = estimate(program, plan, manifest, directory=directory, profile=profile)
-            return Figures.of(found, Analysis(plan, manifest, directory))
+            analysis = Analysis(plan, manifest, directory)
+            # What units take is told of each of them, and of none that others stand for.
+            whole = whole or bool(bucket_rules(analysis))
+            found = estimate(program, plan, manifest, directory=directory, profile=profile, whole=whole)
+            return Figures.of(found, analysis)
     except CannotEstimateError as error:
         return NoFigures(reason=str(error))

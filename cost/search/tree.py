@@ -224,7 +224,7 @@ class Search:
                     self._put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
-                elif not self._jointly():
+                elif not self._verified() and not self._jointly():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
@@ -436,6 +436,22 @@ class Search:
             group = self._joint.group(choices)
             told = self._least(Bounds(step_time=self.bounds.shared.whatever_recomputes(candidate.analysis)), candidate)
             self._untried[group] = max(told, self._untried.get(group, -math.inf))
+
+    def _verified(self) -> bool:
+        """Simulate the best candidate whole, if that was not done, and say whether it was."""
+        found = self.found
+        if found.best is None or found.best.figures.whole:
+            return False
+        place = found.evaluated.index(found.best)
+        candidate = self.plan.candidate(found.best.choices, without=self.without)
+        assert candidate.analysis is not None
+        outcome = self.evaluator.verify(candidate.analysis, self.deadline)
+        if isinstance(outcome, NoFigures):
+            found.failed.append((found.evaluated.pop(place).choices, outcome.reason))
+        else:
+            found.evaluated[place] = evaluated(found.best.choices, candidate, outcome)
+        found.best = min((item for item in found.evaluated if item.feasible), key=self.cost, default=None)
+        return True
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
         """Bound all splits by what one was seen to take, and assign blocks to stages anew."""

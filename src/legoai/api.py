@@ -156,11 +156,11 @@ def solved(
     refresh: bool = False,
     progress: Progress | None = None,
 ) -> Solution:
-    """The solution of a plan whose holes are all searched, from whole simulations that are kept on disk.
+    """The solution of a plan whose holes are all searched, from simulations that are kept on disk.
 
     Arguments and errors are those of :func:`solve`; ``progress`` is told how far the search is.
     """
-    from legoai.cost.search.evaluator import WholeSimulation
+    from legoai.cost.search.evaluator import Simulation
     from legoai.cost.search.kept import kept_file, read_kept, write_kept
     from legoai.cost.search.solve import profile_of, solve
 
@@ -169,7 +169,7 @@ def solved(
     imports = plan is not None and plan.model.family == "python"
     file = None if imports else kept_file(profile_of(opened, profile))
     kept = {} if refresh else read_kept(file)
-    with WholeSimulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
+    with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:
             return solve(opened, evaluator, profile=profile, time_limit=time_limit, progress=progress)
         finally:

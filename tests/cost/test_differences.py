@@ -85,7 +85,7 @@ class Evaluations:
 def evaluations(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Plan], Outcome]], Evaluations]:
     def made(outcome: Callable[[Plan], Outcome]) -> Evaluations:
         found = Evaluations(outcome)
-        monkeypatch.setattr(costs, "WholeSimulation", found)
+        monkeypatch.setattr(costs, "Simulation", found)
         monkeypatch.setattr(costs, "write_kept", lambda file, _: found.files.append(file is not None))
         return found
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from legoai.cost.assumptions import of_full_batch
 from legoai.cost.capture import capture
-from legoai.cost.estimate import _of_full_batch
 from legoai.cost.trace.records import Mark
 from support.plans import HEAD, lowered, resolved
 from support.simulated import in_a_fork
@@ -25,5 +25,5 @@ def test_the_step_that_is_simulated_has_the_full_batch():
 
 def test_the_estimate_says_that_the_first_steps_have_less():
     words = "steps are of the full batch of 16: the first 20 have smaller ones"
-    assert list(_of_full_batch(resolved(GROWING))) == [words]
-    assert not list(_of_full_batch(resolved(PLAN)))
+    assert list(of_full_batch(resolved(GROWING))) == [words]
+    assert not list(of_full_batch(resolved(PLAN)))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import legoai
-from legoai.cost.search.evaluator import Figures, WholeSimulation
+from legoai.cost.search.evaluator import Figures, Simulation
 from legoai.cost.search.kept import read_kept, write_kept
 from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.lint import lint
@@ -29,7 +29,7 @@ def evaluated(kept: dict) -> tuple[list[Figures], int, bool]:
     """The figures of both candidates, which differ in a pipeline of one rank only."""
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     candidates = [plan.candidate([index]).analysis for index in range(2)]
-    with WholeSimulation(directory=Path(), workers=2, kept=kept) as evaluator:
+    with Simulation(directory=Path(), workers=2, kept=kept) as evaluator:
         return list(evaluator.evaluate(candidates, None)), evaluator.simulated, may_fork()
 
 

@@ -1,0 +1,33 @@
+"""Assumptions that an estimate rests on, in words for the plan's author."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from legoai.cost.machine.cluster import Machine
+from legoai.dsl.analysis.batch import ramp_stages
+from legoai.specs.plan import Plan
+
+
+def of_full_batch(plan: Plan) -> Iterator[str]:
+    """What the estimate leaves out of a batch that grows."""
+    stages = ramp_stages(plan)
+    if stages:
+        yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
+
+
+def of_machine(machine: Machine) -> tuple[str, ...]:
+    """What a profile does not state, and what that is taken to be."""
+    told = {
+        "dispatch_seconds": "the host is never the bottleneck",
+        "compute_slowdown": "communication takes nothing from computation beside it",
+        "context_bytes": "the device's context takes no memory",
+        "nccl_communicator_bytes": "communicators take no memory",
+    }
+    if machine.device.kind == "cpu":
+        told = {"dispatch_seconds": told["dispatch_seconds"], "compute_slowdown": told["compute_slowdown"]}
+    return tuple(
+        f"{words}: the profile of {machine.profile.name} does not state {name}"
+        for name, words in told.items()
+        if machine.constant(name) is None
+    )

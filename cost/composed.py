@@ -1,0 +1,106 @@
+"""Times of candidates composed of pieces, in which equal blocks and micro batches are timed a few times only.
+
+The time of a step is that of an excerpt, in which the last spans of repeated blocks and micro batches stand for the
+others. Where a step does not settle so, nothing is composed. Memory is followed through every block and micro batch, so
+that it is to the byte that of whole simulation: the allocator's small blocks settle late, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from legoai.cost.kernels.model_flops import DECODERS
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.op_costs import OpCosts
+from legoai.cost.pieces import PieceOf
+from legoai.cost.timing.breakdown import Breakdown
+from legoai.cost.timing.engine import simulate
+from legoai.cost.timing.intervals import since
+from legoai.cost.timing.repeats import (
+    Span,
+    Weights,
+    beginnings,
+    runs_of,
+    settled,
+    takes_time,
+    weighted_breakdown,
+)
+from legoai.cost.trace.editing import is_micro_batch
+from legoai.cost.trace.segments import Instance, Item
+from legoai.cost.trace.trace import Trace
+from legoai.specs.plan import Plan
+
+_BLOCKS: Final = 5
+"""Groups of repeated blocks that are timed beside those that were captured."""
+_COMPARED: Final = 5
+"""Beginnings of blocks that are compared; that of the last is not, behind which something else follows."""
+_BATCHES: Final = 2
+"""Micro batches that are timed beside those that were captured."""
+
+
+def composes(plan: Plan, found: PieceOf) -> bool:
+    """Whether figures may be composed: of a decoder with one run of blocks, whose work follows from its formula."""
+    return plan.model.family in DECODERS and len(found.piece.containers) == 1
+
+
+def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
+    """The seconds of a step; None where its blocks or micro batches do not settle.
+
+    Args:
+        found: a piece that :func:`composes`.
+        machine: on which it runs.
+    """
+    piece = found.piece
+    missing = piece.missing(found.depths)
+    left = tuple(min(_BLOCKS + (more - _BLOCKS) % 2, more) for more in missing)  # others take turns in twos
+    batches = min(found.micro_batches, piece.taken + _BATCHES)
+    excerpt = piece.excerpt(missing, left, batches)
+    items = excerpt.between(excerpt.steps[-1])
+    step = Trace(rank=excerpt.rank, world=excerpt.world, stage=0, items=items)
+    try:
+        timeline = simulate(step, OpCosts(machine=machine), machine.host())
+    except ValueError:  # it waits for what the first step began
+        return None
+    marks = dict(timeline.marks)
+    begin, end = (marks[name] for name in (items[0].name, items[-1].name))  # type: ignore[union-attr]
+    intervals = since(timeline.intervals, begin)
+    starts = beginnings(items, intervals)
+    spans = [
+        *_of_blocks(items, starts, missing[0] - left[0], left[0]),
+        *_of_batches(items, starts, found.micro_batches - batches, piece.taken // 2, batches),
+    ]
+    if None in spans:
+        return None
+    weights = Weights([span for span in spans if span is not None])
+    return weighted_breakdown(intervals, max(end - begin, intervals.end), weights)
+
+
+def _of_blocks(items: Sequence[Item], starts: Sequence[float | None], more: int, left: int) -> Iterator[Span | None]:
+    """The spans that stand for further blocks, in each pass of each micro batch."""
+    for run in runs_of(items) if more else ():
+        first = items[run.start]
+        if len(run) > left and isinstance(first, Instance) and takes_time(first.segment):
+            yield _settled(starts[run.stop - _COMPARED - 1 : run.stop - 1], more)
+
+
+def _of_batches(
+    items: Sequence[Item], starts: Sequence[float | None], more: int, first: int, count: int
+) -> Iterator[Span | None]:
+    """The span that stands for further micro batches."""
+    if not more:
+        return
+    found: list[float | None] = []
+    begun = False
+    for item, start in zip(items, starts, strict=True):
+        if not isinstance(item, Instance):
+            begun = begun or is_micro_batch(item)
+        elif begun and start is not None:
+            found.append(start)
+            begun = False
+    yield _settled(found[first : first + _BATCHES + 1], more) if len(found) == count else None
+
+
+def _settled(starts: Sequence[float | None], more: int) -> Span | None:
+    known = [start for start in starts if start is not None]
+    return settled(known, more) if len(known) == len(starts) else None

@@ -1,0 +1,71 @@
+"""Composed estimates against whole simulation: to the byte in memory, and to rounding in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.search.evaluator import Figures
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+from support.simulated import in_a_fork
+
+HEAD = """\
+plan test
+model llama3("1b", n_layers = {layers}, tie_embeddings = false)
+cluster h100_sxm(hosts = {hosts}, fabric = infiniband_ndr)
+attention flash
+"""
+WAYS = {
+    "sharded": (
+        24, 1,
+        "batch (global = 64, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n",
+    ),
+    "kept gathered": (
+        25, 1,
+        "batch (global = 104, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\n"
+        "fsdp blocks on dp_shard { layers.* = unit(reshard = never) }\ncheckpoint { layers.* = full }\n",
+    ),
+    "over hosts": (
+        24, 4,
+        "batch (global = 64, micro = 1, seq_len = 2048)\nmesh (dp_shard = 4, tp = 8)\nshard standard on tp (sequence)\n"
+        "fsdp blocks on dp_shard\ncheckpoint { layers.* = every(2) }\n",
+    ),
+    "reduced once": (
+        24, 1,
+        "batch (global = 96, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
+        "comm (reduce = last_micro_batch)\ncheckpoint { layers.* = selective([attention, matmul]) }\n",
+    ),
+}  # fmt: skip
+
+
+SLOW = ("kept gathered", "over hosts")
+
+
+def both(way: str) -> tuple[Figures, Figures]:
+    layers, hosts, body = WAYS[way]
+    linted = lint(HEAD.format(layers=layers, hosts=hosts) + body, "test.plan", directory=Path())
+    analysis = linted.analysis
+    assert analysis is not None, linted.diagnostics
+    program, plan, manifest = lower(analysis), analysis.plan, analysis.manifest
+    whole, few = (estimate(program, plan, manifest, whole=whole) for whole in (True, False))
+    return Figures.of(whole, manifest), Figures.of(few, manifest)
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS])
+def test_what_is_composed_is_what_is_simulated(way: str):
+    whole, few = in_a_fork(both, way)
+    assert whole.whole
+    assert not few.whole
+    for name in ("peak_memory bytes", "reserved_memory bytes"):
+        assert few.metrics[name] == whole.metrics[name]
+    assert few.fits == whole.fits
+    for name, value in whole.metrics.items():
+        assert few.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-9), name
+    assert few.compute == pytest.approx(whole.compute, rel=1e-4)
+    assert few.recompute == pytest.approx(whole.recompute, rel=1e-4)
+    assert few.exposed == pytest.approx(whole.exposed, rel=1e-3, abs=1e-6)
+    assert few.micro_batch.computed == pytest.approx(whole.micro_batch.computed)
+    assert few.micro_batch.activations == whole.micro_batch.activations
