@@ -60,6 +60,16 @@ CASES = (
         30.0,
         3.0,
     ),
+    Case(
+        "llama3_405b_512",
+        (
+            (r"global = 256, micro = 1", "global = 256, micro = auto in [1, 2]"),
+            (r"mesh \(pp = 16, dp_shard = 4, tp = 8\)", "mesh (pp = auto in [8, 16], dp_shard = rest, tp = 8)"),
+            (r"layers\.\* = selective\(\[attention\]\)", "layers.* = auto in [none, full, selective([attention])]"),
+        ),
+        90.0,
+        3.0,
+    ),
 )
 
 

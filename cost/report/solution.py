@@ -149,6 +149,7 @@ def _candidate(solution: Solution, item: Evaluated) -> dict[str, Any]:
         "exposed_communication_by_axis_s": dict(figures.exposed),
         "bubble_fraction": figures.bubble,
         "recompute_s": figures.recompute,
+        "whole": figures.whole,
         "objective": solution.of(item),
         "verdict": verdict(item),
     }

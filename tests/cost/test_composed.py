@@ -51,7 +51,7 @@ def both(way: str) -> tuple[Figures, Figures]:
     assert analysis is not None, linted.diagnostics
     program, plan, manifest = lower(analysis), analysis.plan, analysis.manifest
     whole, few = (estimate(program, plan, manifest, whole=whole) for whole in (True, False))
-    return Figures.of(whole, manifest), Figures.of(few, manifest)
+    return Figures.of(whole, analysis), Figures.of(few, analysis)
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS])

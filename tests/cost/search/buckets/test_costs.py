@@ -9,7 +9,7 @@ import pytest
 from legoai.cost.report.solution import document, terminal
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.buckets.costs import problems_of
-from legoai.cost.search.evaluator import Figures, WholeSimulation
+from legoai.cost.search.evaluator import Figures, Simulation
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
@@ -34,7 +34,7 @@ def opened(text: str) -> OpenPlan:
 
 @pytest.fixture(scope="module")
 def solution() -> Solution:
-    with WholeSimulation(directory=Path(), workers=2) as evaluator:
+    with Simulation(directory=Path(), workers=2) as evaluator:
         return solve(opened(PLAN), evaluator)
 
 

@@ -1,0 +1,113 @@
+"""Candidates that `legoai solve` evaluates in a second once their pieces are captured.
+
+A sample of the legal answers of the plans of `solve_time.py` is simulated twice in processes on all cores: first with
+an empty cache, and again with what that captured. Timed is the second, from the lowered candidate to its figures,
+without the processes' start; linting and bounds come before it and are timed by themselves.
+
+    python benchmarks/candidates_per_second.py [--write] [--sample N] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import tempfile
+import time
+from typing import Any, Final
+
+from machine import about_machine, write_rows
+from solve_time import CASES, ROOT, Case, holed
+
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.evaluator import Figures, Simulation
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+
+RESULTS: Final = ROOT / "benchmarks" / "results" / "candidates_per_second.json"
+LEAST: Final = 200
+"""Candidates a second that are wanted."""
+
+
+def legal(case: Case, count: int) -> tuple[list[Analysis], float, float]:
+    """A sample of the legal answers of a plan's holes, and milliseconds to lint and to bound one."""
+    plan = OpenPlan(lint(holed(case), f"{case.plan}.plan", directory=ROOT / "plans"), directory=ROOT / "plans")
+    ways = list(itertools.product(*(range(hole.listed) for hole in plan.holes)))
+    random.Random(0).shuffle(ways)
+    found, bounds = [], BoundsOf()
+    linting = bounding = 0.0
+    tried = 0
+    for way in ways:
+        tried += 1
+        start = time.perf_counter()
+        candidate = plan.candidate(way)
+        linting += time.perf_counter() - start
+        if candidate.errors or candidate.analysis is None:
+            continue
+        start = time.perf_counter()
+        bounds(candidate.analysis)
+        bounding += time.perf_counter() - start
+        found.append(candidate.analysis)
+        if len(found) == count:
+            break
+    return found, linting / tried * 1e3, bounding / len(found) * 1e3
+
+
+def measured(case: Case, count: int) -> dict[str, Any]:
+    """Evaluate a sample twice."""
+    candidates, linting, bounding = legal(case, count)
+    with Simulation(directory=ROOT / "plans") as evaluator:
+        start = time.perf_counter()
+        first = list(evaluator.evaluate(candidates, None))
+        capturing = time.perf_counter() - start
+        evaluator.kept.clear()
+        start = time.perf_counter()
+        again = list(evaluator.evaluate(candidates, None))
+        took = time.perf_counter() - start
+    assert [item.metrics for item in first if isinstance(item, Figures)] == [
+        item.metrics for item in again if isinstance(item, Figures)
+    ]
+    return {
+        "plan": case.plan,
+        "candidates": len(candidates),
+        "composed": sum(isinstance(item, Figures) and not item.whole for item in again),
+        "with_capture_s": capturing,
+        "after_capture_s": took,
+        "candidates_per_second": len(candidates) / took,
+        "lint_ms": linting,
+        "bounds_ms": bounding,
+    }
+
+
+def main() -> int:
+    """Measure, print, and say with the exit status whether there are enough."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only plans whose name has this in it")
+    parser.add_argument("--sample", type=int, default=16, metavar="N", help="candidates of each plan (default: 16)")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    about = about_machine()
+    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        for case in CASES:
+            if not options.names or any(name in case.plan for name in options.names):
+                row = measured(case, options.sample)
+                print(
+                    f"{case.plan:<16} {row['candidates_per_second']:6.1f} candidates a second after capture (wanted: "
+                    f"{LEAST}), {row['composed']} of {row['candidates']} composed; with capture "
+                    f"{row['with_capture_s']:.1f} s; lint {row['lint_ms']:.1f} ms, bounds {row['bounds_ms']:.1f} ms",
+                    flush=True,
+                )
+                rows.append(row)
+    if options.write:
+        write_rows(RESULTS, about, rows)
+    return 0 if all(row["candidates_per_second"] >= LEAST for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
