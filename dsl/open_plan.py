@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.domains import RULES, Use, values_of
 from legoai.dsl.analysis.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -18,19 +18,12 @@ from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Node, Statement, Value, children
 from legoai.dsl.lint import Announce, Linted, errors, manifest_of
 from legoai.specs.directives import kinds
-from legoai.specs.directives.base import Calls, Declared, Directive, PathRule
+from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.batch import Batch, Stages
-from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every, Selective
-from legoai.specs.directives.cluster import ClusterUse
-from legoai.specs.directives.comm import Comm, Units
-from legoai.specs.directives.compile import Compile
-from legoai.specs.directives.fsdp import Fsdp
-from legoai.specs.directives.hole import Hole, Undecided
-from legoai.specs.directives.loss import ChunkedLoss, Loss
-from legoai.specs.directives.mesh import AXES, Mesh
+from legoai.specs.directives.checkpoint import Checkpoint
+from legoai.specs.directives.comm import Comm
+from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.pipeline import Pipeline
-from legoai.specs.directives.precision import Precision
-from legoai.specs.directives.replicate import ReplicateUse
 from legoai.specs.directives.shard import Shard
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
@@ -41,38 +34,6 @@ _LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "steps", "s
 
 _MOST_CHOICES: Final = 4096
 """Members of a domain: more than the divisors of any number of devices, and few enough to be looked at."""
-
-_RULES: Final = "rules"
-"""Stands for the option where a hole is the treatment of a rule."""
-
-_SELECTIVE: Final = ("attention", "attention, matmul", "attention, alternate_matmul")
-
-_TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
-    (Checkpoint, _RULES): (
-        "none",
-        *(f"selective([{keep}])" for keep in _SELECTIVE),
-        "every(2)",
-        "every(3)",
-        "budget(0.75)",
-        "budget(0.5)",
-        "budget(0.25)",
-        "full",
-    ),
-    (Every, "n"): ("2", "3", "4", "6", "8"),
-    (Selective, "keep"): tuple(f"[{keep}]" for keep in _SELECTIVE),
-    (Budget, "amount"): ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"),
-    (Fsdp, _RULES): ("unit", "unit(reshard = after_backward)", "unit(reshard = never)", "none"),
-    (Loss, "form"): ("eager", "fused", "chunked(2)", "chunked(4)", "chunked(8)", "chunked(16)"),
-    (ChunkedLoss, "n"): ("2", "4", "8", "16", "32"),
-    (Compile, _RULES): ("none", "inductor"),
-    (Comm, "prefetch"): ("implicit", "units(2, 2)", "units(3, 3)"),
-    (Comm, _RULES): ("bucket(module)", "bucket(group)"),
-    (Units, "forward"): ("0", "1", "2", "3", "4"),
-    (Units, "backward"): ("0", "1", "2", "3", "4"),
-    (Pipeline, "split"): ("even", "even(loss = 1)", "even(embedding = 1, loss = 1)"),
-    (ReplicateUse, "bucket"): ("25MB", "50MB", "100MB", "200MB"),
-}
-"""The values of holes without a domain, as a plan writes them; the first is what PyTorch's own recipes take."""
 
 
 class OpenHole(Record, kw_only=True):
@@ -219,7 +180,7 @@ class OpenPlan:
             elif problem is None and styles:
                 choices = styles
             elif problem is None:
-                lists = [self._legal(use, kind) for use, kind in _paired(uses, asked)]
+                lists = [values_of(use, kind, self.analysis) for use, kind in _paired(uses, asked)]
                 choices = [item for item in lists[0] if all(item in other for other in lists[1:])]
             if problem is None and not choices:
                 problem = "holes of this kind are not searched without a domain"
@@ -262,12 +223,12 @@ class OpenPlan:
             found.append(next(rule for shard in plan.shard for rule in shard.rules if rule.origin.span == hole.line))
         return tuple(found)
 
-    def _styles(self, uses: Sequence[_Use], node: Auto) -> tuple[Span | None, list[str]]:
+    def _styles(self, uses: Sequence[Use], node: Auto) -> tuple[Span | None, list[str]]:
         """Where the hole is that of a rule on `tp` without a domain, its line and the styles to choose from."""
         if len(uses) != 1 or node.domain is not None or self.analysis is None or self.analysis.manifest is None:
             return None, []
         [(owner, field)] = uses
-        if not isinstance(owner, Shard) or field != _RULES or owner.axes != ("tp",):
+        if not isinstance(owner, Shard) or field != RULES or owner.axes != ("tp",):
             return None, []
         rule = _rule_at(owner, node.span)
         styles = styles_for(self.analysis.manifest, self.analysis.paths_for(owner), rule.path)
@@ -283,29 +244,8 @@ class OpenPlan:
         first, last = (0 if isinstance(end, Diagnostic) else int(end[0]) for end in ends)
         return [str(value) for value in range(first, min(last, first + _MOST_CHOICES) + 1)]
 
-    def _legal(self, use: _Use | None, kind: kinds.Kind) -> list[str]:
-        """The values of a hole without a domain, by where it stands, else by its kind; none where none are known."""
-        if use is not None:
-            owner, field = use
-            computed = _COMPUTED.get((type(owner), field))
-            if computed is not None and self.analysis is not None:
-                try:
-                    return computed(self.analysis)
-                except Undecided:
-                    return []
-            written = _TEXTS.get((type(owner), field))
-            if written is not None:
-                return list(written)
-            if (type(owner), field) in _WITH_DOMAIN:
-                return []
-        return list(_of_kind(kind))
 
-
-_Use = tuple[Declared, str]
-"""A statement or treatment, and the field of its option that is a hole."""
-
-
-def _uses(value: Any, span: Span) -> Iterator[_Use]:
+def _uses(value: Any, span: Span) -> Iterator[Use]:
     """The places of a plan at which the hole stands."""
     if isinstance(value, Plan):
         for directive in value.directives():
@@ -325,7 +265,7 @@ def _uses(value: Any, span: Span) -> Iterator[_Use]:
         for rule in value.rules if isinstance(value, Directive) else ():
             if isinstance(rule.treatment, Hole):
                 if rule.origin.span is not None and inside(span, rule.origin.span):
-                    yield value, _RULES
+                    yield value, RULES
             else:
                 yield from _uses(rule.treatment, span)
     elif isinstance(value, tuple):
@@ -335,14 +275,14 @@ def _uses(value: Any, span: Span) -> Iterator[_Use]:
         yield from _uses(value.treatment, span)
 
 
-def _is_split(use: _Use) -> bool:
+def _is_split(use: Use) -> bool:
     owner, field = use
     return isinstance(owner, Pipeline) and field == "split" and isinstance(owner.split, Hole)
 
 
-def _is_bucket(use: _Use) -> bool:
+def _is_bucket(use: Use) -> bool:
     owner, field = use
-    return isinstance(owner, Comm) and field == _RULES
+    return isinstance(owner, Comm) and field == RULES
 
 
 def inside(inner: Span, outer: Span) -> bool:
@@ -350,17 +290,17 @@ def inside(inner: Span, outer: Span) -> bool:
     return inner.file == outer.file and outer.start <= inner.start and inner.end <= outer.end
 
 
-def _paired(uses: Sequence[_Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[_Use | None, kinds.Kind]]:
+def _paired(uses: Sequence[Use], asked: Sequence[kinds.Kind]) -> Iterator[tuple[Use | None, kinds.Kind]]:
     """Each use with its kind; a hole that a `let` names may have several."""
     if not uses:
         yield from ((None, kind) for kind in asked)
         return
     for owner, field in uses:
-        kind = owner.treatments if field == _RULES and isinstance(owner, Directive) else None
+        kind = owner.treatments if field == RULES and isinstance(owner, Directive) else None
         yield (owner, field), kind or type(owner).option(field).kind
 
 
-def _never(span: Span, found: Resolution, uses: Sequence[_Use]) -> str | None:
+def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     """Why a hole cannot be searched whatever its domain."""
     if span.file != found.file.name:
         return "the hole stands in the file of a base plan: solve that plan, or decide the value in this one"
@@ -372,7 +312,7 @@ def _never(span: Span, found: Resolution, uses: Sequence[_Use]) -> str | None:
     if learned is not None:
         return f"`{learned}` decides what is learned or written, not what a step costs"
     for owner, field in uses:
-        name = type(owner).option(field).name if field != _RULES else ""
+        name = type(owner).option(field).name if field != RULES else ""
         if (isinstance(owner, Batch) and field != "micro_batch") or isinstance(owner, Stages):
             return f"`{name}` decides what is learned, not what a step costs"
         if isinstance(owner, Checkpoint) and field == "preserve_rng":
@@ -385,21 +325,21 @@ def _refusal(span: Span, problem: str) -> Diagnostic:
     return HoleNotSearched.at(span, problem, label="not searched", help=help)
 
 
-def _named(uses: Sequence[_Use], node: Auto, text: str) -> str:
+def _named(uses: Sequence[Use], node: Auto, text: str) -> str:
     if not uses:
         words = re.findall(r"\w+", text[: node.span.start].rpartition("\n")[2])
         return words[-1] if words else "hole"
     owner, field = uses[0]
-    if field == _RULES:
+    if field == RULES:
         assert isinstance(owner, Directive)
         return f"{owner.keyword} {_rule_at(owner, node.span).path}"
     name = type(owner).option(field).name
     return f"{owner.keyword} {name}" if isinstance(owner, Directive) else name
 
 
-def _path_of(uses: Sequence[_Use], node: Auto) -> str | None:
+def _path_of(uses: Sequence[Use], node: Auto) -> str | None:
     """The path of the rule whose treatment the hole is; None where it is none, or stands in several places."""
-    if len(uses) != 1 or uses[0][1] != _RULES:
+    if len(uses) != 1 or uses[0][1] != RULES:
         return None
     owner = uses[0][0]
     assert isinstance(owner, Directive)
@@ -427,56 +367,3 @@ def _value(text: str) -> Value:
     assert isinstance(statement.value, Auto)
     assert statement.value.answer is not None
     return statement.value.answer
-
-
-def _of_kind(kind: kinds.Kind) -> Iterator[str]:
-    """Every value of a kind that has few."""
-    if isinstance(kind, kinds.Choice):
-        yield from kind.names
-    elif isinstance(kind, kinds.Boolean):
-        yield from ("false", "true")
-    elif isinstance(kind, kinds.Either):
-        for item in kind.kinds:
-            yield from _of_kind(item)
-    elif isinstance(kind, Calls):
-        yield from (item.name for item in kind.treatments if not any(option.required for option in item.options))
-
-
-def divisors(number: int) -> list[int]:
-    """The divisors of a positive number, ascending."""
-    low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
-    return low + [number // value for value in reversed(low) if value * value != number]
-
-
-def _degrees(analysis: Analysis) -> list[str]:
-    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
-    return [] if per_host is None else [str(value) for value in divisors(analysis.plan.cluster.hosts * per_host)]
-
-
-def _micro_batches(analysis: Analysis) -> list[str]:
-    return [str(value) for value in divisors(analysis.plan.batch.global_batch)]
-
-
-def _stages(analysis: Analysis) -> list[str]:
-    if analysis.manifest is None:
-        return []
-    blocks = sum(map(len, analysis.manifest.block_lists))
-    return [str(value) for value in range(1, blocks + 1)]
-
-
-_COMPUTED: Final[dict[tuple[type[Declared], str], Callable[[Analysis], list[str]]]] = {
-    **{(Mesh, axis): _degrees for axis in AXES},
-    (Batch, "micro_batch"): _micro_batches,
-    (Pipeline, "microbatches"): _micro_batches,
-    (Pipeline, "stages"): _stages,
-}
-"""The values of holes without a domain that depend on the plan: divisors, and numbers of stages."""
-
-_WITH_DOMAIN: Final = (
-    *((Precision, item.field) for item in Precision.options),
-    *((ClusterUse, item.field) for item in ClusterUse.options),
-    (Precision, _RULES),
-    (Shard, _RULES),
-)
-"""Holes that are searched only among values that a person names: they change numbers, or what is paid for.
-Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.styles`), parameters and experts have none."""

@@ -1,0 +1,135 @@
+"""Values of holes without a domain: those of their kind, those that are usual where they stand, or computed ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.specs.directives import kinds
+from legoai.specs.directives.base import Calls, Declared
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every, Selective
+from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.comm import Comm, Units
+from legoai.specs.directives.compile import Compile
+from legoai.specs.directives.fsdp import Fsdp
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.loss import ChunkedLoss, Loss
+from legoai.specs.directives.mesh import AXES, Mesh
+from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.directives.precision import Precision
+from legoai.specs.directives.replicate import ReplicateUse
+from legoai.specs.directives.shard import Shard
+
+RULES: Final = "rules"
+"""Stands for the option where a hole is the treatment of a rule."""
+
+Use = tuple[Declared, str]
+"""A statement or treatment, and the field of its option that is a hole."""
+
+_SELECTIVE: Final = ("attention", "attention, matmul", "attention, alternate_matmul")
+
+_TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
+    (Checkpoint, RULES): (
+        "none",
+        *(f"selective([{keep}])" for keep in _SELECTIVE),
+        "every(2)",
+        "every(3)",
+        "budget(0.75)",
+        "budget(0.5)",
+        "budget(0.25)",
+        "full",
+    ),
+    (Every, "n"): ("2", "3", "4", "6", "8"),
+    (Selective, "keep"): tuple(f"[{keep}]" for keep in _SELECTIVE),
+    (Budget, "amount"): ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.2", "0.1"),
+    (Fsdp, RULES): ("unit", "unit(reshard = after_backward)", "unit(reshard = never)", "none"),
+    (Loss, "form"): ("eager", "fused", "chunked(2)", "chunked(4)", "chunked(8)", "chunked(16)"),
+    (ChunkedLoss, "n"): ("2", "4", "8", "16", "32"),
+    (Compile, RULES): ("none", "inductor"),
+    (Comm, "prefetch"): ("implicit", "units(2, 2)", "units(3, 3)"),
+    (Comm, RULES): ("bucket(module)", "bucket(group)"),
+    (Units, "forward"): ("0", "1", "2", "3", "4"),
+    (Units, "backward"): ("0", "1", "2", "3", "4"),
+    (Pipeline, "split"): ("even", "even(loss = 1)", "even(embedding = 1, loss = 1)"),
+    (ReplicateUse, "bucket"): ("25MB", "50MB", "100MB", "200MB"),
+}
+"""The values of holes without a domain, as a plan writes them; the first is what PyTorch's own recipes take."""
+
+
+def _of_kind(kind: kinds.Kind) -> Iterator[str]:
+    """Every value of a kind that has few."""
+    if isinstance(kind, kinds.Choice):
+        yield from kind.names
+    elif isinstance(kind, kinds.Boolean):
+        yield from ("false", "true")
+    elif isinstance(kind, kinds.Either):
+        for item in kind.kinds:
+            yield from _of_kind(item)
+    elif isinstance(kind, Calls):
+        yield from (item.name for item in kind.treatments if not any(option.required for option in item.options))
+
+
+def divisors(number: int) -> list[int]:
+    """The divisors of a positive number, ascending."""
+    low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return low + [number // value for value in reversed(low) if value * value != number]
+
+
+def _degrees(analysis: Analysis) -> list[str]:
+    per_host = analysis.plan.cluster.devices_per_host(analysis.directory)
+    return [] if per_host is None else [str(value) for value in divisors(analysis.plan.cluster.hosts * per_host)]
+
+
+def _micro_batches(analysis: Analysis) -> list[str]:
+    return [str(value) for value in divisors(analysis.plan.batch.global_batch)]
+
+
+def _stages(analysis: Analysis) -> list[str]:
+    if analysis.manifest is None:
+        return []
+    blocks = sum(map(len, analysis.manifest.block_lists))
+    return [str(value) for value in range(1, blocks + 1)]
+
+
+_COMPUTED: Final[dict[tuple[type[Declared], str], Callable[[Analysis], list[str]]]] = {
+    **{(Mesh, axis): _degrees for axis in AXES},
+    (Batch, "micro_batch"): _micro_batches,
+    (Pipeline, "microbatches"): _micro_batches,
+    (Pipeline, "stages"): _stages,
+}
+"""The values of holes without a domain that depend on the plan: divisors, and numbers of stages."""
+
+_WITH_DOMAIN: Final = (
+    *((Precision, item.field) for item in Precision.options),
+    *((ClusterUse, item.field) for item in ClusterUse.options),
+    (Precision, RULES),
+    (Shard, RULES),
+)
+"""Holes that are searched only among values that a person names: they change numbers, or what is paid for.
+Modules on `tp` have styles of their own (:mod:`legoai.dsl.analysis.styles`), parameters and experts have none."""
+
+
+def values_of(use: Use | None, kind: kinds.Kind, analysis: Analysis | None) -> list[str]:
+    """The values of a hole without a domain, by where it stands, else by its kind; none where none are known.
+
+    Args:
+        use: where it stands; None where that is not known.
+        kind: of its values.
+        analysis: of the plan with all its holes open; None where a statement cannot be read without an answer.
+    """
+    if use is not None:
+        owner, field = use
+        place = type(owner), field
+        if place in _COMPUTED and analysis is not None:
+            try:
+                return _COMPUTED[place](analysis)
+            except Undecided:
+                return []
+        if place in _TEXTS:
+            return list(_TEXTS[place])
+        if place in _WITH_DOMAIN:
+            return []
+    return list(_of_kind(kind))
