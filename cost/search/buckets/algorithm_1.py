@@ -56,9 +56,9 @@ def _is_hidden_in_forward(problem: BucketProblem, computing: Span | None, gather
     if not problem.overlaps:
         return False
     if computing is None:
-        return problem.gather(gathered.size) <= problem.before.forward and problem.fits_at_ends(gathered, None)
+        return problem.gather(gathered.size) <= problem.before.forward.seconds and problem.fits_at_ends(gathered, None)
     forward, _ = problem.bytes(computing.size, 0, gathered.size)
-    return problem.gather(gathered.size) <= computing.forward and forward <= computing.forward_room
+    return problem.gather(gathered.size) <= computing.forward.seconds and forward <= computing.forward_room
 
 
 def _is_hidden_in_backward(problem: BucketProblem, behind: Span | None, computing: Span | None, gathered: Span) -> bool:
@@ -66,10 +66,10 @@ def _is_hidden_in_backward(problem: BucketProblem, behind: Span | None, computin
         return False
     again = problem.gather_again(gathered.size)
     if computing is None:
-        return again <= problem.after.backward and problem.fits_at_ends(None, gathered)
+        return again <= problem.after.backward.seconds and problem.fits_at_ends(None, gathered)
     reduced = problem.after.reduce if behind is None else problem.reduce(behind.size)
     _, backward = problem.bytes(computing.size, gathered.size, 0 if behind is None else behind.size)
-    return reduced + again <= computing.backward and backward <= computing.backward_room
+    return reduced + again <= computing.backward.seconds and backward <= computing.backward_room
 
 
 def _counts(edges: Sequence[int]) -> tuple[int, ...]:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from legoai.cost.kernels.work import is_product
+from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.network.topology import Placement, placement
-from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Seconds, Unit
-from legoai.cost.timing.timeline import Host
+from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Seconds, Unit, Work
+from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import LOSS, Allocate, Collective, CollectiveKind, Free, Kernel, Resize
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
@@ -48,23 +48,24 @@ class UnitWork:
     """What the units of a simulated plan took in a step, by their paths; nothing of a plan that has no buckets.
 
     Attributes:
-        forward: seconds of forward, as if nothing were communicated beside it.
+        works: what a unit computes for a micro batch, each once: first what copies parameters, and then its kernels, in
+            pieces of (seconds alone, seconds beside a collective).
+        forward: which of these it is in forward.
         backward: the same of backward and recomputation.
         forward_active: bytes of active memory at most while it computes in forward.
         backward_active: the same of backward.
         traffic: bytes of collectives by the first unit of their bucket, by kind, phase and placement.
-        slowed: seconds by which a hidden second of communication slows what computes beside it.
         active: bytes of active memory at the peak.
         beyond: bytes that the rank takes of its device beyond these.
         unused: of these, bytes that the allocator has reserved.
     """
 
-    forward: Mapping[str, float] = field(default_factory=dict)
-    backward: Mapping[str, float] = field(default_factory=dict)
+    works: Sequence[Sequence[Sequence[float]]] = field(default_factory=list)
+    forward: Mapping[str, int] = field(default_factory=dict)
+    backward: Mapping[str, int] = field(default_factory=dict)
     forward_active: Mapping[str, int] = field(default_factory=dict)
     backward_active: Mapping[str, int] = field(default_factory=dict)
     traffic: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    slowed: float = 0.0
     active: int = 0
     beyond: int = 0
     unused: int = 0
@@ -92,7 +93,7 @@ def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
         return UnitWork()
     [rank] = found.ranks
     holder = functools.cache(_holder(analysis))
-    seconds: dict[bool, defaultdict[str, float]] = {True: defaultdict(float), False: defaultdict(float)}
+    kernels: dict[bool, defaultdict[str, list[Interval]]] = {True: defaultdict(list), False: defaultdict(list)}
     traffic: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     products = (item for item in rank.trace.once_each() if isinstance(item, Kernel) and is_product(item.op))
     stream = next((item.stream for item in products), 0)
@@ -104,15 +105,21 @@ def work_of_units(found: Estimate, analysis: Analysis) -> UnitWork:
             on = placement(record.ranks, found.machine.network.devices_per_host)
             traffic[_Flow(record.kind, record.phase, on).key()][holder(record.module)] += record.bytes
         elif isinstance(record, Kernel | Collective) and record.stream == stream:
-            seconds[record.phase == "forward"][holder(record.module)] += interval.cost.seconds
+            kernels[record.phase == "forward"][holder(record.module)].append(interval)
     active = _active(rank, holder)
+    works: list[list[list[float]]] = []
+    slowed, batches = _slowed(rank, found.machine.host()), micro_batches(analysis.plan) or 1
+    forward, backward = (
+        {path: _place(works, _pieces(items, slowed, batches)) for path, items in kernels[phase].items()}
+        for phase in (True, False)
+    )
     return UnitWork(
-        forward=dict(seconds[True]),
-        backward=dict(seconds[False]),
+        works=works,
+        forward=forward,
+        backward=backward,
         forward_active={path: most for (path, forward), most in active.items() if forward},
         backward_active={path: most for (path, forward), most in active.items() if not forward},
         traffic={key: dict(flow) for key, flow in traffic.items()},
-        slowed=_slowed(rank, found.machine.host(), stream),
         active=rank.memory.peak,
         beyond=rank.use.total - rank.memory.peak,
         unused=rank.use.reserved - rank.memory.peak,
@@ -154,11 +161,17 @@ class _Told(NamedTuple):
     batches: int
     limit: float
 
-    def forward(self, path: str) -> float:
-        return self.work.forward.get(path, 0.0) / self.batches
+    def forward(self, path: str) -> Work:
+        return self._computed(self.work.forward.get(path))
 
-    def backward(self, path: str) -> float:
-        return self.work.backward.get(path, 0.0) / self.batches
+    def backward(self, path: str) -> Work:
+        return self._computed(self.work.backward.get(path))
+
+    def _computed(self, place: int | None) -> Work:
+        if place is None:
+            return Work()
+        copies, *kernels = ((alone, beside) for alone, beside in self.work.works[place])
+        return Work(copies, tuple(kernels))
 
     def left(self, path: str) -> tuple[float, float]:
         """Bytes that are left while a unit computes, in forward and in backward."""
@@ -216,7 +229,6 @@ def _problem(told: _Told, rule: PathRule[Any], paths: list[str], before: str, af
         gathered_bytes=DTYPE_BYTES[precision.param],
         reduced_bytes=DTYPE_BYTES[precision.reduce or precision.param],
         overlaps=not is_traced(analysis) or reorders(analysis),
-        slowed=told.work.slowed,
     )
     return _with_room(bare, told, paths, [len(bucket) for bucket in simulated])
 
@@ -261,19 +273,34 @@ def _holder(analysis: Analysis) -> Callable[[str], str]:
     return holder
 
 
-def _slowed(rank: RankEstimate, host: Host, stream: int) -> float:
-    """Seconds by which a hidden second of the longest collective slows what is computed, on average."""
-    longest = max(
-        (item.cost for item in rank.intervals if isinstance(item.record, Collective)),
-        key=lambda cost: cost.seconds,
-        default=None,
-    )
-    alone = beside = 0.0
-    for item in rank.intervals:
-        if isinstance(item.record, Kernel) and item.record.stream == stream and longest is not None:
-            alone += item.cost.seconds
-            beside += item.cost.seconds * host.slowdown(item.cost, [longest])
-    return 1.0 - alone / beside if beside else 0.0
+def _slowed(rank: RankEstimate, host: Host) -> Callable[[Cost], float]:
+    """The time of a kernel beside the longest collective over its time alone."""
+    moves = (item.cost for item in rank.intervals if isinstance(item.record, Collective))
+    longest = max(moves, key=lambda cost: cost.seconds, default=None)
+    return lambda cost: 1.0 if longest is None else host.slowdown(cost, [longest])
+
+
+def _pieces(items: Sequence[Interval], slowed: Callable[[Cost], float], batches: int) -> list[list[float]]:
+    """What one of equal micro batches computes: what copies before all else, and then pieces that are slowed alike."""
+    found = [[0.0, 0.0]]
+    copies, last = True, 0.0
+    for item in items[: -(-len(items) // batches)]:
+        is_kernel = isinstance(item.record, Kernel)
+        copies = copies and is_kernel and kind_of(item.record.op) == "copy"  # type: ignore[union-attr]
+        slowdown = slowed(item.cost) if is_kernel else 1.0
+        if not copies and (len(found) == 1 or slowdown != last):
+            found.append([0.0, 0.0])
+            last = slowdown
+        found[-1][0] += item.cost.seconds
+        found[-1][1] += item.cost.seconds * slowdown
+    return found
+
+
+def _place(works: list[list[list[float]]], pieces: list[list[float]]) -> int:
+    """The place of what a unit computes among what is known, to which it is added if it is new."""
+    if pieces not in works:
+        works.append(pieces)
+    return works.index(pieces)
 
 
 def _active(rank: RankEstimate, holder: Callable[[str], str]) -> dict[tuple[str, bool], int]:

@@ -7,9 +7,10 @@ in forward; in backward the reduction of the bucket behind it, and then the gath
     backward    compute k  |  reduce k + 1, gather k - 1
 
 The next computation waits for all of that. So each computation is a window: what is communicated beside it is exposed
-as far as it takes longer, and slows it down as far as it does not. What stands before the first unit and behind the
-last has windows too. Where nothing is reordered, a collective is waited for as soon as it is issued, and all of it is
-exposed.
+as far as it takes longer, and until then slows down what computes first: the parameters of all units of the bucket are
+copied out of its buffer, and then the units compute one after the other. What stands before the first unit and behind
+the last has windows too. Where nothing is reordered, a collective is waited for as soon as it is issued, and all of it
+is exposed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 Times: TypeAlias = Any
 """Seconds or bytes: a number, or an array of them."""
@@ -34,19 +36,42 @@ Seconds: TypeAlias = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """What computes in one pass, in pieces of (seconds alone, seconds beside a collective).
+
+    Attributes:
+        copies: of parameters out of the buffer in which they were gathered, before all else.
+        kernels: what follows, in its order.
+    """
+
+    copies: tuple[float, float] = (0.0, 0.0)
+    kernels: tuple[tuple[float, float], ...] = ()
+
+    @staticmethod
+    def of(seconds: float, slowdown: float = 1.0) -> Work:
+        """What takes so many seconds alone, and so many times as much beside a collective."""
+        return Work(kernels=((seconds, slowdown * seconds),))
+
+    @property
+    def seconds(self) -> float:
+        """Of all of it alone."""
+        return self.copies[0] + sum(alone for alone, _ in self.kernels)
+
+
+@dataclass(frozen=True, slots=True)
 class Unit:
     """A unit that may share its collectives.
 
     Attributes:
-        forward: seconds that it computes in the forward of a micro batch.
-        backward: seconds of its backward, with what is recomputed.
+        forward: of a micro batch.
+        backward: the same of its backward, with what is recomputed.
         size: parameters.
         forward_room: bytes that buckets may take while it computes in forward.
         backward_room: the same of backward.
     """
 
-    forward: float
-    backward: float
+    forward: Work
+    backward: Work
     size: int
     forward_room: float = math.inf
     backward_room: float = math.inf
@@ -57,8 +82,8 @@ class Neighbour:
     """What stands before the first unit, or behind the last.
 
     Attributes:
-        forward: seconds that it computes in forward.
-        backward: seconds of its backward.
+        forward: what it computes in forward.
+        backward: the same of its backward.
         gather: seconds of its own gather in forward.
         gather_again: seconds of that in backward.
         reduce: seconds of the reduction of its gradients.
@@ -66,8 +91,8 @@ class Neighbour:
         backward_room: the same of backward.
     """
 
-    forward: float = 0.0
-    backward: float = 0.0
+    forward: Work = Work()
+    backward: Work = Work()
     gather: float = 0.0
     gather_again: float = 0.0
     reduce: float = 0.0
@@ -75,12 +100,72 @@ class Neighbour:
     backward_room: float = math.inf
 
 
+@dataclass(frozen=True)
+class Curve:
+    """How much of several pieces of work is done beside a collective.
+
+    Attributes:
+        beside: seconds beside a collective up to the end of each kernel.
+        alone: the same of seconds alone.
+        starts: of each piece, the seconds beside a collective before it; and behind the last.
+    """
+
+    beside: Sequence[float]
+    alone: Sequence[float]
+    starts: Sequence[float]
+
+    @staticmethod
+    def of(works: Sequence[Work]) -> Curve:
+        """The curve of works, one after the other."""
+        kernels = [kernel for work in works for kernel in work.kernels]
+        starts = accumulate((sum(beside for _, beside in work.kernels) for work in works), initial=0.0)
+        return Curve(
+            [0.0, *accumulate(beside for _, beside in kernels)],
+            [0.0, *accumulate(alone for alone, _ in kernels)],
+            list(starts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A computation beside which something is communicated.
+
+    Attributes:
+        copies: as of :class:`Work`.
+        curve: of what follows.
+        start: where it begins on the curve, in seconds beside a collective.
+        end: where it ends.
+        seconds: of all of it alone.
+    """
+
+    copies: tuple[float, float]
+    curve: Curve
+    start: float
+    end: float
+    seconds: float
+
+    @staticmethod
+    def of(work: Work) -> Window:
+        """The window of one piece of work."""
+        curve = Curve.of([work])
+        return Window(work.copies, curve, 0.0, curve.starts[-1], work.seconds)
+
+    def done(self, communication: Times) -> Times:
+        """Seconds of work alone that are done beside so many seconds of communication."""
+        alone, beside = self.copies
+        copying = np.minimum(communication, beside)
+        until = np.minimum(self.start + communication - copying, self.end)
+        curve = self.curve
+        done = np.interp(until, curve.beside, curve.alone) - np.interp(self.start, curve.beside, curve.alone)
+        return done + (copying * (alone / beside) if beside else 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive units as one bucket: sums of theirs, and the least room of any."""
+    """Consecutive units as one bucket: what they compute and hold together, and the least room of any."""
 
-    forward: float
-    backward: float
+    forward: Window
+    backward: Window
     size: int
     forward_room: float
     backward_room: float
@@ -100,7 +185,6 @@ class BucketProblem:
         gathered_bytes: of one gathered parameter, which its gradient takes too before it is reduced.
         reduced_bytes: of one parameter in the buffer of a reduction.
         overlaps: whether anything computes beside a collective.
-        slowed: seconds that one second of communication adds to the computation beside it.
     """
 
     units: Sequence[Unit]
@@ -112,13 +196,10 @@ class BucketProblem:
     gathered_bytes: float = 0.0
     reduced_bytes: float = 0.0
     overlaps: bool = True
-    slowed: float = 0.0
 
-    def window(self, communication: Times, computation: float) -> Times:
+    def window(self, communication: Times, computation: Window) -> Times:
         """Seconds that communication adds to the computation beside it."""
-        if not self.overlaps:
-            return communication
-        return np.maximum(self.slowed * communication, communication - computation)
+        return communication - computation.done(communication) if self.overlaps else communication
 
     def added(self, counts: Sequence[int]) -> float:
         """Seconds that the communication of buckets of so many units adds to a micro batch."""
@@ -134,9 +215,8 @@ class BucketProblem:
 
     def begin(self, first: Span) -> float:
         """Seconds added before the first bucket computes in forward, and behind that in backward."""
-        before = self.before
-        gathered = self.window(self.gather(first.size), before.forward)
-        return float(gathered + self.window(self.reduce(first.size), before.backward))
+        forward, backward, _ = self._ends
+        return float(self.window(self.gather(first.size), forward) + self.window(self.reduce(first.size), backward))
 
     def beside(self, span: Span, gathered: Times, reduced: Times) -> Times:
         """Seconds added to the computation of a bucket.
@@ -150,7 +230,7 @@ class BucketProblem:
 
     def end(self, last: Span) -> float:
         """Seconds added before the last bucket's backward."""
-        return float(self.window(self.gather_again(last.size), self.after.backward))
+        return float(self.window(self.gather_again(last.size), self._ends[2]))
 
     def fits(self, counts: Sequence[int]) -> bool:
         """Whether buckets of so many units fit at every moment."""
@@ -205,23 +285,38 @@ class BucketProblem:
 
     def span(self, first: int, last: int) -> Span:
         """The bucket of the units from ``first`` to before ``last``."""
-        forward, backward, size = self._sums
-        units = self.units[first:last]
+        sizes, sums = self._sums
+        units, count = self.units[first:last], len(self.units)
+        of = (sums[last] - sums[first]).tolist()
+        forward, backward = self._curves
         return Span(
-            forward[last] - forward[first],
-            backward[last] - backward[first],
-            size[last] - size[first],
+            Window((of[0], of[1]), forward, forward.starts[first], forward.starts[last], of[2]),
+            Window((of[3], of[4]), backward, backward.starts[count - last], backward.starts[count - first], of[5]),
+            sizes[last] - sizes[first],
             min(unit.forward_room for unit in units),
             min(unit.backward_room for unit in units),
         )
 
     @functools.cached_property
-    def _sums(self) -> tuple[list[float], list[float], list[int]]:
-        return (
-            [0.0, *accumulate(unit.forward for unit in self.units)],
-            [0.0, *accumulate(unit.backward for unit in self.units)],
-            [0, *accumulate(unit.size for unit in self.units)],
-        )
+    def _sums(self) -> tuple[list[int], NDArray[np.float64]]:
+        """Parameters before each unit, and seconds of copies and of all work, in both passes."""
+        works = [
+            [*unit.forward.copies, unit.forward.seconds, *unit.backward.copies, unit.backward.seconds]
+            for unit in self.units
+        ]
+        sizes = [0, *accumulate(unit.size for unit in self.units)]
+        return sizes, np.concatenate([np.zeros((1, 6)), np.cumsum(works, axis=0)])
+
+    @functools.cached_property
+    def _curves(self) -> tuple[Curve, Curve]:
+        """Of forward, and of backward, which begins with the last unit."""
+        forward = Curve.of([unit.forward for unit in self.units])
+        return forward, Curve.of([unit.backward for unit in reversed(self.units)])
+
+    @functools.cached_property
+    def _ends(self) -> tuple[Window, Window, Window]:
+        before, after = self.before, self.after
+        return Window.of(before.forward), Window.of(before.backward), Window.of(after.backward)
 
 
 def _with_neighbours(spans: Sequence[Span]) -> Iterator[tuple[Span | None, Span, Span | None]]:

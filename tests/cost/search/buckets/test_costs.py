@@ -66,7 +66,7 @@ def test_one_simulation_foresees_how_much_other_buckets_take(solution: Solution)
         foreseen[value], took[value] = problem.added(counts), item.figures.step_time
     for value, seconds in foreseen.items():
         more, predicted = took[value] - took["bucket(module)"], seconds - foreseen["bucket(module)"]
-        assert more == pytest.approx(predicted, abs=0.02 * took["bucket(module)"]), value
+        assert more == pytest.approx(predicted, abs=0.01 * took["bucket(module)"]), value
     assert Figures.read(module.figures.document()).units == module.figures.units
 
 
