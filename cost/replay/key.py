@@ -18,6 +18,8 @@ from legoai.specs.models.manifest import BlockList
 
 _NAMES: Final = frozenset({"PLAN", "PLAN_HASH"})
 """Constants of a program that only name it."""
+_VALUES: Final = frozenset({"lr", "warmup", "floor", "max_norm"})
+"""Arguments that are numbers of the host's, of which no operation is otherwise for another positive value."""
 _MICRO_BATCHES: Final = "MICRO_BATCHES"
 _DEPTH: Final = "n_layers"
 """The field of a built-in model's config that is its number of blocks."""
@@ -55,8 +57,9 @@ def variation_of(
 ) -> Variation | None:
     """Return which piece a program's trace follows from, and how; None where the text does not say so.
 
-    The digest is over the program without comments, name, global batch, number of micro batches and depth; over the
-    ranks, the kind of device, and for compiled programs the device; and over the versions and sources of what captures.
+    The digest is over the program without comments, name, global batch, number of micro batches, learning rate, values
+    of its schedule and of clipping, and depth; over the ranks, the kind of device, and for compiled programs the
+    device; and over the versions and sources of what captures.
 
     Args:
         text: of a program whose model is a built-in one.
@@ -121,10 +124,14 @@ class _Variable(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
-        """Take out the global batch, which follows from the micro batches, and the depth."""
+        """Take out the global batch, which follows from the micro batches, values of the schedule, and the depth."""
         match node:
             case ast.keyword(arg="global_batch"):
                 node.value = ast.Constant(None)
+            case ast.keyword(arg=name, value=ast.Constant(value=int(value) | float(value))) if (
+                name in _VALUES and value > 0
+            ):
+                node.value = ast.Constant(type(value)(1))
             case ast.keyword(arg=name, value=ast.Constant(value=int(depth))) if (
                 name == _DEPTH and depth > TAKEN and list(self.depths.values()) == [depth]
             ):

@@ -1,4 +1,4 @@
-"""A plan that differs from the last one in batch or depth is costed without running its program."""
+"""A plan that differs from the last one in batch, depth or learning rate is costed without running its program."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ batch     (global = 32, micro = 1, seq_len = 32)
 mesh      (dp_shard = 8)
 fsdp      on dp_shard { layers.* = unit, root = unit }
 optimizer adamw(lr = 1e-3)
+schedule  cosine(warmup = 10, steps = 1000)
+clip      (norm = 1.0)
 """
 
 
@@ -40,7 +42,9 @@ def cost(home: Path, plan: str, cache: str) -> tuple[dict[str, object], bool]:
 
 def test_what_follows_from_a_kept_piece_is_the_same_and_needs_no_torch(tmp_path):
     (tmp_path / "nine.plan").write_text(PLAN)
-    (tmp_path / "other.plan").write_text(PLAN.replace("= 9", "= 12").replace("global = 32", "global = 96"))
+    other = PLAN.replace("= 9", "= 12").replace("global = 32", "global = 96")
+    other = other.replace("1e-3", "3e-4").replace("warmup = 10", "warmup = 25").replace("norm = 1.0", "norm = 0.5")
+    (tmp_path / "other.plan").write_text(other)
     first, ran = cost(tmp_path, "nine.plan", "cache")
     assert ran
     assert cost(tmp_path, "nine.plan", "cache") == (first, False)
