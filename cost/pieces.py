@@ -1,7 +1,7 @@
 """Traces of lowered plans, composed of pieces that are kept between runs.
 
-A program that differs from one that was costed before in its depth or its number of micro batches alone is not run
-again, and torch is not imported for it.
+A program that differs from one that was costed before in its depth, number of micro batches or learning rate alone is
+not run again, and torch is not imported for it.
 """
 
 from __future__ import annotations
