@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from legoai.cost.estimate import within
 from legoai.cost.search.evaluator import Figures
+from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.require import Requirement
 
 Choices = tuple[int | None, ...]
@@ -29,3 +31,11 @@ class Evaluated:
     def feasible(self) -> bool:
         """Whether it fits its devices and meets every requirement."""
         return self.figures.fits is not False and not self.violated
+
+
+def evaluated(choices: Choices, candidate: Candidate, figures: Figures) -> Evaluated:
+    """A candidate with its figures, and with the requirements that they violate."""
+    violated = tuple(
+        item for item in candidate.plan.require if not within(figures.metric(item.metric, item.dimension), item)
+    )
+    return Evaluated(choices=choices, figures=figures, violated=violated)

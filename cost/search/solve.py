@@ -11,10 +11,12 @@ import legoai
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.candidates import Choices, Evaluated
+from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, WorkerKilledError
+from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointAnswers
-from legoai.cost.search.tree import Found, Progress, Search, evaluated, objective_of
+from legoai.cost.search.objective import objective_of
+from legoai.cost.search.tree import Search
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label

@@ -11,27 +11,24 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from legoai.cost.estimate import within
 from legoai.cost.search.bounds import Bounds, BoundsOf
-from legoai.cost.search.buckets.solved import Bucketings, bucketings
-from legoai.cost.search.candidates import Choices, Evaluated
+from legoai.cost.search.buckets.solved import bucketings
+from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
-from legoai.cost.search.joint_memory import JointAnswers, JointMemory
+from legoai.cost.search.found import Found, Progress
+from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan, inside
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.batch import Batch
-from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
-from legoai.specs.directives.require import METRICS, Objective, Requirement
+from legoai.specs.directives.require import Objective
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
@@ -48,49 +45,6 @@ _MOST_ADDED: Final = 3
 
 _Node: TypeAlias = tuple[float, int, Choices]
 """A bound of the cost, the number of open holes, and the choices."""
-
-Status = Literal["optimal", "bounded", "time_limit", "interrupted", "infeasible"]
-Progress = Callable[[int, float | None, float | None], None]
-"""Is told how many candidates were evaluated, the best objective and its bound, None where there is none yet."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Found:
-    """What a search found.
-
-    Attributes:
-        status: `optimal` where nothing better is left, `bounded` where only splits into stages, buckets, styles or
-            divisions of blocks are that were not tried, `infeasible` where no candidate is feasible.
-        best: the best feasible candidate.
-        bound: no feasible candidate has a better objective; None where nothing is known.
-        evaluated: every candidate that was evaluated, in that order.
-        total: all answers that there are.
-        refused: of these, those that lint's rules refuse, by the code of the first error.
-        bounded: of these, those that a bound excludes.
-        left_out: of these, those whose styles the program of placements left out for others, or found none for.
-        failed: candidates without figures, and why.
-        errors: an error for each code of ``refused``, the first that was met.
-        bucketings: what was solved for by what an evaluated candidate was seen to take.
-        joint: joint answers of the holes that decide memory, by those of the others.
-    """
-
-    status: Status = "optimal"
-    best: Evaluated | None = None
-    bound: float | None = None
-    evaluated: list[Evaluated] = field(default_factory=list)
-    total: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    bounded: int = 0
-    left_out: int = 0
-    failed: list[tuple[Choices, str]] = field(default_factory=list)
-    errors: dict[str, Diagnostic] = field(default_factory=dict)
-    bucketings: dict[Choices, list[Bucketings]] = field(default_factory=dict)
-    joint: dict[Choices, JointAnswers] = field(default_factory=dict)
-
-
-def objective_of(plan_objective: Objective | None) -> Objective:
-    """What is optimised: the plan's objective, or the time of a step."""
-    return plan_objective or Objective(direction="minimize", metric="step_time")
 
 
 def order_of(holes: Sequence[OpenHole]) -> list[int]:
@@ -140,7 +94,7 @@ class Search:
         self.plan = plan
         self.bounds = bounds
         self.evaluator = evaluator
-        self.objective = objective
+        self.costs = Costs(objective, bounds)
         self.without = tuple(without)
         self.first_feasible = first_feasible
         self.deadline = deadline
@@ -158,7 +112,7 @@ class Search:
     def _joint_memory(self) -> JointMemory | None:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
         joint = JointMemory(self.plan)
-        timed = self.objective.metric in ("step_time", "tokens_per_s")
+        timed = self.costs.objective.metric in ("step_time", "tokens_per_s")
         if self.first_feasible or not timed or not joint.applies or installed() is None:
             return None
         self.found.joint = joint.answers
@@ -183,23 +137,14 @@ class Search:
         bounds = [item[0] for item in self._heap] if found.status in ("time_limit", "interrupted") else []
         if found.best is not None:
             untried = min(self._untried.values(), default=math.inf)
-            bounds += [self.cost(found.best), untried]
-            if found.status == "optimal" and untried < self.cost(found.best):
+            bounds += [self.costs.of(found.best), untried]
+            if found.status == "optimal" and untried < self.costs.of(found.best):
                 found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
-            found.bound = self._value(min(bounds))
+            found.bound = self.costs.value(min(bounds))
         if found.status in ("optimal", "bounded"):
             found.bounded += sum(self._below(item[2]) for item in self._heap)
         return found
-
-    def cost(self, candidate: Evaluated) -> float:
-        """What is minimised: the objective, negative where it is maximised."""
-        dimension = METRICS[self.objective.metric].dimensions[0]
-        value = candidate.figures.metric(self.objective.metric, dimension)
-        return value if self.objective.direction == "minimize" else -value
-
-    def _value(self, cost: float) -> float:
-        return cost if self.objective.direction == "minimize" else -cost
 
     def _run(self) -> None:
         nothing: Choices = (None,) * len(self.plan.holes)
@@ -234,7 +179,7 @@ class Search:
     def _choose(self, node: _Node, batch: list[_Node], alike: list[_Node]) -> None:
         """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
         candidate = self.plan.candidate(node[2], without=self.without)
-        least = self._bounded(candidate, node[0])
+        least = self.costs.bounded(candidate, node[0])
         if least is None:
             self.found.bounded += 1
         elif least > node[0]:
@@ -253,7 +198,7 @@ class Search:
         for item in found.evaluated:
             groups.setdefault(joint.group(item.choices), []).append(item)
         least = {
-            group: min(self.cost(item) for item in items if item.feasible)
+            group: min(self.costs.of(item) for item in items if item.feasible)
             for group, items in groups.items()
             if any(item.feasible for item in items) and self._untried.get(group, math.inf) < self._incumbent()
         }
@@ -299,7 +244,7 @@ class Search:
             raise OutOfTimeError
 
     def _incumbent(self) -> float:
-        return math.inf if self.found.best is None else self.cost(self.found.best)
+        return math.inf if self.found.best is None else self.costs.of(self.found.best)
 
     def _expand(self, node: _Node) -> None:
         cost, _, choices = node
@@ -362,42 +307,12 @@ class Search:
         self.found.left_out += self._below(choices) - (0 if complete is None else self._below(complete))
 
     def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
-        bounded = self._bounded(candidate, least)
+        bounded = self.costs.bounded(candidate, least)
         if bounded is None:
             self.found.bounded += self._below(choices)
             return
         undecided = sum(value is None for value in choices)
         heapq.heappush(self._heap, (bounded, undecided, choices))
-
-    def _bounded(self, candidate: Candidate, least: float) -> float | None:
-        """A bound of the cost, which is at least another; None where a bound excludes the candidate."""
-        if candidate.analysis is None:
-            return least
-        bounds = self.bounds(candidate.analysis)
-        full = self._capacity(candidate) < bounds.memory
-        if full or any(_excludes(bounds, item) for item in candidate.plan.require):
-            return None
-        return max(least, self._least(bounds, candidate))
-
-    def _capacity(self, candidate: Candidate) -> float:
-        """Bytes of a device's memory; infinite where that is not known."""
-        assert candidate.analysis is not None
-        try:
-            memory = self.bounds.machine(candidate.analysis).device.memory
-        except Undecided:
-            return math.inf
-        return math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes
-
-    def _least(self, bounds: Bounds, candidate: Candidate) -> float:
-        """A bound of the cost."""
-        metric = self.objective.metric
-        if self.objective.direction == "minimize":
-            return {"step_time": bounds.step_time, "peak_memory": bounds.memory}.get(metric, 0.0)
-        batch = candidate.plan.batch
-        if metric == "tokens_per_s" and bounds.step_time > 0.0 and candidate.errors == ():
-            devices = candidate.plan.cluster.hosts * (candidate.plan.cluster.devices_per_host(self.plan.directory) or 1)
-            return -batch.global_batch * (batch.seq_len or 1) / bounds.step_time / devices
-        return -math.inf
 
     def _refuse(self, choices: Choices, candidate: Candidate) -> None:
         first = candidate.errors[0]
@@ -429,12 +344,13 @@ class Search:
             self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
-        if done.feasible and (found.best is None or self.cost(done) < self.cost(found.best)):
+        if done.feasible and (found.best is None or self.costs.of(done) < self.costs.of(found.best)):
             found.best = done
         self._learn(choices, candidate, outcome)
         if self._joint is not None and candidate.analysis is not None:
             group = self._joint.group(choices)
-            told = self._least(Bounds(step_time=self.bounds.shared.whatever_recomputes(candidate.analysis)), candidate)
+            seconds = self.bounds.shared.whatever_recomputes(candidate.analysis)
+            told = self.costs.least(Bounds(step_time=seconds), candidate)
             self._untried[group] = max(told, self._untried.get(group, -math.inf))
 
     def _verified(self) -> bool:
@@ -450,7 +366,7 @@ class Search:
             found.failed.append((found.evaluated.pop(place).choices, outcome.reason))
         else:
             found.evaluated[place] = evaluated(found.best.choices, candidate, outcome)
-        found.best = min((item for item in found.evaluated if item.feasible), key=self.cost, default=None)
+        found.best = min((item for item in found.evaluated if item.feasible), key=self.costs.of, default=None)
         return True
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
@@ -459,7 +375,7 @@ class Search:
             if one.assigns and candidate.analysis is not None:
                 others = (*choices[:hole], None, *choices[hole + 1 :])
                 seconds = self.bounds.told(candidate.analysis, outcome.stages)
-                told = self._least(Bounds(step_time=seconds), candidate)
+                told = self.costs.least(Bounds(step_time=seconds), candidate)
                 self._untried[others] = max(told, self._untried.get(others, -math.inf))
                 self._add(choices, hole, _split(self.bounds.learnt(candidate.analysis, outcome.stages)), -math.inf)
         if candidate.analysis is not None and any(one.buckets for one in self.plan.holes):
@@ -480,25 +396,11 @@ class Search:
         least = self._heap[0][0] if self._heap else -math.inf
         self.say(
             len(self.found.evaluated),
-            None if best is None else self._value(self.cost(best)),
-            self._value(least) if math.isfinite(least) else None,
+            None if best is None else self.costs.value(self.costs.of(best)),
+            self.costs.value(least) if math.isfinite(least) else None,
         )
 
 
 def _split(found: Assignment | None) -> str | None:
     """A split into stages as a plan writes it."""
     return None if found is None or not found.counts else f"[{', '.join(map(str, found.counts))}]"
-
-
-def evaluated(choices: Choices, candidate: Candidate, figures: Figures) -> Evaluated:
-    """A candidate with its figures, and with the requirements that they violate."""
-    violated = tuple(
-        item for item in candidate.plan.require if not within(figures.metric(item.metric, item.dimension), item)
-    )
-    return Evaluated(choices=choices, figures=figures, violated=violated)
-
-
-def _excludes(bounds: Bounds, item: Requirement) -> bool:
-    """Whether no plan with these bounds can meet a requirement."""
-    least = {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
-    return item.metric in least and item.comparison in ("<=", "<", "==") and least[item.metric] > item.bound

@@ -15,8 +15,8 @@ from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
+    from legoai.cost.search.found import Progress
     from legoai.cost.search.solve import Solution
-    from legoai.cost.search.tree import Progress
     from legoai.dsl.open_plan import OpenPlan
     from legoai.lowering.program import Program
     from legoai.lowering.verify.run import Verdict

@@ -13,6 +13,7 @@ from legoai.cost.search import tree
 from legoai.cost.search.evaluator import Figures, Outcome
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
 from legoai.cost.search.memory.points import MemoryPoints
+from legoai.cost.search.objective import objective_of
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
@@ -168,7 +169,7 @@ def test_the_room_of_what_the_allocator_reserves_counts_too():
 def test_only_listed_values_are_searched_otherwise(text: str):
     plan = OpenPlan(lint(text, "test.plan", directory=Path()), directory=Path())
     search = tree.Search(
-        plan, bounds=tree.BoundsOf(), evaluator=Formula(), objective=tree.objective_of(plan.analysis.plan.objective)
+        plan, bounds=tree.BoundsOf(), evaluator=Formula(), objective=objective_of(plan.analysis.plan.objective)
     )
     assert search._joint is None
 

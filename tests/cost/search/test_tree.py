@@ -12,9 +12,10 @@ import pytest
 from legoai.cost.search import bounds
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.objective import objective_of
 from legoai.cost.search.solve import Solution, solve
 from legoai.cost.search.stages.assignment import splits
-from legoai.cost.search.tree import Search, objective_of
+from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint

@@ -1,0 +1,78 @@
+"""Cost that a search minimises: of evaluated candidates, and its lower bounds for others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.candidates import Evaluated
+from legoai.dsl.open_plan import Candidate
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.require import METRICS, Objective, Requirement
+
+
+def objective_of(plan_objective: Objective | None) -> Objective:
+    """What is optimised: the plan's objective, or the time of a step."""
+    return plan_objective or Objective(direction="minimize", metric="step_time")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of the candidates of one plan.
+
+    Args:
+        objective: what is optimised.
+        bounds: of candidates.
+    """
+
+    objective: Objective
+    bounds: BoundsOf
+
+    def of(self, candidate: Evaluated) -> float:
+        """What is minimised: the objective, negative where it is maximised."""
+        dimension = METRICS[self.objective.metric].dimensions[0]
+        value = candidate.figures.metric(self.objective.metric, dimension)
+        return value if self.objective.direction == "minimize" else -value
+
+    def value(self, cost: float) -> float:
+        """The objective at a cost."""
+        return cost if self.objective.direction == "minimize" else -cost
+
+    def bounded(self, candidate: Candidate, least: float) -> float | None:
+        """A bound of the cost, which is at least another; None where a bound excludes the candidate."""
+        if candidate.analysis is None:
+            return least
+        bounds = self.bounds(candidate.analysis)
+        full = self._capacity(candidate) < bounds.memory
+        if full or any(_excludes(bounds, item) for item in candidate.plan.require):
+            return None
+        return max(least, self.least(bounds, candidate))
+
+    def _capacity(self, candidate: Candidate) -> float:
+        """Bytes of a device's memory; infinite where that is not known."""
+        assert candidate.analysis is not None
+        try:
+            memory = self.bounds.machine(candidate.analysis).device.memory
+        except Undecided:
+            return math.inf
+        return math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes
+
+    def least(self, bounds: Bounds, candidate: Candidate) -> float:
+        """A bound of the cost."""
+        metric = self.objective.metric
+        if self.objective.direction == "minimize":
+            return {"step_time": bounds.step_time, "peak_memory": bounds.memory}.get(metric, 0.0)
+        batch = candidate.plan.batch
+        if metric == "tokens_per_s" and bounds.step_time > 0.0 and candidate.errors == ():
+            assert candidate.analysis is not None
+            cluster = candidate.plan.cluster
+            devices = cluster.hosts * (cluster.devices_per_host(candidate.analysis.directory) or 1)
+            return -batch.global_batch * (batch.seq_len or 1) / bounds.step_time / devices
+        return -math.inf
+
+
+def _excludes(bounds: Bounds, item: Requirement) -> bool:
+    """Whether no plan with these bounds can meet a requirement."""
+    least = {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
+    return item.metric in least and item.comparison in ("<=", "<", "==") and least[item.metric] > item.bound
