@@ -138,10 +138,16 @@ def test_nanotron_gives_blocks_to_pipeline_ranks_by_their_cost():
     assert nanotron.stage_starts(row)[0] == "layers.5"
 
 
-def test_a_rank_of_nanotron_with_the_output_layer_alone_gets_the_norm_too_under_tensor_parallelism():
-    sizes = {"n_layers": "32", "hidden": "4096", "ffn_hidden": "14336", "vocab": "131072", "pp": "16"}
-    assert nanotron.stage_starts(Row("r", {**sizes, "tp": "1"}))[-2:] == ("layers.30", "output")
-    assert nanotron.stage_starts(Row("r", {**sizes, "tp": "16"}))[-2:] == ("layers.30", "norm")
+@pytest.mark.parametrize("tp", ["1", "8"])
+def test_a_rank_of_nanotron_may_have_the_output_layer_alone(tp: str):
+    sizes = {
+        "n_layers": "32", "hidden": "4096", "n_heads": "32", "n_kv_heads": "32", "ffn_hidden": "14336",
+        "vocab": "131072", "pp": "16", "tp": tp,
+    }  # fmt: skip
+    assert nanotron.stage_starts(Row("r", sizes))[-2:] == ("layers.30", "output")
+    text = convert("nanotron", {**NANOTRON, **sizes, "n_gpus": str(16 * int(tp)), "dp_replicate": "1"}).text
+    assert ("= sequence(local = true)\n  output " in text) == (tp != "1")
+    assert not lint(text, "row.plan", directory=Path()).has_errors
 
 
 def test_nanotron_refuses_pipelines_in_which_a_rank_gets_nothing():
