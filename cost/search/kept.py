@@ -1,4 +1,4 @@
-"""Figures of earlier simulations, kept on disk for as long as nothing that they rest on changes."""
+"""Figures and estimates of earlier simulations, kept on disk for as long as nothing that they rest on changes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from legoai.cost.code_state import state_of_code
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.sources import replace_file
+from legoai.lowering.program import Program
 from legoai.specs.cache import private_cache
 
 _MOST_FILES: Final = 16
-"""Files that are kept: one for each state of this package, of torch and of a profile."""
+"""Files that are kept of a kind: of figures one for each state of this package, of torch and of a profile."""
 _SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
 """Folders of the package that decide what figures a plan has."""
 
@@ -23,8 +25,20 @@ Kept = dict[str, dict[str, Any]]
 
 def kept_file(profile: str) -> Path | None:
     """The file of the figures that rest on a profile, by its name and hash; None where nothing can be kept."""
-    folder = private_cache("figures")
-    digest = hashlib.sha256(f"{state_of_code(*_SOURCES)} {profile}".encode()).hexdigest()[:24]
+    return _file("figures", profile)
+
+
+def estimate_file(profile: str, analysis: Analysis, program: Program) -> Path | None:
+    """The file of a plan's estimate, whose causes name the plan's lines; None where nothing can be kept."""
+    resolution = analysis.resolution
+    files = {} if resolution is None else resolution.files
+    texts = [part for name, file in sorted(files.items()) for part in (name, file.text)]
+    return _file("estimates", "\0".join([profile, analysis.plan.digest, program.text, *texts]))
+
+
+def _file(name: str, state: str) -> Path | None:
+    folder = private_cache(name)
+    digest = hashlib.sha256(f"{state_of_code(*_SOURCES)} {state}".encode()).hexdigest()[:24]
     return None if folder is None else folder / f"{digest}.json"
 
 
@@ -45,7 +59,7 @@ def write_kept(path: Path | None, kept: Kept) -> None:
         return
     with contextlib.suppress(OSError):
         whole = {**read_kept(path), **kept}
-        replace_file(path, json.dumps(whole, sort_keys=True))
+        replace_file(path, json.dumps(whole))
         others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
         for old in others[_MOST_FILES:]:
             old.unlink(missing_ok=True)

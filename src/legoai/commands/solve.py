@@ -41,6 +41,9 @@ printed besides is a bound: no values of the holes are better than that.
 The exit status is 1 if the plan has errors or no values meet its requirements, and 2 if it cannot be solved.
 """
 
+_ESTIMATE = "estimate"
+"""Under which the estimate of the best candidate is kept."""
+
 _EXAMPLES = """\
 examples:
   legoai solve plan.auto                     the best few, and what they cost
@@ -153,8 +156,9 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
             progress=say,
         )
         progress.clear()
-        estimate = _estimate(solution, arguments.profile) if arguments.json and solution.best is not None else None
-        return solution, estimate
+        if not arguments.json or solution.best is None:
+            return solution, None
+        return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
     except CannotSolveError as error:
         raise WrongUsage(f"{opened.resolution.file.name} cannot be solved: {error}") from error
     finally:
@@ -162,26 +166,32 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
         progress.clear()
 
 
-def _estimate(solution: Solution, profile: str | None) -> dict[str, object]:
-    """The best candidate's estimate, as `legoai cost --json` prints it."""
+def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict[str, object]:
+    """The best candidate's estimate, as `legoai cost --json` prints it; that of an equal plan is kept."""
     from legoai.cost.estimate import estimate
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.document import document
     from legoai.cost.search.evaluator import apart
+    from legoai.cost.search.kept import estimate_file, read_kept, write_kept
     from legoai.lowering.program import lower
 
     assert solution.best is not None
     analysis = solution.plan.candidate(solution.best.choices).analysis
     assert analysis is not None
+    program = lower(analysis)
+    path = estimate_file(solution.best.figures.profile, analysis, program)
+    kept = {} if refresh else read_kept(path)
+    if _ESTIMATE in kept:
+        return kept[_ESTIMATE]
 
     def simulated() -> dict[str, object]:
         assert analysis.manifest is not None
-        found = estimate(
-            lower(analysis), analysis.plan, analysis.manifest, directory=analysis.directory, profile=profile
-        )
+        found = estimate(program, analysis.plan, analysis.manifest, directory=analysis.directory, profile=profile)
         return document(found, Causes(analysis))
 
-    return apart(simulated)
+    found = apart(simulated)
+    write_kept(path, {_ESTIMATE: found})
+    return found
 
 
 def _print(solution: Solution, estimate: dict[str, object] | None, arguments: Namespace) -> None:
