@@ -23,7 +23,7 @@ from typing import Any
 from machine import about_machine, write_rows
 
 from legoai.cost.search.candidates import Choices
-from legoai.cost.search.evaluator import Figures, WholeSimulation
+from legoai.cost.search.evaluator import Figures, Simulation
 from legoai.cost.search.joint_memory import JointMemory, Learnt, Values
 from legoai.cost.search.memory.program import Division, MemoryProblem, Rule
 from legoai.cost.search.stages.costs import Room
@@ -66,7 +66,7 @@ class Simulated:
     """
 
     plan: OpenPlan
-    evaluator: WholeSimulation
+    evaluator: Simulation
     joint: JointMemory
 
     def figures(self, every: Sequence[Choices]) -> list[Figures]:
@@ -189,7 +189,7 @@ def main() -> None:
         if options.names and not any(part in name for part in options.names):
             continue
         print(f"{name}: limit, step of the best uniform plan, sequential, greedy, joint", flush=True)
-        with tempfile.TemporaryDirectory() as folder, WholeSimulation(directory=Path(folder)) as evaluator:
+        with tempfile.TemporaryDirectory() as folder, Simulation(directory=Path(folder), whole=True) as evaluator:
             plan = OpenPlan(lint(TEXT.format(head=head), "case.plan", directory=Path(folder)), directory=Path(folder))
             rows += measured(name, Simulated(plan, evaluator, JointMemory(plan)), limits)
         if options.write:
