@@ -8,7 +8,6 @@ Llama 3 8B on the graph backend, fully sharded over the H100s of one host and of
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import about_machine, write_rows
+from machine import ask, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "buckets.json"
@@ -117,15 +116,10 @@ def measured(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
-    options = parser.parse_args()
-    about = about_machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    asked = ask(__doc__, RESULTS)
     rows = []
     for case in CASES:
-        if options.names and not any(name in case.name for name in options.names):
+        if not asked.has(case.name):
             continue
         row = measured(case)
         print(f"{case.name}: {row['solve_s']:.0f} s")
@@ -137,8 +131,8 @@ def main() -> None:
                 flush=True,
             )
         rows.append(row)
-    if options.write:
-        write_rows(RESULTS, about, rows)
+    if asked.options.write:
+        write_rows(RESULTS, asked.about, rows)
 
 
 if __name__ == "__main__":

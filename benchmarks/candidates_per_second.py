@@ -9,7 +9,6 @@ without the processes' start; linting and bounds come before it and are timed by
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
@@ -17,7 +16,7 @@ import tempfile
 import time
 from typing import Any, Final
 
-from machine import about_machine, write_rows
+from machine import ask, write_rows
 from solve_time import CASES, ROOT, Case, holed
 
 from legoai.cost.search.bounds import BoundsOf
@@ -83,20 +82,14 @@ def measured(case: Case, count: int) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, and say with the exit status whether there are enough."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only plans whose name has this in it")
-    parser.add_argument("--sample", type=int, default=16, metavar="N", help="candidates of each plan (default: 16)")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
-    options = parser.parse_args()
-    about = about_machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    asked = ask(__doc__, RESULTS, sample=(16, "candidates of each plan (default: 16)"))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         for case in CASES:
-            if not options.names or any(name in case.plan for name in options.names):
-                row = measured(case, options.sample)
+            if asked.has(case.plan):
+                row = measured(case, asked.options.sample)
                 print(
                     f"{case.plan:<16} {row['candidates_per_second']:6.1f} candidates a second after capture (wanted: "
                     f"{LEAST}), {row['composed']} of {row['candidates']} composed; with capture "
@@ -104,8 +97,8 @@ def main() -> int:
                     flush=True,
                 )
                 rows.append(row)
-    if options.write:
-        write_rows(RESULTS, about, rows)
+    if asked.options.write:
+        write_rows(RESULTS, asked.about, rows)
     return 0 if all(row["candidates_per_second"] >= LEAST for row in rows) else 1
 
 

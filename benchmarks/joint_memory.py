@@ -11,7 +11,6 @@ and made anew, until it stays. Written is the best simulated step of each that i
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import tempfile
@@ -20,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from machine import about_machine, write_rows
+from machine import ask, write_rows
 
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Figures, Simulation
@@ -178,22 +177,17 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
-    options = parser.parse_args()
-    about = about_machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    asked = ask(__doc__, RESULTS)
     rows = []
     for name, (head, limits) in CASES.items():
-        if options.names and not any(part in name for part in options.names):
+        if not asked.has(name):
             continue
         print(f"{name}: limit, step of the best uniform plan, sequential, greedy, joint", flush=True)
         with tempfile.TemporaryDirectory() as folder, Simulation(directory=Path(folder), whole=True) as evaluator:
             plan = OpenPlan(lint(TEXT.format(head=head), "case.plan", directory=Path(folder)), directory=Path(folder))
             rows += measured(name, Simulated(plan, evaluator, JointMemory(plan)), limits)
-        if options.write:
-            write_rows(RESULTS, about, rows)
+        if asked.options.write:
+            write_rows(RESULTS, asked.about, rows)
 
 
 if __name__ == "__main__":

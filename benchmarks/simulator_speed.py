@@ -15,7 +15,6 @@ held to that. The memory is the largest resident set of the process, or of one t
 
 from __future__ import annotations
 
-import argparse
 import operator
 import os
 import shutil
@@ -26,7 +25,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from machine import about_machine, write_rows
+from machine import ask, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "simulator_speed.json"
@@ -112,20 +111,14 @@ def main() -> int:
 
 
 def _measured(cache: Path) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
-    parser.add_argument("--runs", type=int, default=3, help="processes of each case; the best counts")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
-    options = parser.parse_args()
-    about = about_machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    asked = ask(__doc__, RESULTS, runs=(3, "processes of each case; the best counts"))
     rows, kept = [], True
     for case in CASES:
-        if options.names and not any(name in case.name for name in options.names):
+        if not asked.has(case.name):
             continue
         measure(case, cache)
         counts = operator.attrgetter("elapsed" if case.elapsed else "busy")
-        best = min((measure(case, cache) for _ in range(options.runs)), key=counts)
+        best = min((measure(case, cache) for _ in range(asked.options.runs)), key=counts)
         within = best.resident <= LIMIT_BYTES and (case.limit is None or counts(best) <= case.limit)
         kept = kept and within
         limit = "" if case.limit is None else f"  (limit {case.limit:.0f} s{'' if within else ', MISSED'})"
@@ -135,8 +128,8 @@ def _measured(cache: Path) -> int:
             flush=True,
         )
         rows.append({"case": case.name, "limit": case.limit, **asdict(best)})
-    if options.write:
-        write_rows(RESULTS, about, rows)
+    if asked.options.write:
+        write_rows(RESULTS, asked.about, rows)
     return 0 if kept else 1
 
 

@@ -9,7 +9,6 @@ many were simulated, the gap that is left, and the objective of the solution bes
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import about_machine, write_rows
+from machine import ask, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
@@ -123,15 +122,10 @@ def measured(case: Case) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print, and say with the exit status whether the limits are kept."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only plans whose name has this in it")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
-    options = parser.parse_args()
-    about = about_machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    asked = ask(__doc__, RESULTS)
     rows, kept = [], True
     for case in CASES:
-        if options.names and not any(name in case.plan for name in options.names):
+        if not asked.has(case.plan):
             continue
         row = measured(case)
         within = row["cold_s"] <= case.cold and row["again_s"] <= case.again
@@ -145,8 +139,8 @@ def main() -> int:
             flush=True,
         )
         rows.append(row)
-    if options.write:
-        write_rows(RESULTS, about, rows)
+    if asked.options.write:
+        write_rows(RESULTS, asked.about, rows)
     return 0 if kept else 1
 
 

@@ -8,7 +8,6 @@ that was tried, the bound of all splits, and how long solving took in a process 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import about_machine, write_rows
+from machine import ask, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "stage_split.json"
@@ -117,15 +116,10 @@ def measured(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
-    options = parser.parse_args()
-    about = about_machine()
-    print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
+    asked = ask(__doc__, RESULTS)
     rows = []
     for case in CASES:
-        if options.names and not any(name in case.name for name in options.names):
+        if not asked.has(case.name):
             continue
         row = measured(case)
         best, *_ = row["splits"]
@@ -134,8 +128,8 @@ def main() -> None:
             more = item["step_time_s"] / best["step_time_s"] - 1.0
             print(f"  {item['step_time_s']:7.3f} s  {more:+6.1%}  {item['split']}  {item['verdict']}", flush=True)
         rows.append(row)
-    if options.write:
-        write_rows(RESULTS, about, rows)
+    if asked.options.write:
+        write_rows(RESULTS, asked.about, rows)
 
 
 if __name__ == "__main__":
