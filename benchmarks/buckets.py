@@ -8,21 +8,16 @@ Llama 3 8B on the graph backend, fully sharded over the H100s of one host and of
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import ask, write_rows
+from machine import ask, legoai, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "buckets.json"
-TIMEOUT_SECONDS = 3600
 BY_BYTES = "bucket(bytes(25MB))"
 
 PLAN = """\
@@ -67,17 +62,7 @@ def called(command: str, text: str, folder: str) -> dict[str, Any]:
     """The JSON of a command of `legoai` for a plan."""
     path = Path(folder) / "buckets.plan"
     path.write_text(text, encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment["XDG_CACHE_HOME"] = folder
-    every = ["--all"] if command == "solve" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "legoai", command, str(path), "--json", *every], cwd=ROOT, env=environment,
-        capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return legoai(command, str(path), *(["--all"] if command == "solve" else []), cache=folder)
 
 
 def measured(case: Case) -> dict[str, Any]:

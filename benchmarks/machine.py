@@ -1,4 +1,4 @@
-"""Command line of a benchmark, the machine on which it ran, and the file that its rows are written to."""
+"""Command line of a benchmark, the machine on which it ran, commands that it times, and the file of its rows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import argparse
 import json
 import os
 import platform
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+TIMEOUT_SECONDS: Final = 3600
 
 
 def about_machine() -> dict[str, str | float]:
@@ -56,7 +61,27 @@ def ask(description: str | None, results: Path, **numbers: tuple[int, str]) -> A
     parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
     for name, (default, text) in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
-    parser.add_argument("--write", action="store_true", help=f"write {results.relative_to(Path(__file__).parents[1])}")
+    parser.add_argument("--write", action="store_true", help=f"write {results.relative_to(ROOT)}")
     options, about = parser.parse_args(), about_machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")
     return Asked(options, about)
+
+
+def legoai(*arguments: str, cache: str | None = None) -> dict[str, Any]:
+    """The JSON that a command of LegoAI prints in a process of its own.
+
+    Args:
+        arguments: of `legoai`, but for `--json`.
+        cache: the folder in which it keeps what it keeps; by default the user's.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if cache is not None:
+        environment["XDG_CACHE_HOME"] = cache
+    done = subprocess.run(
+        [sys.executable, "-m", "legoai", *arguments, "--json"], cwd=ROOT, env=environment, capture_output=True,
+        text=True, timeout=TIMEOUT_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"legoai {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found

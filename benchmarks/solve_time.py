@@ -9,22 +9,17 @@ many were simulated, the gap that is left, and the objective of the solution bes
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import ask, write_rows
+from machine import ask, legoai, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "solve_time.json"
-TIMEOUT_SECONDS = 3600
 TREATMENTS = "auto in [none, full, every(2), selective([attention, matmul])]"
 
 
@@ -82,16 +77,10 @@ def holed(case: Case) -> str:
     return text
 
 
-def called(environment: dict[str, str], *arguments: str) -> tuple[dict[str, Any], float]:
+def called(folder: str, *arguments: str) -> tuple[dict[str, Any], float]:
     """The JSON that a command of LegoAI prints, and its elapsed seconds."""
     start = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "legoai", *arguments, "--json"], cwd=ROOT, env=environment, capture_output=True,
-        text=True, timeout=TIMEOUT_SECONDS, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    found = legoai(*arguments, cache=folder)
     return found, time.perf_counter() - start
 
 
@@ -100,12 +89,10 @@ def measured(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{case.plan}.plan"
         path.write_text(holed(case), encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["XDG_CACHE_HOME"] = folder
-        called(environment, "cost", "plans/tiny.plan")  # which compiles what is imported
-        solved, cold = called(environment, "solve", str(path))
-        _, again = called(environment, "solve", str(path))
-        present, _ = called(environment, "cost", f"plans/{case.plan}.plan")
+        called(folder, "cost", "plans/tiny.plan")  # which compiles what is imported
+        solved, cold = called(folder, "solve", str(path))
+        _, again = called(folder, "solve", str(path))
+        present, _ = called(folder, "cost", f"plans/{case.plan}.plan")
     return {
         "plan": case.plan,
         "cold_s": cold,

@@ -17,21 +17,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import about_machine, write_rows
+from machine import about_machine, legoai, write_rows
 
 from legoai.api import solve
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-TIMEOUT_SECONDS = 3600
 SOLVED = {"llama3_70b_256_auto": "llama3_70b_256", "mixtral_8x7b_64_auto": "mixtral_8x7b_64"}
 """Plans with holes, and the worked plan of the same model and scale."""
 TOLERANCE = 1.005
@@ -56,18 +52,6 @@ BUDGETS = (0.25, 0.5)
 BY = ("greedy", "knapsack", "ilp")
 
 
-def called(*arguments: str) -> dict[str, Any]:
-    """The JSON that a command of LegoAI prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "legoai", *arguments, "--json"], cwd=ROOT, capture_output=True, text=True,
-        timeout=TIMEOUT_SECONDS, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise SystemExit(f"legoai {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 def configurations(name: str, worked: str) -> list[dict[str, Any]]:
     """The solution of a plan, the rule of thumb and the worked plan, each simulated whole."""
     solution = solve(ROOT / "plans" / f"{name}.plan")
@@ -85,8 +69,8 @@ def configurations(name: str, worked: str) -> list[dict[str, Any]]:
                 for hole, index in zip(solution.plan.holes, found.choices, strict=True)
                 if index is not None
             }
-            rows.append(row_of(name, way, called("cost", str(file)), choices))
-    return [*rows, row_of(name, f"{worked}.plan", called("cost", f"plans/{worked}.plan"), {})]
+            rows.append(row_of(name, way, legoai("cost", str(file)), choices))
+    return [*rows, row_of(name, f"{worked}.plan", legoai("cost", f"plans/{worked}.plan"), {})]
 
 
 def row_of(plan: str, way: str, cost: dict[str, Any], choices: dict[str, str]) -> dict[str, Any]:
@@ -119,7 +103,7 @@ def budget_rows(model: Model) -> list[dict[str, Any]]:
                 "precision (param = bf16, reduce = fp32)\noptimizer adamw(lr = 3e-4)\n",
                 encoding="utf-8",
             )
-            rows.append(row_of(model.name, way, called("cost", str(file)), {}))
+            rows.append(row_of(model.name, way, legoai("cost", str(file)), {}))
             told(rows[-1])
     return rows
 

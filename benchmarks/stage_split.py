@@ -8,22 +8,17 @@ that was tried, the bound of all splits, and how long solving took in a process 
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import ask, write_rows
+from machine import ask, legoai, write_rows
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "stage_split.json"
-TIMEOUT_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +79,9 @@ def measured(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{case.plan}.plan"
         path.write_text(holed(case), encoding="utf-8")
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment["XDG_CACHE_HOME"] = folder
         start = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "legoai", "solve", str(path), "--json", "--all"], cwd=ROOT, env=environment,
-            capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False,
-        )  # fmt: skip
+        found = legoai("solve", str(path), "--all", cache=folder)
         elapsed = time.perf_counter() - start
-    if done.returncode:
-        raise SystemExit(f"{case.plan} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    found = json.loads(done.stdout)
     return {
         "case": case.name,
         "solve_s": elapsed,
