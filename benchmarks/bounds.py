@@ -29,6 +29,7 @@ from benchmarks.validation.__main__ import code_digest
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.least_costs.shared_work import work_of_micro_batch
+from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import LoweringError, lower
@@ -155,6 +156,7 @@ def check(draw: random.Random, tally: Tally, ends: float) -> Iterator[None]:
             tally.failed += 1
             continue
         bounds.shared.learn(candidate.analysis, work_of_micro_batch(found))
+        bounds.shared.learn_blocks(candidate.analysis, work_of_stages(found, candidate.analysis.manifest).least)
         done += 1
         tally.candidates += 1
         for kept, least in found_bounds:
