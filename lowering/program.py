@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.repeated_blocks import BlockClasses, block_classes
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
@@ -16,6 +17,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.emit import EMITTERS
 from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, quoted
+from legoai.lowering.emit.graph import graph_passes
 from legoai.specs.models.manifest import ManifestError
 from legoai.specs.span import Span
 
@@ -55,7 +57,7 @@ class LoweringError(ValueError):
         self.diagnostics = diagnostics
 
 
-def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Program:
+def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = (), passes: int | None = None) -> Program:
     """Lower a plan that has no lint errors, whose model is known.
 
     The program's head names the plan's file, and its comments the files of the plan's spans, without their folders.
@@ -63,6 +65,7 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Progr
     Args:
         analysis: of the plan.
         suppressed: lint errors that the plan's own comments accept; those of them that leave no program are raised.
+        passes: of `backend = graph`, the program runs only so many of its passes, the first of :func:`pass_names`.
 
     Raises:
         LoweringError: the plan has holes, or what no program supports, or the config file of its model was changed
@@ -70,7 +73,7 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Progr
     """
     check_decided(analysis)
     _raise(list(unsupported(analysis)))
-    lowering, draft = Lowering(analysis), Draft()
+    lowering, draft = Lowering(analysis, passes=passes), Draft()
     try:
         for emit in EMITTERS.values():
             emit(lowering, draft)
@@ -82,6 +85,13 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = ()) -> Progr
         _raise(list(suppressed))
         raise
     return _write(lowering, draft)
+
+
+def pass_names(analysis: Analysis) -> tuple[str, ...]:
+    """The passes over the graph of a step that a lowered plan runs, in their order; none without `backend = graph`."""
+    if not is_traced(analysis):
+        return ()
+    return tuple(name for name, _ in graph_passes(Lowering(analysis)))
 
 
 def unavailable(analysis: Analysis, error: ManifestError) -> Diagnostic:

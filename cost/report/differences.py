@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.cost.report import words
@@ -23,8 +23,6 @@ FORMAT_VERSION: Final = 1
 
 _WIDEST: Final = 72
 """Characters of a change in a line of text; JSON has all of it."""
-
-_NANOSECOND: Final = 1e-9
 
 COLUMNS: Final = ("step time", "peak active", "peak reserved", "exposed comm")
 
@@ -199,7 +197,7 @@ def terminal(comparison: Comparison, summary: Summary, cost: CostDifference | No
     head = f"{_title(comparison)}: {len(every)} change{'s' * (len(every) != 1)}"
     blocks = [
         [head],
-        _columns([(_cut(change.line), places(comparison, change)) for change in every]),
+        words.columns([(_cut(change.line), places(comparison, change)) for change in every]),
         list(_costs(comparison, cost, reason)),
         list(facts(summary)),
     ]
@@ -220,19 +218,6 @@ def _cut(text: str) -> str:
     return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 2]} …"
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their cells below each other; all but the first column of a table of several are numbers."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numbers = len(widths) > 2
-    return [
-        "  ".join(
-            f"{cell:>{width}}" if numbers and column else f"{cell:<{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
 def _costs(comparison: Comparison, cost: CostDifference | None, reason: str | None) -> Iterator[str]:
     if cost is None:
         if reason is not None:
@@ -249,7 +234,7 @@ def _costs(comparison: Comparison, cost: CostDifference | None, reason: str | No
         rows.append(("  interaction", *relative(cost.interaction, cost)))
     rows.append((_name(comparison.after), *absolute(cost.after)))
     rows.append(("  in all", *relative(cost.whole, cost)))
-    yield from _columns(rows)
+    yield from words.columns(rows)
     free = [part for part in cost.parts if not part.simulated]
     if free:
         yield f"cost nothing: {', '.join(map(_subjects, free))}"
@@ -283,21 +268,12 @@ def absolute(figures: Figures) -> tuple[str, ...]:
 
 def relative(effect: Effect, cost: CostDifference) -> tuple[str, ...]:
     """The cells of an effect; the step's with its share of the first plan's step."""
-    step = _signed(effect.step_time, words.seconds)
-    if step != "0":
-        step += f" ({100 * effect.step_time / cost.before.step_time:+.1f}%)".replace("-", "−")
     return (
-        step,
-        _signed(effect.peak_active, words.size),
-        _signed(effect.peak_reserved, words.size),
-        _signed(effect.exposed, words.seconds),
+        words.signed_share(effect.step_time, cost.before.step_time, words.seconds),
+        words.signed(effect.peak_active, words.size),
+        words.signed(effect.peak_reserved, words.size),
+        words.signed(effect.exposed, words.seconds),
     )
-
-
-def _signed(value: float, shown: Callable[[float], str]) -> str:
-    if abs(value) < _NANOSECOND:
-        return "0"  # rounding of sums
-    return f"+{shown(value)}" if value > 0 else shown(value).replace("-", "−", 1)
 
 
 def facts(summary: Summary) -> Iterator[str]:

@@ -31,12 +31,17 @@ def terminal(estimate: Estimate, causes: Causes) -> str:
     return "\n\n".join("\n".join(line.rstrip() for line in block) for block in map(list, blocks) if block) + "\n"
 
 
-def _head(estimate: Estimate) -> Iterator[str]:
+def title(estimate: Estimate) -> str:
+    """The plan and its cluster in a line."""
     cluster, device = estimate.machine.cluster, estimate.machine.device
     variant = f", variant {estimate.variant}" if estimate.variant else ""
     hosts = f"{cluster.hosts} host" + ("s" if cluster.hosts > 1 else "")
     fabric = f", {cluster.fabric.name}" if cluster.fabric is not None else ""
-    yield f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}"
+    return f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}"
+
+
+def _head(estimate: Estimate) -> Iterator[str]:
+    yield title(estimate)
     yield ""
     speed = f"{estimate.tokens_per_second_per_device:,.0f} tokens/s/device"
     rate = f"of {estimate.peak_flops / 1e12:,.4g} TFLOP/s ({estimate.peak_source}); {estimate.flops_convention}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from legoai.cost.trace.records import Category
@@ -40,6 +41,8 @@ KINDS: Final = {
     "loss": "loss",
 }
 
+_NANOSECOND: Final = 1e-9
+
 
 def seconds(value: float) -> str:
     """Three digits: `9.30 s`, `280 ms`, `13.9 us`."""
@@ -74,6 +77,32 @@ def bound(value: float, dimension: str) -> str:
     if dimension == "seconds":
         return seconds(value)
     return share(value) if dimension == "fraction" else f"{value:,.0f}"
+
+
+def signed(value: float, shown: Callable[[float], str]) -> str:
+    """A difference with its sign, `0` where it is rounding."""
+    if abs(value) < _NANOSECOND:
+        return "0"
+    return f"+{shown(value)}" if value > 0 else shown(value).replace("-", "−", 1)
+
+
+def signed_share(value: float, whole: float, shown: Callable[[float], str]) -> str:
+    """A difference with its sign, and its share of a whole: `−120 ms (−3.1%)`."""
+    text = signed(value, shown)
+    return text if text == "0" else f"{text} ({100 * value / whole:+.1f}%)".replace("-", "−")
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with their cells below each other; all but the first column of a table of several are numbers."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    numbers = len(widths) > 2
+    return [
+        "  ".join(
+            f"{cell:>{width}}" if numbers and column else f"{cell:<{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
 
 
 def _three(value: float) -> str:

@@ -18,11 +18,13 @@ T = TypeVar("T")
 class Lowering:
     """The analysis of a plan without holes, and what only the emission of its program needs to know."""
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Analysis, *, passes: int | None = None) -> None:
         assert analysis.manifest is not None, "a model that cannot be inspected is a diagnostic"
         self.analysis = analysis
         self.plan = analysis.plan
         self.manifest = analysis.manifest
+        self.passes = passes
+        """How many of the passes over the graph of a step are run; None for all."""
         self.runtime_names: set[str] = set()
         """What conditions of the program take from `legoai.runtime`."""
 

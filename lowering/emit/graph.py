@@ -18,7 +18,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     fsdp = lowering.plan.fsdp
     assert fsdp is not None and not list(supports(lowering.analysis)), "see `supports` of the graph backend"
     assert not compiled_modules(lowering.analysis), "see the rule `compile-under-graph`"
-    passes = _passes(lowering)
+    passes = graph_passes(lowering)[: lowering.passes]
     for name in ("StepGraph", "rewritten", "trace_step", *(name for name, _ in passes)):
         draft.imports.name(_PACKAGE, name)
     draft.imports.name("legoai.runtime", "Batch")
@@ -39,8 +39,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.step.traced = True
 
 
-def _passes(lowering: Lowering) -> list[tuple[str, Note]]:
-    """The names of the passes in their order, each with the line of the plan that wants it."""
+def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
+    """The names of a plan's passes in their order, each with the line of the plan that wants it."""
     plan, analysis = lowering.plan, lowering.analysis
     assert plan.fsdp is not None
     of_units = lowering.note(plan.fsdp)

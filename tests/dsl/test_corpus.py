@@ -28,6 +28,7 @@ ELSEWHERE = {
     "LP011": "found when a plan is lowered",
     "LP012": "found when a plan is solved",
     "LP013": "found when a plan is solved",
+    "LP014": "found when the graph of a step is asked for",
     "LP711": "found when a plan is simulated",
     "LP712": "found when a plan is simulated",
     "LP716": "found when a plan is solved",

@@ -158,3 +158,16 @@ def test_an_interruption_ends_quietly():
         process.kill()
     assert (process.returncode, out, err) == (130, b"", b"")
     assert not Path("small.html").exists()
+
+
+@pytest.mark.parametrize("argv", [("cost", "--passes"), ("lower", "--dump-graphs", "graphs")])
+def test_a_plan_without_a_graph_has_no_passes(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    command, *options = argv
+    status, out, err = called(capsys, command, "small.plan", *options)
+    assert (status, out) == (1, "")
+    assert "error[LP014] no-step-graph" in err and "write `backend = graph`" in err
+
+
+def test_passes_are_not_drawn_on_a_page(capsys: pytest.CaptureFixture[str]):
+    status, _, err = called(capsys, "cost", "small.plan", "--passes", "--html", "small.html")
+    assert (status, "--html is of one simulation" in err) == (2, True)

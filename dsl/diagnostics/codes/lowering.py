@@ -70,6 +70,27 @@ class HoleNotSearched(Rule):
     slug = "hole-not-searched"
 
 
+class NoStepGraph(Rule):
+    """A command about the graph of a step, of a plan whose step is none.
+
+    `legoai cost --passes` and `legoai lower --dump-graphs` show what passes make of the graph that `backend = graph`
+    traces. The hooks of the eager backend have no graph.
+
+    ## Example
+    ```
+    fsdp on dp_shard { layers.* = unit }
+    ```
+
+    ## Use instead
+    ```
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    ```
+    """
+
+    code = "LP014"
+    slug = "no-step-graph"
+
+
 class NoLegalAnswers(Rule):
     """A plan whose holes have no values that are legal together.
 

@@ -8,16 +8,17 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, announce, lacks_graph, lowered, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
+    from legoai.cost.graph_passes import PassEstimate
     from legoai.dsl.lint import Linted
     from legoai.lowering.program import Program
 
@@ -34,6 +35,7 @@ examples:
   legoai cost plan.tiny                             a summary
   legoai cost plan.tiny --json                      every figure
   legoai cost plan.tiny --html tiny.html            a page with the step's timeline and memory
+  legoai cost plan.g --passes                       of `backend = graph`, what each pass over the graph changes
   legoai cost plan.llama3_8b_8 --profile h200       on other devices
   legoai cost plan.tiny --profile calibrated.toml   on devices that `legoai calibrate` measured
 """
@@ -46,6 +48,11 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     parser.add_argument(
         "--trace", metavar="OUT", type=output_file, help="write the step as a Chrome trace for Perfetto"
+    )
+    parser.add_argument(
+        "--passes",
+        action="store_true",
+        help="of a plan with `backend = graph`, show what each pass over the step's graph changes",
     )
     parser.add_argument("--html", metavar="OUT", type=output_file, help="write a page with timeline, memory and tables")
     add_profile(parser)
@@ -70,6 +77,8 @@ def run(arguments: Namespace) -> int:
     if done is None:
         return 1
     linted, program = done
+    if arguments.passes:
+        return _passes(linted, arguments)
     estimate = estimated(linted, program, profile=arguments.profile, rank=arguments.rank)
 
     from legoai.cost.report.causes import Causes
@@ -104,16 +113,9 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
     assert linted.plan is not None
     assert linted.analysis is not None
     assert linted.analysis.manifest is not None
-    if linted.plan.model.family == "python":
-        announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
-    progress = Progress()
-    progress("reading torch")
-    # The simulated process groups have no hooks, of which torch's C++ side would warn.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with _lasting():
-        from legoai.cost.estimate import CannotEstimateError, estimate
+    with _simulating(linted) as progress:
+        from legoai.cost.estimate import estimate
 
-    try:
         return estimate(
             program,
             linted.plan,
@@ -123,6 +125,60 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
             rank=rank,
             progress=progress,
         )
+
+
+def pass_estimated(linted: Linted, *, profile: str | None = None, rank: int = 0) -> Sequence[PassEstimate]:
+    """The estimates of a plan with `backend = graph` after each pass, with progress on a terminal.
+
+    Raises:
+        WrongUsage: it cannot be costed.
+    """
+    assert linted.analysis is not None
+    with _simulating(linted) as progress:
+        from legoai.cost.graph_passes import pass_estimates
+
+        return pass_estimates(
+            linted.analysis, suppressed=linted.suppressed, profile=profile, rank=rank, progress=progress
+        )
+
+
+def _passes(linted: Linted, arguments: Namespace) -> int:
+    """Print what each pass changes; returns 1 where the plan has no graph."""
+    given = next((name for name in ("trace", "html") if getattr(arguments, name) is not None), None)
+    if given is not None:
+        raise WrongUsage(f"--{given} is of one simulation, and --passes makes one for each pass")
+    if lacks_graph(linted):
+        return 1
+    found = pass_estimated(linted, profile=arguments.profile, rank=arguments.rank)
+
+    from legoai.cost.report import graph_passes
+
+    if arguments.json:
+        print(json.dumps(graph_passes.document(found), indent=2))
+    else:
+        sys.stdout.write(graph_passes.terminal(found))
+    return 0
+
+
+@contextlib.contextmanager
+def _simulating(linted: Linted) -> Iterator[Progress]:
+    """Get ready to simulate a plan; what is told while entered is shown on a terminal.
+
+    Raises:
+        WrongUsage: it cannot be costed.
+    """
+    assert linted.plan is not None
+    if linted.plan.model.family == "python":
+        announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
+    progress = Progress()
+    progress("reading torch")
+    # The simulated process groups have no hooks, of which torch's C++ side would warn.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with _lasting():
+        from legoai.cost.estimate import CannotEstimateError
+
+    try:
+        yield progress
     except CannotEstimateError as error:
         raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
     finally:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, lowered, output_file
-from legoai.dsl.analysis.graph import is_traced
+from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
@@ -61,8 +60,6 @@ def _dump(linted: Linted, program: Program, folder: Path) -> None:
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None
     assert analysis is not None
-    if not is_traced(analysis):
-        raise WrongUsage("--dump-graphs is about the graph of a step: the plan has no `fsdp … (backend = graph)`")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.simulated.device import SimulationError
     from legoai.cost.step_graphs import step_graphs
@@ -87,6 +84,8 @@ def run(arguments: Namespace) -> int:
         return 1
     linted, program = done
     if arguments.dump_graphs is not None:
+        if lacks_graph(linted):
+            return 1
         _dump(linted, program, arguments.dump_graphs)
     if arguments.output == Path("-"):
         sys.stdout.write(program.text)

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.diagnostics.codes.lowering import NoStepGraph
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
@@ -97,6 +99,24 @@ def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
         f"{linted.plan.model.target}",
         file=sys.stderr,
     )
+    return True
+
+
+def lacks_graph(linted: Linted) -> bool:
+    """Whether the step of a plan without errors is no graph; shows the diagnostic then."""
+    assert linted.plan is not None
+    assert linted.analysis is not None
+    analysis, fsdp = linted.analysis, linted.plan.fsdp
+    if is_traced(analysis):
+        return False
+    if fsdp is None:
+        place, help = analysis.place(linted.plan.mesh), "shard with `fsdp on dp_shard (backend = graph)`"
+    else:
+        place, help = analysis.place(fsdp, "backend"), "write `backend = graph`"
+    diagnostic = NoStepGraph.at(
+        place, "the step of this plan is not traced as a graph", label="without `backend = graph`", help=[help]
+    )
+    show([diagnostic], linted.files, stream=sys.stderr)
     return True
 
 

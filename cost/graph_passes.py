@@ -1,0 +1,65 @@
+"""Estimates of a step after each of the passes over its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.estimate import Estimate, Progress, estimate
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.lowering.program import lower, pass_names
+
+TRACED: Final = "as traced"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassEstimate:
+    """A step whose graph was rewritten by the first of its passes.
+
+    Attributes:
+        name: of the last pass that was run; :data:`TRACED` where none was.
+        estimate: of the step with this graph.
+    """
+
+    name: str
+    estimate: Estimate = field(repr=False)
+
+
+def pass_estimates(
+    analysis: Analysis,
+    *,
+    suppressed: Sequence[Diagnostic] = (),
+    profile: str | None = None,
+    rank: int = 0,
+    progress: Progress | None = None,
+) -> tuple[PassEstimate, ...]:
+    """Simulate the program of a plan with `backend = graph` as it is traced, and after each pass in turn.
+
+    Args:
+        analysis: of the plan.
+        suppressed: lint errors that the plan's own comments accept.
+        profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
+        rank: global rank that is simulated.
+        progress: is told what is done.
+
+    Returns:
+        The estimate as traced, and that after each pass; the last is that of the plan.
+
+    Raises:
+        CannotEstimateError: the program cannot be simulated, with all or some of its passes.
+    """
+    assert analysis.manifest is not None
+    names = pass_names(analysis)
+    assert names, "a plan whose step is traced"
+    found = []
+    for count, name in enumerate((TRACED, *names)):
+        if progress is not None:
+            progress(f"simulating the step {name if not count else f'after {name}'}")
+        program = lower(analysis, suppressed=suppressed, passes=count)
+        done = estimate(
+            program, analysis.plan, analysis.manifest, directory=analysis.directory, profile=profile, rank=rank
+        )
+        found.append(PassEstimate(name=name, estimate=done))
+    return tuple(found)

@@ -1,0 +1,64 @@
+"""What each pass over the graph of a step changes: the passes add up to the estimate of the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.graph_passes import pass_estimates
+from legoai.cost.report import document as whole
+from legoai.cost.report import graph_passes
+from legoai.cost.report.causes import Causes
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.lowering.program import lower
+from support.plans import HEAD, manifest_of, resolved
+from support.simulated import in_a_fork
+
+PLAN = (
+    HEAD.replace("cpu(devices = 4)", "h100_sxm")
+    + """\
+batch (global = 16, micro = 2, seq_len = 128)
+mesh  (dp_shard = 8)
+fsdp on dp_shard (backend = graph) { layers.* = unit }
+comm  (reorder = true)
+"""
+)
+NAMES = ["deduplicate_unshards", "reshard_after_forward", "bucket_units", "overlap_communication"]
+
+
+def figures() -> tuple[dict[str, Any], str, dict[str, Any]]:
+    """The passes as JSON and text, and the JSON of the plan."""
+    plan = resolved(PLAN)
+    analysis = Analysis(plan, manifest_of(plan.model.source()))
+    found = pass_estimates(analysis)
+    assert analysis.manifest is not None
+    plain = whole.document(estimate(lower(analysis), analysis.plan, analysis.manifest), Causes(analysis))
+    return graph_passes.document(found), graph_passes.terminal(found), plain
+
+
+def test_differences_of_passes_add_up_to_the_estimate_of_the_plan():
+    found, text, plan = in_a_fork(figures)
+    assert [item["name"] for item in found["passes"]] == NAMES
+    for figure in ("step_time_s", "peak_active_bytes", "exposed_communication_s", "collectives"):
+        total = found["traced"][figure] + sum(item["difference"][figure] for item in found["passes"])
+        assert total == pytest.approx(found["passes"][-1]["after"][figure], rel=1e-12)
+        assert found["difference"][figure] == pytest.approx(total - found["traced"][figure])
+    last = found["passes"][-1]["after"]
+    assert last["step_time_s"] == plan["step_time_s"]
+    assert last["exposed_communication_s"] == plan["exposed_communication_s"]
+    assert last["peak_active_bytes"] == plan["memory"]["peak_active_bytes"]
+    changed = {item["name"]: item["difference"] for item in found["passes"]}
+    assert changed["reshard_after_forward"]["collectives"] == 36  # nine parameters of each of four blocks
+    assert changed["bucket_units"]["collectives"] == -(39 + 36 + 39 - 5 - 4 - 5)
+    assert changed["bucket_units"]["step_time_s"] < 0
+    assert changed["overlap_communication"]["exposed_communication_s"] < 0
+    assert changed["overlap_communication"]["peak_active_bytes"] > 0
+
+    lines = text.splitlines()
+    assert lines[0] == "tiny: 8 x h100_sxm, 1 host"
+    assert lines[2].split("  ")[0] == "passes over the graph of a step"
+    rows = ["  as traced", *(f"    {name}" for name in NAMES), "  after all passes", "    in all"]
+    assert [line.startswith(f"{row}  ") for line, row in zip(lines[3:], rows, strict=True)] == [True] * 7
+    assert lines[5].endswith("+36") and lines[6].endswith("−100")
