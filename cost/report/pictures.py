@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost.estimate import Estimate, RankEstimate
+from legoai.cost.graph_passes import PassEstimate
 from legoai.cost.report import words
-from legoai.cost.report.bars import rank_tracks
+from legoai.cost.report.bars import Bar, rank_tracks
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.chrome import Lines
 from legoai.cost.timing.rank_timeline import ActionTime
@@ -74,15 +75,58 @@ def timeline_picture(item: RankEstimate, causes: Causes, *, name: str) -> str:
     for row, track in enumerate(shown):
         top = 26 + row * _ROW
         parts.append(_text(6, top + 17, track.name, "soft"))
-        for bar in track.bars:
-            what = f"{bar.module}: {bar.name}, {bar.look}, {words.seconds(bar.end - bar.start)}"
-            wide = max(0.4, (bar.end - bar.start) * scale)
-            parts.append(
-                _rect(_LEFT + bar.start * scale, top + 2, wide, _ROW - 4, bar.look, f"{what} {bar.line}".strip())
-            )
+        parts += [_bar(bar, top, scale) for bar in track.bars]
     looks = ("forward", "recompute", "backward", "optimizer", "communication", "copy")
     parts += _legend([(look, look) for look in looks], height - 12)
     return _svg(parts, _WIDE, height, f"A step of {name} on rank {item.rank}", alone=True)
+
+
+def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) -> str:
+    """A step with its graph as traced and after all passes, below each other on one scale of time, as an SVG file.
+
+    A lane for the computation, for each stream and mesh axis that communicates, and for copies from and to the host.
+
+    Args:
+        found: the estimates as traced and after each pass.
+        causes: the plan's lines.
+        name: of the plan.
+    """
+    total = max(item.estimate.step_time for item in found)
+    scale = (_WIDE - _LEFT - 8) / total
+    bands = [(item, _lanes(item.estimate.slowest, causes)) for item in (found[0], found[-1])]
+    height = 34 + sum(_ROW * (len(lanes) + 1) + 12 for _, lanes in bands) + 34
+    parts = [*_axis(total, scale, height - 34)]
+    top = 26.0
+    for (item, lanes), title in zip(bands, ("as traced", f"after {len(found) - 1} passes"), strict=True):
+        exposed = f"{words.seconds(item.estimate.exposed_communication)} of it exposed communication"
+        parts.append(_text(6, top + 17, f"{title}: {words.seconds(item.estimate.step_time)}, {exposed}", "ink"))
+        for lane, bars in lanes.items():
+            top += _ROW
+            parts.append(_text(6, top + 17, lane, "soft"))
+            parts.append(_rect(_LEFT, top + 2, item.estimate.step_time * scale, _ROW - 4, "idle"))
+            parts += [_bar(bar, top, scale) for bar in bars]
+        top += _ROW + 12
+    looks = ("forward", "recompute", "backward", "optimizer", "communication", "copy")
+    parts += _legend([(look, look) for look in looks], height - 12)
+    return _svg(parts, _WIDE, height, f"A step of {name} before and after the passes over its graph", alone=True)
+
+
+def _lanes(item: RankEstimate, causes: Causes) -> dict[str, list[Bar]]:
+    """The bars of a rank by lane: tracks that do more than copy, and then all copies."""
+    found: dict[str, list[Bar]] = {}
+    copies = []
+    for track in rank_tracks(item, Lines(causes), most=_MOST_BARS):
+        other = [bar for bar in track.bars if bar.look != "copy"]
+        copies += [bar for bar in track.bars if bar.look == "copy"]
+        if other:
+            found[track.name] = other
+    return found | ({"copies": copies} if copies else {})
+
+
+def _bar(bar: Bar, top: float, scale: float) -> str:
+    what = f"{bar.module}: {bar.name}, {bar.look}, {words.seconds(bar.end - bar.start)}"
+    wide = max(0.4, (bar.end - bar.start) * scale)
+    return _rect(_LEFT + bar.start * scale, top + 2, wide, _ROW - 4, bar.look, f"{what} {bar.line}".strip())
 
 
 def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:

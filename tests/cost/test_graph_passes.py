@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from legoai.cost.graph_passes import pass_estimates
 from legoai.cost.report import document as whole
 from legoai.cost.report import graph_passes
 from legoai.cost.report.causes import Causes
+from legoai.cost.report.pictures import passes_picture
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import lower
 from support.plans import HEAD, manifest_of, resolved
@@ -28,18 +30,19 @@ comm  (reorder = true)
 NAMES = ["deduplicate_unshards", "reshard_after_forward", "bucket_units", "overlap_communication"]
 
 
-def figures() -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """The passes as JSON and text, and the JSON of the plan."""
+def figures() -> tuple[dict[str, Any], str, str, dict[str, Any]]:
+    """The passes as JSON, text and picture, and the JSON of the plan."""
     plan = resolved(PLAN)
     analysis = Analysis(plan, manifest_of(plan.model.source()))
     found = pass_estimates(analysis)
     assert analysis.manifest is not None
     plain = whole.document(estimate(lower(analysis), analysis.plan, analysis.manifest), Causes(analysis))
-    return graph_passes.document(found), graph_passes.terminal(found), plain
+    picture = passes_picture(found, Causes(analysis), name="tiny")
+    return graph_passes.document(found), graph_passes.terminal(found), picture, plain
 
 
 def test_differences_of_passes_add_up_to_the_estimate_of_the_plan():
-    found, text, plan = in_a_fork(figures)
+    found, text, picture, plan = in_a_fork(figures)
     assert [item["name"] for item in found["passes"]] == NAMES
     for figure in ("step_time_s", "peak_active_bytes", "exposed_communication_s", "collectives"):
         total = found["traced"][figure] + sum(item["difference"][figure] for item in found["passes"])
@@ -62,3 +65,10 @@ def test_differences_of_passes_add_up_to_the_estimate_of_the_plan():
     rows = ["  as traced", *(f"    {name}" for name in NAMES), "  after all passes", "    in all"]
     assert [line.startswith(f"{row}  ") for line, row in zip(lines[3:], rows, strict=True)] == [True] * 7
     assert lines[5].endswith("+36") and lines[6].endswith("−100")
+
+    texts = re.findall(r"<text[^>]*>([^<]*)", picture)
+    lanes = [line for line in texts if line in ("compute", "dp_shard", "copies")]
+    assert lanes == ["compute", "dp_shard", "copies"] * 2
+    titles = [line for line in texts if "exposed communication" in line]
+    assert [line.partition(":")[0] for line in titles] == ["as traced", "after 4 passes"]
+    assert picture.count("all_gather") > 2 * found["traced"]["collectives"] // 3

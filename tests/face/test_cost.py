@@ -160,7 +160,7 @@ def test_an_interruption_ends_quietly():
     assert not Path("small.html").exists()
 
 
-@pytest.mark.parametrize("argv", [("cost", "--passes"), ("lower", "--dump-graphs", "graphs")])
+@pytest.mark.parametrize("argv", [("cost", "--passes"), ("graph", "--what", "step")])
 def test_a_plan_without_a_graph_has_no_passes(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
     command, *options = argv
     status, out, err = called(capsys, command, "small.plan", *options)

@@ -73,8 +73,8 @@ class HoleNotSearched(Rule):
 class NoStepGraph(Rule):
     """A command about the graph of a step, of a plan whose step is none.
 
-    `legoai cost --passes` and `legoai lower --dump-graphs` show what passes make of the graph that `backend = graph`
-    traces. The hooks of the eager backend have no graph.
+    `legoai cost --passes`, `legoai graph --what step` and `legoai lower --dump-graphs` show what passes make of the
+    graph that `backend = graph` traces. The hooks of the eager backend have no graph.
 
     ## Example
     ```

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.cost import add_profile, estimated, write
-from legoai.commands.shared import add_no_factories, add_resolution, lowered, output_file
+from legoai.commands.cost import add_profile, estimated, pass_estimated, write
+from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file
 
 if TYPE_CHECKING:
     from legoai.dsl.lint import Linted
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Draw a plan as SVG: which ranks lie on which hosts and which of them an axis joins; when each rank of the
-pipeline takes each action of the schedule; or when each operation of a step runs on its stream. The last two
-are simulated, as by `legoai cost`.
+pipeline takes each action of the schedule; when each operation of a step runs on its stream; or, with
+`backend = graph`, the same before and after the passes over the graph of the step. All but the first are
+simulated, as by `legoai cost`.
 """
 
 _EXAMPLES = """\
 examples:
   legoai graph plan.tiny -o mesh.svg
   legoai graph plan.tiny --what timeline -o step.svg
+  legoai graph plan.g --what step -o passes.svg
   legoai graph plan.llama3_405b_512 --what pipeline -o pipeline.svg
 """
 
@@ -34,7 +36,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
     parser.add_argument(
-        "--what", choices=("mesh", "pipeline", "timeline"), default="mesh", help="what is drawn (default: mesh)"
+        "--what", choices=("mesh", "pipeline", "timeline", "step"), default="mesh", help="what is drawn (default: mesh)"
     )
     parser.add_argument(
         "-o",
@@ -55,6 +57,8 @@ def run(arguments: Namespace) -> int:
     if done is None:
         return 1
     linted, program = done
+    if arguments.what == "step" and lacks_graph(linted):
+        return 1
     picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
     if arguments.output == Path("-"):
         sys.stdout.write(picture)
@@ -86,6 +90,13 @@ def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:
     assert linted.analysis is not None
     if arguments.what == "pipeline" and linted.plan.pipeline is None:
         raise WrongUsage(f"{linted.resolution.file.name} has no pipeline to draw")
+    if arguments.what == "step":
+        found = pass_estimated(linted, profile=arguments.profile)
+
+        from legoai.cost.report.causes import Causes
+        from legoai.cost.report.pictures import passes_picture
+
+        return passes_picture(found, Causes(linted.analysis), name=linted.plan.name)
     estimate = estimated(linted, program, profile=arguments.profile)
 
     from legoai.cost.report.causes import Causes
