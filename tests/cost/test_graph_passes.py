@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
+from legoai.cost.capture import capture
 from legoai.cost.estimate import estimate
 from legoai.cost.graph_passes import pass_estimates
 from legoai.cost.report import document as whole
 from legoai.cost.report import graph_passes
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.pictures import passes_picture
+from legoai.cost.trace.records import Collective
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.lowering.graph import StepGraph
+from legoai.lowering.graph.operators import GATHERS, SCATTERS
+from legoai.lowering.graph.passes import watched
 from legoai.lowering.program import lower
-from support.plans import HEAD, manifest_of, resolved
+from support.combinations import COMBINATIONS
+from support.plans import HEAD, lowered, manifest_of, resolved
 from support.simulated import in_a_fork
 
 PLAN = (
@@ -72,3 +78,32 @@ def test_differences_of_passes_add_up_to_the_estimate_of_the_plan():
     titles = [line for line in texts if "exposed communication" in line]
     assert [line.partition(":")[0] for line in titles] == ["as traced", "after 4 passes"]
     assert picture.count("all_gather") > 2 * found["traced"]["collectives"] // 3
+
+
+def issued(graph: StepGraph) -> list[tuple[str, int]]:
+    """The gathers and reductions of a graph in their order, with the bytes of the whole buffer."""
+    found = []
+    for node in graph.graph.nodes:
+        if node.target in GATHERS:
+            found.append(("all_gather", node.meta["val"].nbytes))
+        elif node.target in SCATTERS:
+            found.append(("reduce_scatter", node.args[0].meta["val"].nbytes))
+    return found
+
+
+def in_graph_and_trace(text: str) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    graphs = []
+    with watched(lambda _, graph: graphs.append(issued(graph))):
+        trace = capture(text, world=2, kind="cpu", replay=False)
+    seen = trace.records[trace.steps[-1].start : trace.steps[-1].stop]
+    kinds = ("all_gather", "reduce_scatter")
+    return graphs[-1], [(item.kind, item.bytes) for item in seen if isinstance(item, Collective) and item.kind in kinds]
+
+
+@pytest.mark.parametrize("name", ["fsdp, as one graph", "fsdp, as one graph, checkpointed"])
+def test_a_simulated_rank_issues_the_collectives_of_the_graph(name: str):
+    """That a real one does too is tested in `test_against_gloo.py`."""
+    text = lowered(COMBINATIONS[name].text).text
+    in_graph, seen = in_a_fork(in_graph_and_trace, text)
+    assert len(in_graph) > 6
+    assert seen == in_graph * (len(seen) // len(in_graph))

@@ -1,0 +1,24 @@
+"""Active memory of a step that is traced as a graph, against a real run on the CPU over gloo."""
+
+from __future__ import annotations
+
+import pytest
+
+from legoai.cost.capture import capture
+from legoai.cost.memory.storages import memory
+from support.combinations import COMBINATIONS
+from support.plans import lowered
+from support.real_memory import real_peak
+from support.simulated import in_a_fork
+
+
+def simulated_peaks(text: str, world: int) -> list[int]:
+    return [memory(capture(text, world=world, rank=rank, kind="cpu")).peak for rank in range(world)]
+
+
+@pytest.mark.parametrize("name", ["fsdp, as one graph", "fsdp, as one graph, checkpointed"])
+def test_the_peak_is_that_of_a_real_run(name: str, gloo):
+    combination = COMBINATIONS[name]
+    text = lowered(combination.text).text
+    real = gloo(combination.world)(real_peak, text)
+    assert in_a_fork(simulated_peaks, text, combination.world) == real
