@@ -10,6 +10,7 @@ from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
+from legoai.dsl.analysis.shard import placement
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import Declared
 from legoai.specs.directives.checkpoint import Every, Full
@@ -35,7 +36,7 @@ def reorders(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Shards and their replicas, a built-in decoder, one loss; each line that asks for more is reported by itself."""
+    """Shards, their replicas, `tp`, a built-in decoder, one loss; each line that asks for more is reported."""
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
@@ -54,12 +55,12 @@ def _not_traced(span: Span, what: str, why: str, *help: str) -> Unsupported:
 def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     assert plan.fsdp is not None
-    traced = {"dp_shard", *(axis for axis in replicating_axes(analysis) if axis == "dp_replicate")}
+    traced = {"dp_shard", "tp", *(axis for axis in replicating_axes(analysis) if axis == "dp_replicate")}
     for axis in plan.mesh.used():
         if axis not in traced:
             yield _not_traced(
                 analysis.place(plan.mesh, axis), f"the axis `{axis}`",
-                "the graph has only collectives of shards and their replicas",
+                "the graph has only collectives of shards, their replicas and tensor parallelism",
             )  # fmt: skip
     if sharded_axes(analysis) == ("dp_shard",) and plan.mesh.dp_shard == 1:
         yield _not_traced(
@@ -85,11 +86,12 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
     if any(module.kind == "moe" for module in manifest.modules.values()):
         yield _not_traced(place, "a mixture of experts", "how many tokens an expert takes differs from step to step")
     ranks = shard_ranks(analysis)
-    uneven = next((name for name, shape in manifest.parameters() if shape[0] % ranks), None)
-    if uneven is not None:
-        yield _not_traced(
-            analysis.place(plan.mesh, "dp_shard"), f"`dp_shard = {ranks}`", f"it does not divide dim 0 of `{uneven}`"
-        )
+    for name, shape in manifest.parameters():
+        among = ranks * (plan.mesh.tp if placement(analysis, name).dim == 0 else 1)
+        if shape[0] % among:
+            axes = f"`dp_shard = {ranks}`" + ("" if among == ranks else f" times `tp = {plan.mesh.tp}`")
+            yield _not_traced(analysis.place(plan.mesh, "dp_shard"), axes, f"it does not divide dim 0 of `{name}`")
+            return
 
 
 def _units(analysis: Analysis) -> Iterator[Unsupported]:

@@ -7,36 +7,28 @@ from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import reorders, supports
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.code import Function, Group, Item, Line, Note, call
+from legoai.lowering.emit.code import Group, Item, Line, Note, call
 from legoai.lowering.emit.step import COUNT
 
 _PACKAGE = "legoai.lowering.graph"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `PASSES` and `build_graph`."""
+    """Add `PASSES`, and what `build_graph` does."""
     fsdp = lowering.plan.fsdp
     assert fsdp is not None and not list(supports(lowering.analysis)), "see `supports` of the graph backend"
     assert not compiled_modules(lowering.analysis), "see the rule `compile-under-graph`"
     passes = graph_passes(lowering)[: lowering.passes]
     for name in ("StepGraph", "rewritten", "trace_step", *(name for name, _ in passes)):
         draft.imports.name(_PACKAGE, name)
-    draft.imports.name("legoai.runtime", "Batch")
-    draft.imports.name("legoai.runtime", "LossFunction")
     items = tuple(Item(name, note=note) for name, note in passes)
     draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
     traced = call("trace_step", "model", "loss", "batch.inputs", "batch.targets", micro_batches=COUNT)
-    draft.later_functions.append(
-        Function(
-            "build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph",
-            (
-                Line(traced, "graph = ", lowering.note(fsdp, "backend")),
-                Line("rewritten(graph, PASSES)", "return "),
-            ),
-        )
+    draft.step.traced = (
+        Line(traced, "graph = ", lowering.note(fsdp, "backend")),
+        Line("rewritten(graph, PASSES)", "return "),
     )
     draft.train_with("build_graph", "build_graph")
-    draft.step.traced = True
 
 
 def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:

@@ -26,12 +26,12 @@ class Step:
     """Steps until which a rank takes fewer micro batches, and how many; see :mod:`legoai.lowering.emit.batch`."""
     pass_size: int | None = None
     """Micro batches of one pass of a pipeline; None without one."""
-    traced: bool = False
-    """Whether forward, loss and backward are one graph."""
+    traced: tuple[Line, Line] | None = None
+    """What traces forward, loss and backward as one graph, and what gives the graph back; None without a graph."""
     before_forward: list[Line] = field(default_factory=list)
     """Before each micro batch's forward."""
     around: list[Loop] = field(default_factory=list)
-    """`with` statements without a body around forward and backward, the outermost first."""
+    """`with` statements without a body around forward and backward, or their trace, the outermost first."""
     around_forward: list[Loop] = field(default_factory=list)
     """`with` statements without a body around forward and loss, inside of `around`."""
     arguments: list[Item] = field(default_factory=list)
@@ -46,11 +46,12 @@ class Step:
     """At the end, also of a step whose update was not made."""
 
     def functions(self, imports: Imports) -> tuple[Function, ...]:
-        """`forward_backward` and `train_step`; before them `micro_batches` where their number grows."""
+        """`forward_backward` and `train_step`; before them what builds the graph, and `micro_batches` of a ramp."""
         imports.module("torch")
         for name in ("Batches", "StepResult", "Training", "reduce_loss_and_norm"):
             imports.name("legoai.runtime", name)
         return (
+            *self._building(imports),
             *self._growing(),
             Function("forward_backward(training: Training, batches: Batches) -> torch.Tensor", self._sums(imports)),
             Function("train_step(training: Training, batches: Batches) -> StepResult", self._update()),
@@ -60,6 +61,18 @@ class Step:
     def _count(self) -> str:
         """The expression for the micro batches of one rank in the step that is taken."""
         return "count" if self.ramp else COUNT
+
+    def _building(self, imports: Imports) -> Iterator[Function]:
+        """The function that builds the graph of a step that is traced."""
+        if self.traced is None:
+            return
+        for name in ("Batch", "LossFunction"):
+            imports.name("legoai.runtime", name)
+        trace, rewritten = self.traced
+        yield Function(
+            "build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph",
+            (*_inside(self.around, [trace]), rewritten),
+        )
 
     def _growing(self) -> Iterator[Function]:
         """The function that says how many they are in a step, where the batch grows."""
@@ -84,10 +97,8 @@ class Step:
         )
 
     def _forward_backward(self, imports: Imports) -> list[Statement]:
-        if self.traced:
-            assert not (self.before_forward or self.around or self.around_forward or self.arguments), (
-                "all is in the graph"
-            )
+        if self.traced is not None:
+            assert not (self.before_forward or self.around_forward or self.arguments), "all is in the graph"
             return [Line(call("training.step_graph", "batch.inputs", "batch.targets"), "total += ")]
         imports.name("legoai.runtime", "local_value")
         model = call("training.model", "*batch.inputs", *self.arguments)

@@ -40,7 +40,7 @@ def unshards(graph: StepGraph) -> Iterator[Unshard]:
     """Yield the gathers of single parameters, in the order of the graph."""
     parameters = {node: name for name, node in graph.inputs().items()}
     for node in graph.graph.nodes:
-        if node.target is not WAIT or node.args[0].target not in GATHERS:
+        if node.target is not WAIT or node.args[0].target not in GATHERS or not graph.of_unit(node.args[0]):
             continue
         chain = [node, node.args[0]]
         while (source := chain[-1].args[0]) not in parameters and source.target is CAST:

@@ -67,7 +67,7 @@ def _gathers(graph: StepGraph) -> tuple[list[_Collective], list[_Collective]]:
     forward: list[_Collective] = []
     backward: list[_Collective] = []
     for wait in graph.graph.nodes:
-        if wait.target is WAIT and wait.args[0].target in GATHERS:
+        if wait.target is WAIT and wait.args[0].target in GATHERS and graph.of_unit(wait.args[0]):
             place = place_of(wait)
             assert place is not None, "a node that was traced"
             start = _before(wait.args[0], in_order(graph))
@@ -79,7 +79,7 @@ def _reductions(graph: StepGraph, kind: Sequence[OpOverload]) -> list[_Collectiv
     """Return reductions in their order; those over replicas begin when their scattered buffer is there."""
     found = []
     for wait in graph.graph.nodes:
-        if wait.target is WAIT and wait.args[0].target in kind:
+        if wait.target is WAIT and wait.args[0].target in kind and graph.of_unit(wait.args[0]):
             found.append(_Collective((wait.args[0],), tuple(_behind(wait))))
     return found
 

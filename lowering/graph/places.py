@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from torch import fx, nn
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from legoai.lowering.graph.operators import GATHERS
+from legoai.lowering.graph.sharding import Unit
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.operators import (
@@ -64,10 +65,12 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         model: whose modules are called.
+        units: whose groups gather parameters.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, units: Iterable[Unit]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._groups = frozenset().union(*(unit.groups for unit in units))
         self._paths: Mapping[nn.Module, str] = {module: plain_path(path) for path, module in model.named_modules()}
         self._running: list[str] = []
         self._starts: list[int] = []
@@ -102,8 +105,10 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         last = next(iter(reversed(graph.nodes)))
         result = func(*args, **(kwargs or {}))
         node, place = last.next, self._place()
+        if func in GATHERS and args[-1] in self._groups:
+            place = place._replace(makes="unsharded_parameter")
         while node.op != "root":
-            set_place(node, place._replace(makes="unsharded_parameter") if func in GATHERS else place)
+            set_place(node, place)
             node = node.next
         return result
 

@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from legoai.lowering.graph.operators import all_gather, all_reduce, reduce_scatter, wait
 from legoai.runtime.initialize import plain_path
+from legoai.runtime.torch_internals.meshes import DTensorSpec, StridedShard, TensorMeta, concatenate
 from legoai.runtime.torch_internals.operators import tree_map
 
 
@@ -31,10 +32,12 @@ class Unit:
     Attributes:
         parameters: their names in the model; a tied one has the first of its names.
         reshard_after_forward: whether they are gathered again for backward.
+        groups: the names of the process groups of shards and of their replicas.
     """
 
     parameters: tuple[str, ...]
     reshard_after_forward: bool
+    groups: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +45,16 @@ class _Made:
     """A unit before the model is whole; compared by identity."""
 
     reshard_after_forward: bool
+    mesh: DeviceMesh
 
 
 _CLASSES: Final[dict[tuple[type[nn.Module], tuple[str, ...], Any, Any], type[nn.Module]]] = {}
 
 _MADE: Final[weakref.WeakKeyDictionary[nn.Module, _Made]] = weakref.WeakKeyDictionary()
 """The units by the modules of which they were made."""
+
+_GATHERED: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, DTensorSpec]]] = weakref.WeakKeyDictionary()
+"""How gathered parameters lie on the axis of tensor parallelism, by their module and name, where they do."""
 
 
 def shard_unit(
@@ -59,7 +66,8 @@ def shard_unit(
 ) -> None:
     """Shard the parameters below modules on dim 0, and let their modules gather them; as `fully_shard` does with hooks.
 
-    Inner units are made first, and keep their parameters.
+    What tensor parallelism has placed is sharded further: each rank of its axis gathers its own part. Inner units
+    are made first, and keep their parameters.
 
     Args:
         module: or several, whose parameters are gathered together.
@@ -68,7 +76,7 @@ def shard_unit(
         reshard_after_forward: gather again for backward.
     """
     modules = [module] if isinstance(module, nn.Module) else list(module)
-    unit = _Made(reshard_after_forward)
+    unit = _Made(reshard_after_forward, mesh)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for outer in modules:
         _MADE[outer] = unit
@@ -91,7 +99,12 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
                 seen.add(parameter)
                 found.setdefault(unit, []).append(plain_path(f"{path}.{name}" if path else name))
     return tuple(
-        Unit(parameters=tuple(names), reshard_after_forward=unit.reshard_after_forward) for unit, names in found.items()
+        Unit(
+            parameters=tuple(names),
+            reshard_after_forward=unit.reshard_after_forward,
+            groups=frozenset(group.group_name for group in _groups(unit.mesh)),
+        )
+        for unit, names in found.items()
     )
 
 
@@ -99,15 +112,15 @@ def _shard(
     owner: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy, shards: dict[nn.Parameter, nn.Parameter]
 ) -> None:
     """Replace a module's own parameters by their shards, a tied one by the same everywhere."""
+    if type(owner) in _CLASSES.values():  # an inner unit has done so
+        return
     names = []
     for name, whole in owner.named_parameters(recurse=False, remove_duplicate=False):
-        if isinstance(whole, DTensor):
-            continue
         if whole not in shards:
-            placements = (*[Replicate()] * (mesh.ndim - 1), Shard(0))
-            local = distribute_tensor(whole.detach(), mesh, placements, src_data_rank=None)
-            shards[whole] = nn.Parameter(local, requires_grad=whole.requires_grad)
+            shards[whole] = nn.Parameter(_cut(whole, mesh), requires_grad=whole.requires_grad)
         owner._parameters[name] = shards[whole]
+        if isinstance(whole, DTensor):
+            _GATHERED.setdefault(owner, {})[name] = whole._spec
         names.append(name)
     if names:
         owner.__class__ = _gathering(type(owner), tuple(names), policy.param_dtype, policy.reduce_dtype)
@@ -123,10 +136,10 @@ def _gathering(
 
     def reader(name: str) -> property:
         def read(module: nn.Module) -> Any:
-            parameter = module._parameters[name]
+            parameter, gathered = module._parameters[name], _GATHERED.get(module, {}).get(name)
             if not isinstance(parameter, DTensor):  # while first values are drawn into a whole parameter
                 return parameter
-            return _gathered(parameter, param_dtype, reduce_dtype)
+            return _gathered(parameter, gathered, param_dtype, reduce_dtype)
 
         return property(read)
 
@@ -134,9 +147,27 @@ def _gathering(
     return made
 
 
-def _gathered(parameter: DTensor, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None) -> torch.Tensor:
+def _cut(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+    """Return the shards of a parameter; of one that tensor parallelism has cut, those of this rank's part."""
+    replicas = [Replicate()] * (mesh.ndim - 1)
+    if not isinstance(whole, DTensor):
+        return distribute_tensor(whole.detach(), mesh, (*replicas, Shard(0)), src_data_rank=None)
+    spec = whole._spec
+    pieces = spec.num_shards_map[0]
+    own: Placement = StridedShard(0, split_factor=pieces) if pieces > 1 else Shard(0)
+    shard = whole._local_tensor.detach().chunk(mesh.size(-1))[mesh.get_local_rank(mesh.ndim - 1)].clone()
+    laid = DTensorSpec(concatenate([mesh, spec.mesh]), (*replicas, own, *spec.placements), tensor_meta=spec.tensor_meta)
+    return DTensor(shard, laid, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _gathered(
+    parameter: DTensor,
+    gathered: DTensorSpec | None,
+    param_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+) -> torch.Tensor:
     """Return a whole parameter, whose gradient is averaged over the ranks that hold its shards, and over replicas."""
-    result: torch.Tensor = _Gather.apply(parameter, param_dtype, reduce_dtype)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Gather.apply(parameter, gathered, param_dtype, reduce_dtype)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -148,31 +179,46 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, parameter: DTensor, param_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None
+        ctx: Any,
+        parameter: DTensor,
+        gathered: DTensorSpec | None,
+        param_dtype: torch.dtype | None,
+        reduce_dtype: torch.dtype | None,
     ) -> torch.Tensor:
-        """Return the whole tensor in the dtype of parameters."""
+        """Return the whole tensor in the dtype of parameters, as tensor parallelism has laid it."""
         shard = parameter._local_tensor
-        ctx.spec, ctx.reduce_dtype, ctx.dtype = parameter._spec, reduce_dtype, shard.dtype
-        group = _groups(parameter.device_mesh)[-1]
+        ctx.spec, ctx.gathered, ctx.reduce_dtype, ctx.dtype = parameter._spec, gathered, reduce_dtype, shard.dtype
+        group = _groups_of_shards(ctx.spec, gathered)[-1]
         sent = shard if param_dtype is None else shard.to(param_dtype)
         whole: torch.Tensor = wait(all_gather(sent, group.size(), group.group_name))
-        return whole
+        if gathered is None:
+            return whole
+        meta = TensorMeta(gathered.shape, gathered.stride, whole.dtype)
+        laid = DTensorSpec(gathered.mesh, gathered.placements, tensor_meta=meta)
+        return DTensor(whole, laid, requires_grad=False)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient of the shards in their dtype."""
         [gradient] = gradients
-        *replicas, shards = _groups(ctx.spec.mesh)
+        if isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=ctx.gathered.placements)._local_tensor
+        *replicas, shards = _groups_of_shards(ctx.spec, ctx.gathered)
         sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
         reduced = wait(reduce_scatter(sent.contiguous(), "avg", shards.size(), shards.group_name))
         for group in replicas:
             reduced = wait(all_reduce(reduced, "avg", group.group_name))
         local = reduced.to(ctx.dtype)
-        return DTensor(local, ctx.spec, requires_grad=False), None, None  # type: ignore[no-untyped-call]
+        return DTensor(local, ctx.spec, requires_grad=False), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _groups_of_shards(spec: DTensorSpec, gathered: DTensorSpec | None) -> list[dist.ProcessGroup]:
+    """Return the groups of a parameter's replicas, if it has any, and of its shards; both lie in front of the rest."""
+    return _groups(spec.mesh)[: spec.mesh.ndim - (0 if gathered is None else gathered.mesh.ndim)]
 
 
 def _groups(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
-    """Return the groups of a mesh: that of replicas, if there is one, and that of shards."""
+    """Return the groups of a mesh by its axes."""
     return [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
+from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
 from legoai.lowering.graph.sharding import Unit
 
 
@@ -31,12 +32,17 @@ class StepGraph:
         self.module = module
         self.parameters = parameters
         self.units = units
+        self._groups = frozenset().union(*(unit.groups for unit in units))
         self.on_node: list[Callable[[fx.Node], None]] = []
 
     @property
     def graph(self) -> fx.Graph:
         """The graph that passes rewrite."""
         return self.module.graph
+
+    def of_unit(self, node: fx.Node) -> bool:
+        """Whether a node is a collective of a unit: a gather of parameters, or a reduction of their gradients."""
+        return node.target in (*GATHERS, *SCATTERS, SUM_OVER_REPLICAS) and node.args[-1] in self._groups
 
     def inputs(self) -> dict[str, fx.Node]:
         """Return the placeholders of the parameters' shards by the parameters' names."""

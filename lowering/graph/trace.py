@@ -14,7 +14,7 @@ from legoai.lowering.graph.places import Places
 from legoai.lowering.graph.sharding import units_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.initialize import plain_path
-from legoai.runtime.loss import LossFunction
+from legoai.runtime.loss import LossFunction, local_value
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
 from legoai.runtime.torch_internals.graph_passes import make_fx, rename
 from legoai.runtime.torch_internals.graphs import reparametrize_module
@@ -43,7 +43,7 @@ def trace_step(
         names.setdefault(parameter, []).append(name)
     specs = [parameter._spec for parameter in names if isinstance(parameter, DTensor)]
     assert len(specs) == len(names), "all parameters are in shards"
-    buffers = dict(model.named_buffers())
+    buffers, units = dict(model.named_buffers()), units_of(model)
 
     def step(
         shards: list[torch.Tensor], held: list[torch.Tensor], given: list[torch.Tensor], wanted: torch.Tensor
@@ -55,11 +55,11 @@ def trace_step(
         substitutes: dict[str, torch.Tensor] = dict(zip(buffers, held, strict=True))
         for leaf, known in zip(leaves, names.values(), strict=True):
             substitutes.update(dict.fromkeys(known, leaf))
-        with Places(model).followed():
+        with Places(model, units).followed():
             with reparametrize_module(model, substitutes):
                 value = loss(model(*given), wanted)
                 gradients = torch.autograd.grad(value / micro_batches, leaves)
-            return [value.detach(), *(gradient._local_tensor for gradient in gradients)]  # type: ignore[attr-defined]
+            return [local_value(value), *(gradient._local_tensor for gradient in gradients)]  # type: ignore[attr-defined]
 
     with _fake_mode(inputs[0]) as fake, torch.enable_grad(), _one_thread():
         shards = [_like(parameter._local_tensor, fake) for parameter in names]  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def trace_step(
     _name_inputs(
         module.graph, [*paths, *map(plain_path, buffers), *(f"input {i}" for i in range(len(given))), "targets"]
     )
-    return StepGraph(model, module, parameters=tuple(paths), units=units_of(model))
+    return StepGraph(model, module, parameters=tuple(paths), units=units)
 
 
 @contextlib.contextmanager

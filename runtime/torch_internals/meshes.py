@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from torch.distributed.device_mesh import DeviceMesh
 
+# How a DTensor lies, for one that is made of its local tensor.
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
 # How `fully_shard` places a parameter that tensor parallelism shards on the same dim.
 from torch.distributed.tensor.placement_types import _StridedShard as StridedShard
 
-__all__ = ["StridedShard", "concatenate", "flatten", "unflatten"]
+__all__ = ["DTensorSpec", "StridedShard", "TensorMeta", "concatenate", "flatten", "unflatten"]
 
 
 def flatten(mesh: DeviceMesh, name: str) -> DeviceMesh:

@@ -74,6 +74,13 @@ CASES = {
         "mesh (dp_shard = 3)\nfsdp on dp_shard (backend = graph)",
         {1: "does not divide dim 0 of `tok_embeddings.weight`"},
     ),
+    "parameters that a graph cannot cut further": (
+        "mesh (tp = 2,\n  dp_shard = 64)\nfsdp on dp_shard (backend = graph)\n" + SEQUENCE_PARALLEL,
+        {
+            2: "`dp_shard = 64` times `tp = 2` is not lowered beside `backend = graph`: it does not divide dim 0 of "
+            "`layers.0.attention.wk.weight`"
+        },
+    ),
     "units of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = never)\n}",
         {3: "`reshard = never` of `layers.0`"},

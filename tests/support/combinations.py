@@ -120,6 +120,12 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}{_FULL}{_SINGLE}", data=1
     ),
     "fsdp and tensor parallel": _four(f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}{_fsdp()}{_CLIP}", data=2),
+    "fsdp and tensor parallel, as one graph": _four(
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}{_fsdp()}{_FULL}{_CLIP}comm (reorder = true)\n".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+        data=2,
+    ),
     "fsdp and tensor parallel, checkpointed": _four(
         f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}{_fsdp()}"
         "checkpoint { layers.* = selective([attention, alternate_matmul]) }\n",

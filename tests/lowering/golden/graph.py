@@ -88,11 +88,6 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-def build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph:
-    graph = trace_step(model, loss, batch.inputs, batch.targets, micro_batches=MICRO_BATCHES)  # tiny.plan:7
-    return rewritten(graph, PASSES)
-
-
 def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
@@ -106,6 +101,11 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
 
 def build_loss() -> LossFunction:
     return token_cross_entropy  # default
+
+
+def build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph:
+    graph = trace_step(model, loss, batch.inputs, batch.targets, micro_batches=MICRO_BATCHES)  # tiny.plan:7
+    return rewritten(graph, PASSES)
 
 
 def forward_backward(training: Training, batches: Batches) -> torch.Tensor:

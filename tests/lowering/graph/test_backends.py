@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from support.meshed import text_of
-from support.plans import HEAD
+from support.plans import HEAD, SEQUENCE_PARALLEL
 from support.staged import together, train
 
 MIXED = "precision (param = bf16, reduce = fp32)\n"
@@ -35,6 +37,13 @@ PLANS = {
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true) { layers.* = bucket([1, 3]) }",
     ),
+    "tensor and sequence parallel": (
+        HEAD,
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}"
+        "fsdp on dp_shard { layers.* = unit }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "another decoder, kept after forward": (
         HEAD.replace(
             'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 2, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
@@ -54,7 +63,7 @@ PLANS = {
 )
 def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
-    ranks = 4 if "dp_replicate" in body else 2
+    ranks = math.prod(int(size) for size in re.findall(r"\w+ = (\d+)", body.partition(")")[0]))
     data = tmp_path / "data.txt"
     data.write_text("the same text for both of them, over and over; " * 400)
     eager = together(gloo(ranks)(train, text_of(body, head), str(data), steps=3, evaluate_every=2))
