@@ -133,8 +133,10 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     assert comm is not None
     if comm.unshard != "by_unit":
         yield _option(analysis, "unshard", "which unit stays gathered is not computed")
-    if comm.prefetch != "implicit":
-        yield _option(analysis, "prefetch", "`reorder = true` gathers one bucket ahead, and no pass gathers more")
+    if isinstance(comm.prefetch, Units):
+        yield _option(analysis, "prefetch", "a pass gathers ahead by memory, as `proactive(limit = 4GiB)` says")
+    elif comm.prefetch != "implicit" and not comm.reorder:
+        yield _option(analysis, "prefetch", "it moves gathers where `reorder = true` does")
     if comm.reduce == "last_micro_batch":
         yield _option(analysis, "reduce", "the graph of a micro batch reduces its gradients")
 

@@ -7,10 +7,12 @@ from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import reorders, supports
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.code import Group, Item, Line, Note, call
+from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
 from legoai.lowering.emit.step import COUNT
+from legoai.specs.directives.comm import Proactive
 
 _PACKAGE = "legoai.lowering.graph"
+_PROACTIVELY = "prefetch_proactively"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -21,7 +23,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     passes = graph_passes(lowering)[: lowering.passes]
     for name in ("StepGraph", "rewritten", "trace_step", *(name for name, _ in passes)):
         draft.imports.name(_PACKAGE, name)
-    items = tuple(Item(name, note=note) for name, note in passes)
+    items = tuple(Item(_with_options(lowering, draft, name), note=note) for name, note in passes)
     draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
     traced = call("trace_step", "model", "loss", "batch.inputs", "batch.targets", micro_batches=COUNT)
     draft.step.traced = (
@@ -29,6 +31,16 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         Line("rewritten(graph, PASSES)", "return "),
     )
     draft.train_with("build_graph", "build_graph")
+
+
+def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
+    """A pass as the program names it, with its options."""
+    if name != _PROACTIVELY:
+        return name
+    prefetch = lowering.plan.comm.prefetch if lowering.plan.comm is not None else None
+    assert isinstance(prefetch, Proactive), "the pass is of its treatment"
+    draft.imports.name("functools", "partial")
+    return call("partial", name, limit=str(prefetch.limit))
 
 
 def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
@@ -46,4 +58,6 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if reorders(analysis):
         assert plan.comm is not None
         found.append(("overlap_communication", lowering.note(plan.comm, "reorder")))
+        if isinstance(plan.comm.prefetch, Proactive):
+            found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
     return found

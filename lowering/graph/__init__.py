@@ -4,6 +4,7 @@ from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.passes import rewritten
+from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.sharding import shard_unit
 from legoai.lowering.graph.step_graph import StepGraph
@@ -14,6 +15,7 @@ __all__ = [
     "bucket_units",
     "deduplicate_unshards",
     "overlap_communication",
+    "prefetch_proactively",
     "reshard_after_forward",
     "rewritten",
     "shard_unit",

@@ -26,7 +26,7 @@ from legoai.runtime.torch_internals.operators import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
-class _Collective:
+class Collective:
     """A collective's nodes, in their order.
 
     Attributes:
@@ -40,47 +40,49 @@ class _Collective:
 
 def overlap_communication(graph: StepGraph) -> None:
     """Start each gather one bucket ahead, and wait for each reduction when the next one starts."""
-    forward, backward = _gathers(graph)
+    forward, backward = gathers_of(graph)
     for before, after in pairwise(forward):
-        _move(after.start, before.wait[0])
+        move(after.start, before.wait[0])
     if backward:
-        _move(backward[0].start, _begin_of_backward(graph))
+        move(backward[0].start, begin_of_backward(graph))
     for before, after in pairwise(backward):
-        _move(after.start, before.wait[0].next)
+        move(after.start, before.wait[0].next)
     for kind in (SCATTERS, (SUM_OVER_REPLICAS,)):
         for before, after in pairwise(_reductions(graph, kind)):
-            _move(before.wait, after.start[-1])
+            move(before.wait, after.start[-1])
 
 
-def _move(nodes: Sequence[fx.Node], before: fx.Node) -> None:
+def move(nodes: Sequence[fx.Node], before: fx.Node) -> None:
+    """Move nodes in front of another one, in their order."""
     for node in nodes:
         before.prepend(node)
 
 
-def _begin_of_backward(graph: StepGraph) -> fx.Node:
+def begin_of_backward(graph: StepGraph) -> fx.Node:
+    """Return the first node of backward."""
     nodes: list[fx.Node] = list(graph.graph.nodes)
     return next(node for node in nodes if (place := place_of(node)) is not None and place.phase == "backward")
 
 
-def _gathers(graph: StepGraph) -> tuple[list[_Collective], list[_Collective]]:
+def gathers_of(graph: StepGraph) -> tuple[list[Collective], list[Collective]]:
     """Return the gathers of forward and those behind it, each in the order in which they are waited for."""
-    forward: list[_Collective] = []
-    backward: list[_Collective] = []
+    forward: list[Collective] = []
+    backward: list[Collective] = []
     for wait in graph.graph.nodes:
         if wait.target is WAIT and wait.args[0].target in GATHERS and graph.of_unit(wait.args[0]):
             place = place_of(wait)
             assert place is not None, "a node that was traced"
             start = _before(wait.args[0], in_order(graph))
-            (forward if place.phase == "forward" else backward).append(_Collective(start, (wait,)))
+            (forward if place.phase == "forward" else backward).append(Collective(start, (wait,)))
     return forward, backward
 
 
-def _reductions(graph: StepGraph, kind: Sequence[OpOverload]) -> list[_Collective]:
+def _reductions(graph: StepGraph, kind: Sequence[OpOverload]) -> list[Collective]:
     """Return reductions in their order; those over replicas begin when their scattered buffer is there."""
     found = []
     for wait in graph.graph.nodes:
         if wait.target is WAIT and wait.args[0].target in kind and graph.of_unit(wait.args[0]):
-            found.append(_Collective((wait.args[0],), tuple(_behind(wait))))
+            found.append(Collective((wait.args[0],), tuple(_behind(wait))))
     return found
 
 

@@ -7,6 +7,7 @@ its passes (Tanaka et al. 2025).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
@@ -14,12 +15,13 @@ from typing import Final, Literal, TypeAlias
 from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.overlap import overlap_communication
+from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.step_graph import StepGraph
 
 Pass: TypeAlias = Callable[[StepGraph], None]
 Watch: TypeAlias = Callable[[str, StepGraph], None]
-Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped"]
+Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped", "prefetched"]
 
 
 class ContractError(ValueError):
@@ -31,13 +33,13 @@ class Contract:
     """What a pass needs of the graph.
 
     Attributes:
-        rewrite: the pass.
+        rewrite: the pass; its options are bound by `functools.partial` where a program names it.
         requires: what earlier passes must have made of the graph.
         provides: what the graph is afterwards.
         conflicts: what no earlier pass may have made of it.
     """
 
-    rewrite: Pass
+    rewrite: Callable[..., None]
     requires: frozenset[Property] = frozenset()
     provides: frozenset[Property] = frozenset()
     conflicts: frozenset[Property] = frozenset()
@@ -66,6 +68,11 @@ PASSES: Final = (
         provides=frozenset({"overlapped"}),
         conflicts=frozenset({"overlapped"}),
     ),
+    Contract(
+        prefetch_proactively,
+        requires=frozenset({"overlapped"}),
+        provides=frozenset({"prefetched"}),
+    ),
 )
 """All passes, in the order in which programs name them."""
 
@@ -82,11 +89,11 @@ def check(passes: Sequence[Pass]) -> None:
     """
     provided: set[Property] = set()
     for rewrite in passes:
-        contract = _CONTRACTS[rewrite]
+        contract = _CONTRACTS[_function(rewrite)]
         missing, clashing = contract.requires - provided, contract.conflicts & provided
         if missing or clashing:
             what = f"needs a graph that is {_words(missing)}" if missing else f"comes before it is {_words(clashing)}"
-            raise ContractError(f"the pass {rewrite.__name__} {what}")
+            raise ContractError(f"the pass {_function(rewrite).__name__} {what}")
         provided |= contract.provides
 
 
@@ -118,8 +125,12 @@ def rewritten(graph: StepGraph, passes: Sequence[Pass]) -> StepGraph:
         graph.graph.lint()
         graph.module.recompile()
         for watch in _WATCHES:
-            watch(rewrite.__name__, graph)
+            watch(_function(rewrite).__name__, graph)
     return graph
+
+
+def _function(rewrite: Pass) -> Callable[..., None]:
+    return rewrite.func if isinstance(rewrite, functools.partial) else rewrite
 
 
 def _words(properties: frozenset[Property] | set[Property]) -> str:

@@ -18,7 +18,7 @@ class Units(Treatment):
 
 
 class Proactive(Treatment):
-    """Gathers as early as memory allows (DeepCompile, Algorithm 1)."""
+    """Gathers as early as a bound on their memory allows (DeepCompile, section 4.2), under `backend = graph`."""
 
     name: ClassVar[str] = "proactive"
 

@@ -90,10 +90,14 @@ CASES = {
         "compile { root = inductor }\nloss chunked(2)",
         {3: "`selective`", 4: "`compile`", 5: "`loss chunked`"},
     ),
+    "prefetching where one graph is not reordered": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncomm (prefetch = proactive(limit = 1GiB))\n",
+        {3: "where `reorder = true` does"},
+    ),
     "comm of one graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
         "comm (prefetch = units(forward = 2),\n  unshard = selective,\n  reduce = last_micro_batch)",
-        {3: "one bucket ahead", 4: "stays gathered", 5: "reduces its gradients"},
+        {3: "gathers ahead by memory", 4: "stays gathered", 5: "reduces its gradients"},
     ),
     "precision of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nprecision (reduce = fp16)",

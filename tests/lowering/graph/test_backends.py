@@ -35,7 +35,7 @@ PLANS = {
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
-        "(reorder = true) { layers.* = bucket([1, 3]) }",
+        "(reorder = true, prefetch = proactive(limit = 1MiB)) { layers.* = bucket([1, 3]) }",
     ),
     "tensor and sequence parallel": (
         HEAD,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from legoai.lowering.graph import (
     bucket_units,
     deduplicate_unshards,
     overlap_communication,
+    prefetch_proactively,
     reshard_after_forward,
     rewritten,
 )
@@ -21,6 +23,7 @@ from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.passes import PASSES, ContractError, check, watched
 from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.prefetch import units_ahead
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
 from support.plans import HEAD, lowered
@@ -33,7 +36,7 @@ fsdp on dp_shard (backend = graph) { layers.* = unit }
 comm  (reorder = true)
 """
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
-ALL = (deduplicate_unshards, reshard_after_forward, bucket_units, overlap_communication)
+ALL = (deduplicate_unshards, reshard_after_forward, bucket_units, overlap_communication, prefetch_proactively)
 
 
 def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
@@ -150,10 +153,50 @@ def test_passes_stand_in_their_order():
             (deduplicate_unshards, bucket_units, reshard_after_forward),
             "reshard_after_forward comes before it is bucketed",
         ),
-        ((*ALL, overlap_communication), "overlap_communication comes before it is overlapped"),
+        ((*ALL[:-1], overlap_communication), "overlap_communication comes before it is overlapped"),
     ],
 )
 def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):
     graph = StepGraph(torch.nn.Module(), fx.GraphModule({}, fx.Graph()), parameters=(), units=())
     with pytest.raises(ContractError, match=message):
         rewritten(graph, passes)
+
+
+def outstanding(graph: StepGraph) -> str:
+    """The most bytes that forward and backward gather ahead of a unit that computes, and the order of the waits."""
+    ahead, peaks, issued, waited = 0, {"forward": 0, "backward": 0}, [], []
+    for node in graph.graph.nodes:
+        if node.target in GATHERS:
+            ahead += node.meta["val"].nbytes
+            issued.append(node)
+        elif node.target is WAIT and node.args[0].target in GATHERS:
+            ahead -= node.args[0].meta["val"].nbytes
+            waited.append(node.args[0])
+            phase = "forward" if place_of(node).phase == "forward" else "backward"
+        elif issued and (place := place_of(node)) is not None and not place.makes and not shows(node):
+            phase = "forward" if place.phase == "forward" else "backward"
+            peaks[phase] = max(peaks[phase], ahead)
+    assert issued == waited, "gathers are waited for in their order"
+    return f"{peaks['forward']} {peaks['backward']}"
+
+
+def test_gathers_start_ahead_as_a_limit_allows():
+    block = 2 * 32_768 + 2 * 16_384 + 3 * 98_304 + 2 * 256  # bytes in bf16, as communication.txt shows them
+    found = {}
+    for limit in (1, block, 2 * block + 1, 100 * block):
+        body = BODY.replace("reorder = true", f"reorder = true, prefetch = proactive(limit = {limit}B)")
+        found[limit] = in_a_fork(after_each_pass, lowered(HEAD + body).text, outstanding)["prefetch_proactively"]
+    ahead = {1: 0, block: 1, 2 * block + 1: 2, 100 * block: 4}
+    assert found == {limit: f"{count * block} {count * block}" for limit, count in ahead.items()}
+
+
+@pytest.mark.parametrize("first", [-1, 0])
+def test_units_ahead_are_those_of_brute_force(first: int):
+    for seed in range(200):
+        chosen = random.Random(seed)
+        sizes, limit = [chosen.randint(1, 9) for _ in range(chosen.randint(1, 8))], chosen.randint(0, 30)
+        wanted = [
+            next(unit for unit in range(first, index + 1) if sum(sizes[unit + 1 : index + 1]) <= limit)
+            for index in range(len(sizes))
+        ]
+        assert units_ahead(sizes, limit, first=first) == wanted
