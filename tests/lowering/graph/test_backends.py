@@ -57,7 +57,9 @@ PLANS = {
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in ("checkpointed", "replicas of shards") else pytest.param(name, marks=pytest.mark.slow)
+        name
+        if name in ("checkpointed", "replicas of shards", "tensor and sequence parallel")
+        else pytest.param(name, marks=pytest.mark.slow)
         for name in PLANS
     ],
 )
