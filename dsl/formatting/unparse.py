@@ -222,9 +222,10 @@ class _Printer:
                 if piece.can_break:
                     breakable.append(index)
             else:
-                if width + 1 > LIMIT and breakable:
+                width += len(piece.opening)
+                if width > LIMIT and breakable:
                     break
-                width, breakable = 2 * depth + 1, []
+                width, breakable = 2 * depth + len(piece.closing), []
         if width <= LIMIT or not breakable:
             return None
         blocks = [index for index in breakable if _opening(pieces[index]) == "{"]

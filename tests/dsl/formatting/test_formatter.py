@@ -44,6 +44,13 @@ def test_a_tree_that_is_printed_and_read_again_is_the_same_and_prints_the_same(p
         assert len(line) <= LIMIT or not re.search(r"\w\([^)]|\[[^\]]", line), "a bracket could have been broken"
 
 
+def test_a_line_that_is_too_long_by_its_opening_bracket_is_broken():
+    start, end = "fsdp blocks on dp_shard (", " = never)"
+    head = start + "x" * (LIMIT - 1 - len(start + end)) + end
+    text = formatted(f"{head} {{\n  layers.* = unit\n  norm = unit\n}}\n")
+    assert text.startswith(f"{start}\n  x")
+
+
 @given(some.plans, st.randoms(use_true_random=False))
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_comments_and_blank_lines_anywhere_are_kept(plan: tree.PlanFile, chance: random.Random):
