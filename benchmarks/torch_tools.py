@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from benchmarks.validation.rows import Row
     from torch import nn
 
+    from legoai.runtime.training import Training
+
 RESULTS: Final = Path(__file__).parent / "results"
 GIB: Final = 2**30
 ROOT: Final = Path(__file__).parents[1]
@@ -184,6 +186,35 @@ def _ask(tool: str, path: Path, *, device: str) -> dict[str, float]:
 
 def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, float]:
     """Take two steps of a program under one of torch's tools, on fake tensors."""
+    from legoai.runtime.torch_internals.estimators import FSDPMemTracker, MemTracker, RuntimeEstimator
+
+    with fake_steps(text, world=world, device=device) as (training, take):
+        if tool == "RuntimeEstimator":
+            take(0)
+            with rates_of_h100(), RuntimeEstimator()("operator-level-cost-model") as estimator:
+                take(1)
+            return {"seconds": estimator.total_runtime / 1e3}
+        sharded = tool == "FSDPMemTracker"
+        tracker = FSDPMemTracker(training.model, training.optimizer) if sharded else MemTracker()
+        if not sharded:
+            tracker.track_external(training.model, training.optimizer)
+        with tracker:
+            take(0)
+            tracker.reset_mod_stats()
+            take(1)
+        peak = tracker.get_tracker_snapshot("peak")
+        return {"gib": max(sizes["Total"] for sizes in peak.values()) / GIB}
+
+
+@contextlib.contextmanager
+def fake_steps(text: str, *, world: int, device: str = "cpu") -> Iterator[tuple[Training, Callable[[int], object]]]:
+    """What a program trains on fake tensors, and the function that takes a step of it, while entered.
+
+    Args:
+        text: of the program.
+        world: ranks, of which this process is the first.
+        device: of the fake tensors.
+    """
     import torch.distributed as dist
 
     from legoai.cost.simulated.process import patched_meshes
@@ -192,7 +223,6 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
     from legoai.runtime.device import Device
     from legoai.runtime.initialize import cast_parameters
     from legoai.runtime.step import take_step
-    from legoai.runtime.torch_internals.estimators import FSDPMemTracker, MemTracker, RuntimeEstimator
     from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode, unset_fake_temporarily
     from legoai.runtime.torch_internals.fake_world import FakeStore
     from legoai.runtime.torch_internals.patching import patched, patched_attribute
@@ -227,29 +257,12 @@ def _ask_torch(tool: str, text: str, *, world: int, device: str) -> dict[str, fl
         where = Device(type=device, holds_values=False)
         training = trainer.prepare(where, seed=0)
         batches = Batches(training, _Batches(trainer))
-
-        def take(index: int) -> None:
-            take_step(trainer, training, batches, step=index)
-
-        if tool == "RuntimeEstimator":
-            take(0)
-            with _rates_of_h100(), RuntimeEstimator()("operator-level-cost-model") as estimator:
-                take(1)
-            return {"seconds": estimator.total_runtime / 1e3}
-        sharded = tool == "FSDPMemTracker"
-        tracker = FSDPMemTracker(training.model, training.optimizer) if sharded else MemTracker()
-        if not sharded:
-            tracker.track_external(training.model, training.optimizer)
-        with tracker:
-            take(0)
-            tracker.reset_mod_stats()
-            take(1)
-        peak = tracker.get_tracker_snapshot("peak")
-        return {"gib": max(sizes["Total"] for sizes in peak.values()) / GIB}
+        yield training, lambda index: take_step(trainer, training, batches, step=index)
+    dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def _rates_of_h100() -> Iterator[None]:
+def rates_of_h100() -> Iterator[None]:
     """Let torch's estimator run where there is no GPU, with the rates that it would look up for an H100."""
     import torch
 
