@@ -27,7 +27,7 @@ _MODE: Final = "custom_ops"
 
 def bucket_units(graph: StepGraph) -> None:
     """Merge the collectives of each unit."""
-    from legoai.runtime.torch_internals.graph_passes import merge_all_gather_bucket, merge_reduce_scatter_bucket
+    from legoai.runtime.torch_internals.buckets import merge_all_gather_bucket, merge_reduce_scatter_bucket
 
     place = in_order(graph)
     for gathers in list(_gathers(graph)):

@@ -1,10 +1,6 @@
-"""Private names of torch's tracer and of inductor's passes over collectives, which rewrite the graph of a step.
+"""Private names of torch's tracer, and what it records: for passes that rewrite the graph of a step.
 
-Tried on torch 2.13.0. Imported only where the step of a program is traced: the passes import inductor, which takes
-seconds.
-
-Inductor's `manual_overlap_bucketing` merges collectives and moves them at once; it knows forward and backward graphs
-apart, not one graph of both, and on a machine without triton it fails. Here are the functions by which it merges.
+Tried on torch 2.13.0.
 """
 
 from __future__ import annotations
@@ -14,9 +10,6 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-# Merge collectives into one with a flat buffer, and register the operators that fill it.
-from torch._inductor.fx_passes.bucketing import merge_all_gather_bucket, merge_reduce_scatter_bucket
-
 # The tracer below autograd, which sees the collectives of DTensors; and the graph that it fills.
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
@@ -25,8 +18,6 @@ __all__ = [
     "UNSAFE_VIEW",
     "get_proxy_mode",
     "make_fx",
-    "merge_all_gather_bucket",
-    "merge_reduce_scatter_bucket",
     "rename",
 ]
 

@@ -9,7 +9,6 @@ from textwrap import dedent
 import pytest
 
 from support import ROOT
-from support.marks import some_slow
 
 BEGIN = """
 import importlib, sys
@@ -107,7 +106,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", some_slow(("asks for nothing else", "is one of a plan"), "is one of a plan"))
+@pytest.mark.parametrize("case", ["asks for nothing else", "is one of a plan"])
 def test_dynamo_is_as_it_was_after_a_simulation_that(case):
     _check(case)
 
