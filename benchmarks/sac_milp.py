@@ -76,7 +76,6 @@ def told_by_torch(plan: Path, limits: Sequence[float]) -> list[dict[str, Any]]:
         discard nothing left out; the seconds of recomputation and the peak that it expects.
     """
     import torch
-    from torch.distributed._tools.sac_ilp import sac_milp
 
     import legoai
     from legoai.runtime.torch_internals.estimators import (
@@ -86,6 +85,7 @@ def told_by_torch(plan: Path, limits: Sequence[float]) -> list[dict[str, Any]]:
         aggregate_stats,
         parse_module_info,
     )
+    from legoai.runtime.torch_internals.sac_milp import sac_milp
 
     mode = "operator-level-cost-model"
     with fake_steps(legoai.lower(plan).text, world=1) as (training, take):
