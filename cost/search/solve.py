@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, WorkerKilledError
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointAnswers
-from legoai.cost.search.objective import objective_of
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.tree import Search
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
@@ -194,7 +195,7 @@ def solve(
     try:
         found = search()
         solution = Solution(plan=plan, objective=objective, found=found, seconds=0.0)
-        _compare(solution, search, evaluator, deadline)
+        _compare(solution, search, evaluator, Costs(objective, bounds), deadline)
     except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
     solution.simulated = evaluator.simulated
@@ -202,14 +203,14 @@ def solve(
     return solution
 
 
-def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, deadline: float | None) -> None:
+def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, costs: Costs, deadline: float | None) -> None:
     """Add what the best candidate is compared with, or why there is none."""
     plan, found = solution.plan, solution.found
     try:
         if found.status == "infeasible":
             solution.diagnostics = _why_infeasible(plan, found, search)
         elif found.best is not None:
-            solution.baselines = tuple(_baselines(plan, found, evaluator, deadline))
+            solution.baselines = tuple(_baselines(plan, found, evaluator, costs, deadline))
     except KeyboardInterrupt:
         found.status = "interrupted"
 
@@ -312,7 +313,9 @@ def _other_styles(found: Found) -> list[str]:
     return ["styles were chosen for speed, and no others tried: write the rules"] if found.left_out else []
 
 
-def _baselines(plan: OpenPlan, found: Found, evaluator: Evaluator, deadline: float | None) -> list[Baseline]:
+def _baselines(
+    plan: OpenPlan, found: Found, evaluator: Evaluator, costs: Costs, deadline: float | None
+) -> list[Baseline]:
     known = {item.choices: item for item in found.evaluated}
 
     def figures(choices: Choices) -> Evaluated | None:
@@ -335,15 +338,18 @@ def _baselines(plan: OpenPlan, found: Found, evaluator: Evaluator, deadline: flo
     answered = any(hole.answer is not None for hole in plan.holes)
     for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
         try:
-            one, note = find(plan, found.best.choices, figures)
+            one, note = find(plan, found.best.choices, figures, costs)
         except OutOfTimeError:
             one, note = None, "out of time"
         result.append(Baseline(name=name, found=one, note=note))
     return result
 
 
-def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf) -> tuple[Evaluated | None, str]:
-    """Least `tp · pp` that fits, then the largest micro batch; what else is open as it is solved."""
+def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf, costs: Costs) -> tuple[Evaluated | None, str]:
+    """Least `tp · pp` that fits, then the largest micro batch; what else is open as it is solved.
+
+    What a bound excludes is not simulated: it does not fit, or violates a requirement.
+    """
     own = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
     if not own:
         return None, "no degree and no micro batch is open"
@@ -359,15 +365,17 @@ def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf) -> tuple[Evalua
         candidate = plan.candidate(way)
         if not candidate.errors and candidate.analysis is not None:
             mesh, micro = candidate.plan.mesh, candidate.plan.batch.micro_batch
-            legal.append((mesh.tp * mesh.pp, -micro, mesh.tp, way))
-    for _, _, _, way in sorted(legal)[:_MOST_RULED]:
+            legal.append(((mesh.tp * mesh.pp, -micro, mesh.tp), way, candidate))
+    for _, way, candidate in sorted(legal, key=lambda item: item[:2])[:_MOST_RULED]:
+        if costs.bounded(candidate, -math.inf) is None:
+            continue
         one = figures(way)
         if one is not None and one.feasible:
             return one, ""
     return None, "no candidate of the rule fits" if len(legal) <= _MOST_RULED else f"none of {_MOST_RULED} tried fits"
 
 
-def _present(plan: OpenPlan, _: Choices, figures: _FiguresOf) -> tuple[Evaluated | None, str]:
+def _present(plan: OpenPlan, _: Choices, figures: _FiguresOf, __: Costs) -> tuple[Evaluated | None, str]:
     """The plan with the answers that its text has."""
     for index, hole in enumerate(plan.holes):
         if (hole.assigns or hole.buckets) and hole.answer is not None:
