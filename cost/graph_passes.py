@@ -20,10 +20,12 @@ class PassEstimate:
 
     Attributes:
         name: of the last pass that was run; :data:`TRACED` where none was.
+        count: of the passes that were run.
         estimate: of the step with this graph.
     """
 
     name: str
+    count: int
     estimate: Estimate = field(repr=False)
 
 
@@ -33,6 +35,7 @@ def pass_estimates(
     suppressed: Sequence[Diagnostic] = (),
     profile: str | None = None,
     rank: int = 0,
+    between: bool = True,
     progress: Progress | None = None,
 ) -> tuple[PassEstimate, ...]:
     """Simulate the program of a plan with `backend = graph` as it is traced, and after each pass in turn.
@@ -42,10 +45,11 @@ def pass_estimates(
         suppressed: lint errors that the plan's own comments accept.
         profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
         rank: global rank that is simulated.
+        between: whether the step is also simulated after passes behind which others follow.
         progress: is told what is done.
 
     Returns:
-        The estimate as traced, and that after each pass; the last is that of the plan.
+        The estimate as traced, and those after passes; the last is that of the plan.
 
     Raises:
         CannotEstimateError: the program cannot be simulated, with all or some of its passes.
@@ -55,11 +59,13 @@ def pass_estimates(
     assert names, "a plan whose step is traced"
     found = []
     for count, name in enumerate((TRACED, *names)):
+        if not between and 0 < count < len(names):
+            continue
         if progress is not None:
             progress(f"simulating the step {name if not count else f'after {name}'}")
         program = lower(analysis, suppressed=suppressed, passes=count)
         done = estimate(
             program, analysis.plan, analysis.manifest, directory=analysis.directory, profile=profile, rank=rank
         )
-        found.append(PassEstimate(name=name, estimate=done))
+        found.append(PassEstimate(name=name, count=count, estimate=done))
     return tuple(found)

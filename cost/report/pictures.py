@@ -87,7 +87,7 @@ def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) 
     A lane for the computation, for each stream and mesh axis that communicates, and for copies from and to the host.
 
     Args:
-        found: the estimates as traced and after each pass.
+        found: the estimates as traced, first, and after all passes, last.
         causes: the plan's lines.
         name: of the plan.
     """
@@ -97,7 +97,8 @@ def passes_picture(found: Sequence[PassEstimate], causes: Causes, *, name: str) 
     height = 34 + sum(_ROW * (len(lanes) + 1) + 12 for _, lanes in bands) + 34
     parts = [*_axis(total, scale, height - 34)]
     top = 26.0
-    for (item, lanes), title in zip(bands, ("as traced", f"after {len(found) - 1} passes"), strict=True):
+    for item, lanes in bands:
+        title = f"after {item.count} passes" if item.count else item.name
         exposed = f"{words.seconds(item.estimate.exposed_communication)} of it exposed communication"
         parts.append(_text(6, top + 17, f"{title}: {words.seconds(item.estimate.step_time)}, {exposed}", "ink"))
         for lane, bars in lanes.items():

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from legoai.lowering.graph.operators import GATHERS
-from legoai.lowering.graph.sharding import Unit
+from legoai.lowering.graph.sharding import Unit, groups_of
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.operators import (
@@ -70,7 +70,7 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module, units: Iterable[Unit]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._groups = frozenset().union(*(unit.groups for unit in units))
+        self._groups = groups_of(units)
         self._paths: Mapping[nn.Module, str] = {module: plain_path(path) for path, module in model.named_modules()}
         self._running: list[str] = []
         self._starts: list[int] = []

@@ -8,7 +8,7 @@ scattered by the derivative of `redistribute`. Names of modules and parameters s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,6 +83,11 @@ def shard_unit(
         _cast_inputs_and_outputs(outer, mp_policy)
         for owner in outer.modules():
             _shard(owner, mesh, mp_policy, shards)
+
+
+def groups_of(units: Iterable[Unit]) -> frozenset[str]:
+    """Return the names of the process groups over which units gather and reduce."""
+    return frozenset().union(*(unit.groups for unit in units))
 
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:

@@ -10,7 +10,7 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
-from legoai.lowering.graph.sharding import Unit
+from legoai.lowering.graph.sharding import Unit, groups_of
 
 
 class StepGraph:
@@ -32,7 +32,7 @@ class StepGraph:
         self.module = module
         self.parameters = parameters
         self.units = units
-        self._groups = frozenset().union(*(unit.groups for unit in units))
+        self._groups = groups_of(units)
         self.on_node: list[Callable[[fx.Node], None]] = []
 
     @property

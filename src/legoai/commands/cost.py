@@ -127,8 +127,10 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
         )
 
 
-def pass_estimated(linted: Linted, *, profile: str | None = None, rank: int = 0) -> Sequence[PassEstimate]:
-    """The estimates of a plan with `backend = graph` after each pass, with progress on a terminal.
+def pass_estimated(
+    linted: Linted, *, profile: str | None = None, rank: int = 0, between: bool = True
+) -> Sequence[PassEstimate]:
+    """The estimates of a plan with `backend = graph`, as `pass_estimates` gives them, with progress on a terminal.
 
     Raises:
         WrongUsage: it cannot be costed.
@@ -138,7 +140,12 @@ def pass_estimated(linted: Linted, *, profile: str | None = None, rank: int = 0)
         from legoai.cost.graph_passes import pass_estimates
 
         return pass_estimates(
-            linted.analysis, suppressed=linted.suppressed, profile=profile, rank=rank, progress=progress
+            linted.analysis,
+            suppressed=linted.suppressed,
+            profile=profile,
+            rank=rank,
+            between=between,
+            progress=progress,
         )
 
 

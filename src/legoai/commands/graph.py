@@ -91,7 +91,7 @@ def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:
     if arguments.what == "pipeline" and linted.plan.pipeline is None:
         raise WrongUsage(f"{linted.resolution.file.name} has no pipeline to draw")
     if arguments.what == "step":
-        found = pass_estimated(linted, profile=arguments.profile)
+        found = pass_estimated(linted, profile=arguments.profile, between=False)
 
         from legoai.cost.report.causes import Causes
         from legoai.cost.report.pictures import passes_picture

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.diagnostics.codes.lowering import NoStepGraph
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
@@ -104,6 +102,9 @@ def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
 
 def lacks_graph(linted: Linted) -> bool:
     """Whether the step of a plan without errors is no graph; shows the diagnostic then."""
+    from legoai.dsl.analysis.graph import is_traced
+    from legoai.dsl.diagnostics.codes.lowering import NoStepGraph
+
     assert linted.plan is not None
     assert linted.analysis is not None
     analysis, fsdp = linted.analysis, linted.plan.fsdp
