@@ -60,6 +60,9 @@ class StepFunction(Protocol):
     def __call__(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
         """Return the loss, and add the gradients to those of the parameters."""
 
+    def reshard(self) -> None:
+        """Free the parameters that stay gathered from micro batch to micro batch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:

@@ -132,7 +132,12 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     comm = analysis.plan.comm
     assert comm is not None
     if comm.unshard != "by_unit":
-        yield _option(analysis, "unshard", "which unit stays gathered is not computed")
+        yield _option(
+            analysis,
+            "unshard",
+            "which unit stays gathered is not computed while lowering",
+            "`layers.* = unit(reshard = auto)` in `fsdp` lets `legoai solve` choose",
+        )
     if isinstance(comm.prefetch, Units):
         yield _option(analysis, "prefetch", "a pass gathers ahead by memory, as `proactive(limit = 4GiB)` says")
     elif comm.prefetch != "implicit" and not comm.reorder:
@@ -141,14 +146,14 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
         yield _option(analysis, "reduce", "the graph of a micro batch reduces its gradients")
 
 
-def _option(analysis: Analysis, field: str, why: str) -> Unsupported:
+def _option(analysis: Analysis, field: str, why: str, *help: str) -> Unsupported:
     comm = analysis.plan.comm
     assert comm is not None
     return Unsupported(
         analysis.place(comm, field),
         f"`{field} = {_written(getattr(comm, field))}` of `comm` is not lowered: {why}",
         "not in this program",
-        (f"leave `{field}` out, or write `{_written(comm.option(field).default)}`",),
+        (f"leave `{field}` out, or write `{_written(comm.option(field).default)}`", *help),
     )
 
 

@@ -96,13 +96,13 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _units(analysis: Analysis) -> Iterator[Unsupported]:
     for path, unit in fsdp_units(analysis).items():
-        if unit.reshard not in ("after_forward", "after_backward"):
+        if isinstance(unit.reshard, int):
             assert unit.rule is not None, "a default is one of the two"
             yield _not_traced(
                 unit.rule.origin.span or analysis.start,
                 f"`reshard = {unit.reshard}` of `{path or 'root'}`",
-                "a unit is gathered once in each direction, or once for both",
-                "write `after_forward` or `after_backward`",
+                "a unit is gathered from all its shards",
+                "write `after_forward`, `after_backward` or `never`",
             )
             return
 

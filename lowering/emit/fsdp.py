@@ -73,7 +73,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     mesh, note = sharding_mesh(lowering, draft), lowering.note(fsdp)
     draft.apply("apply_fsdp", mesh=mesh, meshes=meshes, body=body, note=note, why=_WHY)
     kept = next((unit for unit in found.values() if unit.kept), None)
-    if kept is not None:
+    if kept is not None and traced:
+        draft.step.before_update.append(Line(call("training.step_graph.reshard"), "", kept.note))
+    elif kept is not None:
         draft.imports.name("legoai.runtime", "reshard_units")
         draft.step.before_update.append(Line(call("reshard_units", "training.model"), "", kept.note))
     if traced:
@@ -141,7 +143,7 @@ def _join(lowering: Lowering, found: dict[str, Sharded], joined: Sequence[Module
     for unit, alike in groupby(joined, key=lambda bucket: found[bucket.paths[0]]):
         several = list(alike)
         body += statements(lowering, several, partial(_call, unit=unit))
-        if unit.kept:
+        if unit.kept and not unit.traced:
             firsts = (expression(lowering.manifest, bucket.paths[0]) for bucket in several)
             body += [_keep(first, unit) for first in firsts]
     return body
@@ -161,7 +163,7 @@ def _shard(lowering: Lowering, group: BlockGroup[Sharded]) -> list[Statement]:
 def _calls(module: str, unit: Sharded) -> list[Statement]:
     """The call that makes a unit, and the one that keeps it gathered."""
     made = Line(_call(module, unit), "", unit.note)
-    return [made, _keep(module, unit)] if unit.kept else [made]
+    return [made, _keep(module, unit)] if unit.kept and not unit.traced else [made]
 
 
 def _call(module: str, unit: Sharded) -> Node:
@@ -172,6 +174,7 @@ def _call(module: str, unit: Sharded) -> Node:
         mp_policy="policy",
         offload_policy="offload" if unit.offloads else None,
         reshard_after_forward=unit.reshard,
+        reshard_after_backward="False" if unit.kept and unit.traced else None,
         shard_placement_fn=f"lambda _: Shard({unit.dim})" if unit.dim else None,
     )
 

@@ -53,6 +53,7 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if resharded:
         rule = resharded[0].rule
         found.append(("reshard_after_forward", of_units if rule is None else rule_note(rule)))
+    kept = [unit for unit in fsdp_units(analysis).values() if unit.reshard == "never"]
     buckets = unit_buckets(analysis)
     found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
     if reorders(analysis):
@@ -60,4 +61,7 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
         found.append(("overlap_communication", lowering.note(plan.comm, "reorder")))
         if isinstance(plan.comm.prefetch, Proactive):
             found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
+    if kept:
+        assert kept[0].rule is not None, "no default keeps a unit"
+        found.append(("keep_unsharded", rule_note(kept[0].rule)))
     return found

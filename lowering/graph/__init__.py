@@ -2,6 +2,7 @@
 
 from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
+from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.passes import rewritten
 from legoai.lowering.graph.prefetch import prefetch_proactively
@@ -14,6 +15,7 @@ __all__ = [
     "StepGraph",
     "bucket_units",
     "deduplicate_unshards",
+    "keep_unsharded",
     "overlap_communication",
     "prefetch_proactively",
     "reshard_after_forward",

@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
+from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
@@ -21,7 +22,7 @@ from legoai.lowering.graph.step_graph import StepGraph
 
 Pass: TypeAlias = Callable[[StepGraph], None]
 Watch: TypeAlias = Callable[[str, StepGraph], None]
-Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped", "prefetched"]
+Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped", "prefetched", "kept"]
 
 
 class ContractError(ValueError):
@@ -66,12 +67,19 @@ PASSES: Final = (
         overlap_communication,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"overlapped"}),
-        conflicts=frozenset({"overlapped"}),
+        conflicts=frozenset({"overlapped", "kept"}),
     ),
     Contract(
         prefetch_proactively,
         requires=frozenset({"overlapped"}),
         provides=frozenset({"prefetched"}),
+        conflicts=frozenset({"kept"}),
+    ),
+    Contract(
+        keep_unsharded,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"kept"}),
+        conflicts=frozenset({"kept"}),
     ),
 )
 """All passes, in the order in which programs name them."""

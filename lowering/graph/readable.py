@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from torch import fx
+
 from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.step_graph import StepGraph
 
@@ -15,14 +17,23 @@ _RELEASED: Final = re.compile(r"; +\w+ = None(?=;|$)|(?:; +(?:\w+ = )+None)+", r
 
 
 def readable(graph: StepGraph) -> str:
-    """Return the graph as Python, with the types and shapes of its values; what frees them is left out."""
-    text = graph.module.print_readable(print_output=False)
+    """Return the graph as Python, with the types and shapes of its values; what frees them is left out.
+
+    Where micro batches behind the first of a step run another graph, that follows.
+    """
+    if graph.later is None:
+        return _text(graph.module)
+    return f"{_text(graph.module)}\n\n# micro batches behind the first of a step\n{_text(graph.later)}"
+
+
+def _text(module: fx.GraphModule) -> str:
+    text = module.print_readable(print_output=False)
     text = _RELEASED.sub("", _NO_SOURCE.sub("", text))
-    return "\n".join(_with_places(graph, text.splitlines())).strip("\n") + "\n"
+    return "\n".join(_with_places(module.graph, text.splitlines())).strip("\n") + "\n"
 
 
-def _with_places(graph: StepGraph, lines: list[str]) -> Iterator[str]:
-    places = {node.name: place_of(node) for node in graph.graph.nodes}
+def _with_places(graph: fx.Graph, lines: list[str]) -> Iterator[str]:
+    places = {node.name: place_of(node) for node in graph.nodes}
     last = ""
     for line in lines:
         found = _ASSIGNED.match(line)

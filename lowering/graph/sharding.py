@@ -32,11 +32,13 @@ class Unit:
     Attributes:
         parameters: their names in the model; a tied one has the first of its names.
         reshard_after_forward: whether they are gathered again for backward.
+        reshard_after_backward: whether they are gathered again for the next micro batch of a step.
         groups: the names of the process groups of shards and of their replicas.
     """
 
     parameters: tuple[str, ...]
     reshard_after_forward: bool
+    reshard_after_backward: bool
     groups: frozenset[str]
 
 
@@ -45,6 +47,7 @@ class _Made:
     """A unit before the model is whole; compared by identity."""
 
     reshard_after_forward: bool
+    reshard_after_backward: bool
     mesh: DeviceMesh
 
 
@@ -63,6 +66,7 @@ def shard_unit(
     mesh: DeviceMesh,
     mp_policy: MixedPrecisionPolicy,
     reshard_after_forward: bool,
+    reshard_after_backward: bool = True,
 ) -> None:
     """Shard the parameters below modules on dim 0, and let their modules gather them; as `fully_shard` does with hooks.
 
@@ -74,9 +78,10 @@ def shard_unit(
         mesh: of the axis of the shards, behind that of their replicas if there is one.
         mp_policy: the dtypes of gathered parameters, of the reduction, and of what the modules take and give.
         reshard_after_forward: gather again for backward.
+        reshard_after_backward: gather again for the next micro batch of a step.
     """
     modules = [module] if isinstance(module, nn.Module) else list(module)
-    unit = _Made(reshard_after_forward, mesh)
+    unit = _Made(reshard_after_forward, reshard_after_backward, mesh)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for outer in modules:
         _MADE[outer] = unit
@@ -107,6 +112,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
         Unit(
             parameters=tuple(names),
             reshard_after_forward=unit.reshard_after_forward,
+            reshard_after_backward=unit.reshard_after_backward,
             groups=frozenset(group.group_name for group in _groups(unit.mesh)),
         )
         for unit, names in found.items()

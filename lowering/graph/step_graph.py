@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ class StepGraph:
         parameters: the names of the parameters in the order of the inputs.
         units: whose parameters are gathered together.
         on_node: is told of each node before it runs.
+        later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
+            behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class StepGraph:
         self.units = units
         self._groups = groups_of(units)
         self.on_node: list[Callable[[fx.Node], None]] = []
+        self.later: fx.GraphModule | None = None
+        self._kept: list[torch.Tensor] | None = None
 
     @property
     def graph(self) -> fx.Graph:
@@ -50,7 +54,7 @@ class StepGraph:
 
     def gradients(self) -> dict[str, fx.Node]:
         """Return the nodes that give the gradients of the shards by the parameters' names."""
-        _, *nodes = self._outputs()
+        nodes = self._outputs()[1 : 1 + len(self.parameters)]
         return dict(zip(self.parameters, nodes, strict=True))
 
     def set_gradient(self, parameter: str, node: fx.Node) -> None:
@@ -58,6 +62,29 @@ class StepGraph:
         outputs = self._outputs()
         outputs[1 + self.parameters.index(parameter)] = node
         self.graph.output_node().args = (outputs,)
+
+    def keep(self, given: Sequence[fx.Node], erased: Container[fx.Node]) -> None:
+        """Let micro batches behind the first of a step take the values of nodes from the first; see ``later``.
+
+        Args:
+            given: the nodes.
+            erased: those with all that only they need, which later micro batches do not run.
+        """
+        later, taken = fx.Graph(), dict[fx.Node, fx.Node]()
+        inputs = self.graph.find_nodes(op="placeholder")
+        for node in (*inputs, *given):
+            copied = taken[node] = later.placeholder(node.name)
+            copied.meta = dict(node.meta)
+        for node in self.graph.nodes:
+            if node not in taken and node not in erased:
+                taken[node] = later.node_copy(node, taken.__getitem__)
+        later.lint()
+        self.later = fx.GraphModule(self.module, later)
+        self.graph.output_node().args = ([*self._outputs(), *given],)
+
+    def reshard(self) -> None:
+        """Free all gathered parameters, so that the next micro batch gathers them as they are then."""
+        self._kept = None
 
     def _outputs(self) -> list[fx.Node]:
         return list(self.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -67,9 +94,14 @@ class StepGraph:
         """Return the loss of a micro batch, and add its gradients to those of the parameters."""
         parameters = list(self.model.parameters())
         shards = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
-        runner = _Runner(self.module, self.on_node)
-        loss, *gradients = runner.run(*shards, *self.model.buffers(), *inputs, targets)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
+        given = (*shards, *self.model.buffers(), *inputs, targets)
+        if self.later is None or self._kept is None:
+            loss, *values = _Runner(self.module, self.on_node).run(*given)
+        else:
+            loss, *values = _Runner(self.later, self.on_node).run(*given, *self._kept)
+        if len(values) > len(parameters):
+            self._kept = values[len(parameters) :]
+        for parameter, gradient in zip(parameters, values, strict=False):
             _add_gradient(parameter, gradient)
         assert isinstance(loss, torch.Tensor)
         return loss

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.distributed.tensor import DTensor
+from torch.fx.graph import CodeGen
 
 from legoai.lowering.graph.places import Places
 from legoai.lowering.graph.sharding import units_of
@@ -66,6 +67,7 @@ def trace_step(
         held = [_like(buffer, fake) for buffer in buffers.values()]
         given = [_like(item, fake) for item in inputs]
         module = make_fx(step)(shards, held, given, _like(targets, fake))
+    module.graph.set_codegen(CodeGen())  # lists of inputs and outputs, whose lengths passes may change
     paths = [plain_path(known[0]) for known in names.values()]
     _name_inputs(
         module.graph, [*paths, *map(plain_path, buffers), *(f"input {i}" for i in range(len(given))), "targets"]

@@ -82,8 +82,8 @@ CASES = {
         },
     ),
     "units of a graph": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = never)\n}",
-        {3: "`reshard = never` of `layers.0`"},
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}",
+        {3: "`reshard = 2` of `layers.0`"},
     ),
     "statements beside a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncheckpoint { layers.0 = selective([attention]) }\n"

@@ -31,6 +31,12 @@ PLANS = {
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "never resharded": (
+        HEAD,
+        "mesh (dp_shard = 2)\n"
+        f"fsdp on dp_shard {{ layers.{{0..1}} = unit(reshard = never), layers.{{2..3}} = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "replicas of shards": (
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"

@@ -14,6 +14,7 @@ from legoai.lowering.graph import (
     StepGraph,
     bucket_units,
     deduplicate_unshards,
+    keep_unsharded,
     overlap_communication,
     prefetch_proactively,
     reshard_after_forward,
@@ -36,7 +37,7 @@ fsdp on dp_shard (backend = graph) { layers.* = unit }
 comm  (reorder = true)
 """
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
-ALL = (deduplicate_unshards, reshard_after_forward, bucket_units, overlap_communication, prefetch_proactively)
+ALL = (deduplicate_unshards, reshard_after_forward, bucket_units, overlap_communication, prefetch_proactively, keep_unsharded)
 
 
 def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
@@ -117,6 +118,21 @@ def test_gathers_of_forward_and_backward_and_scatters(head: str, body: str, expe
     assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected
 
 
+def of_both_graphs(graph: StepGraph) -> str:
+    """The gathers and reductions of the first micro batch of a step, and those of the others."""
+    modules = (graph.module, graph.later or graph.module)
+    kinds = (GATHERS, SCATTERS)
+    return " ".join(str(sum(node.target in kind for node in item.graph.nodes)) for item in modules for kind in kinds)
+
+
+def test_later_micro_batches_take_what_the_first_has_gathered():
+    kept = "layers.{0..2} = unit(reshard = never), layers.3 = unit }"
+    found = in_a_fork(after_each_pass, lowered(HEAD + BODY.replace("layers.* = unit }", kept)).text, of_both_graphs)
+    assert list(found)[-1] == "keep_unsharded"
+    assert found["overlap_communication"] == "6 5 6 5"  # the root, four layers, and the last again for backward
+    assert found["keep_unsharded"] == "6 5 3 5"
+
+
 def over_replicas(graph: StepGraph) -> str:
     """The reductions over replicas, and how many of them run beside computation."""
     nodes: list[fx.Node] = list(graph.graph.nodes)
@@ -153,7 +169,7 @@ def test_passes_stand_in_their_order():
             (deduplicate_unshards, bucket_units, reshard_after_forward),
             "reshard_after_forward comes before it is bucketed",
         ),
-        ((*ALL[:-1], overlap_communication), "overlap_communication comes before it is overlapped"),
+        ((*ALL[:-2], overlap_communication), "overlap_communication comes before it is overlapped"),
     ],
 )
 def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):
