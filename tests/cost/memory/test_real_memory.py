@@ -16,7 +16,9 @@ def simulated_peaks(text: str, world: int) -> list[int]:
     return [memory(capture(text, world=world, rank=rank, kind="cpu")).peak for rank in range(world)]
 
 
-@pytest.mark.parametrize("name", ["fsdp, as one graph", "fsdp, as one graph, checkpointed"])
+@pytest.mark.parametrize(
+    "name", ["fsdp, as one graph", "fsdp, as one graph, never resharded", "fsdp, as one graph, checkpointed"]
+)
 def test_the_peak_is_that_of_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]
     text = lowered(combination.text).text

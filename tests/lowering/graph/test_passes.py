@@ -37,7 +37,14 @@ fsdp on dp_shard (backend = graph) { layers.* = unit }
 comm  (reorder = true)
 """
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
-ALL = (deduplicate_unshards, reshard_after_forward, bucket_units, overlap_communication, prefetch_proactively, keep_unsharded)
+ALL = (
+    deduplicate_unshards,
+    reshard_after_forward,
+    bucket_units,
+    overlap_communication,
+    prefetch_proactively,
+    keep_unsharded,
+)
 
 
 def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
