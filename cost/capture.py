@@ -165,8 +165,8 @@ def capture_alike(
         gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
 
     Returns:
-        The trace of the rank, and those of the others, in their order; none of the others where these cannot be told
-        from the rank's own.
+        The trace of the rank, and those of the others, in their order, up to the first that cannot be told from the
+        rank's own.
 
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
@@ -329,10 +329,11 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
     )
 
 
-def _tell(found: list[OtherItems], items: Callable[[], list[OtherItems]]) -> None:
-    """Add what ranks do that are like the one that was captured, if that can be told."""
+def _tell(found: list[OtherItems], items: Callable[[], Iterator[OtherItems]]) -> None:
+    """Add what ranks do that are like the one that was captured, up to the first of which that cannot be told."""
     with contextlib.suppress(UnequalError):
-        found += items()
+        for other in items():
+            found.append(other)
 
 
 def _take_steps(

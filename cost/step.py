@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -151,11 +151,24 @@ def _bubble(times: RankTimeline, seconds: float) -> float:
 
 def _captured(job: _Job, measure: Callable[[Trace], Any]) -> list[tuple[Trace, Any]]:
     groups = sorted(equal_coordinates(job.program, job.pp), key=len, reverse=True)
-    found = dict(_in_processes(job, groups, measure))
-    missing = [[coordinate] for coordinate in range(job.pp) if coordinate not in found]
-    if missing:  # ranks that look alike, and of which one could not be told from another
-        found |= dict(_in_processes(job, missing, measure))
+    found: dict[int, tuple[Trace, Any]] = {}
+    while groups:
+        found |= dict(_in_processes(job, groups, measure))
+        groups = list(_left(groups, found))
     return [found[coordinate] for coordinate in range(job.pp)]
+
+
+def _left(groups: Iterable[Sequence[int]], found: Container[int]) -> Iterator[Sequence[int]]:
+    """Ranks that look alike and were not told from the first of them, such as those that gather a stage more often.
+
+    They may be told from the next of them, unless none was told from the first.
+    """
+    for group in groups:
+        left = [coordinate for coordinate in group if coordinate not in found]
+        if len(left) + 1 < len(group):
+            yield from [left] if left else []
+        else:
+            yield from ([coordinate] for coordinate in left)
 
 
 @dataclass(frozen=True, slots=True)

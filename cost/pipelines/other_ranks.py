@@ -9,7 +9,7 @@ given up is seen as it happens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -70,15 +70,15 @@ def others_of(pipeline: Pipeline, coordinate: int, others: Sequence[int], *, str
     return found
 
 
-def items_of_others(heard: Heard, others: Sequence[Other]) -> list[OtherItems]:
-    """Return the items of the traces of other ranks of a pipeline; their segments keep the names of this one.
+def items_of_others(heard: Heard, others: Sequence[Other]) -> Iterator[OtherItems]:
+    """Yield the items of the traces of other ranks of a pipeline; their segments keep the names of this one.
 
     Args:
         heard: of the rank that was captured, which has taken its steps, each of as many passes.
         others: the ranks.
 
     Raises:
-        UnequalError: it cannot be said what they do.
+        UnequalError: it cannot be said what the next of them does: it gathers a stage more often, for example.
     """
     recorder, passes = heard.recorder, list(heard.passes)
     if len(passes) % recorder.step:
@@ -86,7 +86,6 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> list[OtherItems]:
     each, own = len(passes) // recorder.step, recorder.records
     begins, ends = [passes[0].prepared, *(item.begin for item in passes[1:])], [item.end for item in passes]
     between = [own[end:begin] for end, begin in zip([0, *ends], [*begins, len(own)], strict=True)]
-    found = []
     heard.repeats.replays = True
     try:
         for other in others:
@@ -97,12 +96,11 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> list[OtherItems]:
             _check(items)
             rename = other.translation.record
             translated = tuple(item if isinstance(item, Instance) else rename(item) for item in items)
-            found.append((translated, other.translation))
+            yield translated, other.translation
     finally:
         recorder.records = own
         heard.passes[:] = passes
         heard.repeats.replays = False
-    return found
 
 
 def _pass(heard: Heard, other: Other, *, step: int, first: bool) -> list[Item]:

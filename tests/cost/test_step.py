@@ -54,6 +54,12 @@ def _both(program: Program, world: int) -> list[list[tuple[float, list[float], l
     return found
 
 
+def test_ranks_that_are_not_told_from_the_first_of_a_group_are_told_from_the_next() -> None:
+    groups = [[1, 2, 3, 4, 5, 6], [0], [7, 8, 9]]
+    assert list(pipeline._left(groups, {0, 1, 2, 3, 7})) == [[4, 5, 6], [8], [9]]
+    assert list(pipeline._left(groups, set(range(10)))) == []
+
+
 @pytest.mark.parametrize(
     ("schedule", "sharded"),
     [
