@@ -150,7 +150,7 @@ class Trainer(Recipe):
             optimizer=optimizer,
             scheduler=scheduler,
             loss=loss,
-            graph=None if self.build_graph is None else self.build_graph(model, loss, self._example(device)),
+            graph=None if self.build_graph is None else self.build_graph(model, loss, self._example(device, positions)),
             positions=positions,
             degree=degree,
             accumulation=accumulation,
@@ -162,8 +162,8 @@ class Trainer(Recipe):
             staged=staged,
         )
 
-    def _example(self, device: Device) -> Batch:
-        """Return a micro batch of zeros."""
+    def _example(self, device: Device, positions: torch.Tensor | None) -> Batch:
+        """Return a micro batch of zeros, of which the rank reads the tokens at these positions."""
         sizes = (self.micro_batch, self.seq_len)
         *inputs, targets = (
             torch.zeros(
@@ -171,7 +171,9 @@ class Trainer(Recipe):
             )
             for item in (*self.reads.inputs(*sizes), self.reads.targets(*sizes))
         )
-        return Batch(tuple(inputs), targets, positions=None, is_last=True)
+        if positions is not None:
+            inputs, targets = [item[:, positions] for item in inputs], targets[:, positions]
+        return Batch(tuple(inputs), targets, positions=positions, is_last=True)
 
     def _positions(self, mesh: DeviceMesh) -> torch.Tensor | None:
         """Return the positions in their sequence of the tokens that this rank reads; None where it reads them all."""

@@ -57,7 +57,9 @@ class StepControl:
 class StepFunction(Protocol):
     """Forward, loss and backward of a micro batch in one."""
 
-    def __call__(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor, *, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the loss, and add the gradients to those of the parameters."""
 
     def reshard(self) -> None:

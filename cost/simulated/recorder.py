@@ -153,7 +153,7 @@ class Capture(Recorder):
     def locate(self) -> None:
         """Find out where the program is: the phase, and the module on whose behalf it works."""
         if self.of_node is not None:
-            self.module, self.phase, self.makes = self.of_node
+            self.module, self.phase, self.makes = self.of_node[:3]
             return
         if not running_backward():
             if self.phase in ("backward", "recompute") and not self.staged:

@@ -36,7 +36,7 @@ def reorders(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Shards, their replicas, `tp`, a built-in decoder, one loss; each line that asks for more is reported."""
+    """Shards, their replicas, `tp`, `cp`, a built-in decoder, one loss; each line that asks for more is reported."""
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
@@ -55,14 +55,14 @@ def _not_traced(span: Span, what: str, why: str, *help: str) -> Unsupported:
 def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     assert plan.fsdp is not None
-    traced = {"dp_shard", "tp", *(axis for axis in replicating_axes(analysis) if axis == "dp_replicate")}
+    traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp"}
     for axis in plan.mesh.used():
         if axis not in traced:
             yield _not_traced(
                 analysis.place(plan.mesh, axis), f"the axis `{axis}`",
-                "the graph has only collectives of shards, their replicas and tensor parallelism",
+                "the graph has only collectives of shards, their replicas, tensor and context parallelism",
             )  # fmt: skip
-    if sharded_axes(analysis) == ("dp_shard",) and plan.mesh.dp_shard == 1:
+    if shard_ranks(analysis) == 1:
         yield _not_traced(
             analysis.place(plan.fsdp, "backend"),
             "one rank",
@@ -89,8 +89,9 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
     for name, shape in manifest.parameters():
         among = ranks * (plan.mesh.tp if placement(analysis, name).dim == 0 else 1)
         if shape[0] % among:
-            axes = f"`dp_shard = {ranks}`" + ("" if among == ranks else f" times `tp = {plan.mesh.tp}`")
-            yield _not_traced(analysis.place(plan.mesh, "dp_shard"), axes, f"it does not divide dim 0 of `{name}`")
+            used = (*sharded_axes(analysis), *(() if among == ranks else ("tp",)))
+            axes = " times ".join(f"`{axis} = {plan.mesh.size(axis)}`" for axis in used)
+            yield _not_traced(analysis.place(plan.mesh, used[0]), axes, f"it does not divide dim 0 of `{name}`")
             return
 
 

@@ -8,7 +8,6 @@ from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import reorders, supports
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
-from legoai.lowering.emit.step import COUNT
 from legoai.specs.directives.comm import Proactive
 
 _PACKAGE = "legoai.lowering.graph"
@@ -25,11 +24,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         draft.imports.name(_PACKAGE, name)
     items = tuple(Item(_with_options(lowering, draft, name), note=note) for name, note in passes)
     draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
-    traced = call("trace_step", "model", "loss", "batch.inputs", "batch.targets", micro_batches=COUNT)
-    draft.step.traced = (
-        Line(traced, "graph = ", lowering.note(fsdp, "backend")),
-        Line("rewritten(graph, PASSES)", "return "),
-    )
+    draft.step.traced = lowering.note(fsdp, "backend"), Line("rewritten(graph, PASSES)", "return ")
     draft.train_with("build_graph", "build_graph")
 
 

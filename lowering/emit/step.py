@@ -26,8 +26,8 @@ class Step:
     """Steps until which a rank takes fewer micro batches, and how many; see :mod:`legoai.lowering.emit.batch`."""
     pass_size: int | None = None
     """Micro batches of one pass of a pipeline; None without one."""
-    traced: tuple[Line, Line] | None = None
-    """What traces forward, loss and backward as one graph, and what gives the graph back; None without a graph."""
+    traced: tuple[Note, Line] | None = None
+    """Why forward, loss and backward are traced as one graph, and what gives the graph back; None without a graph."""
     before_forward: list[Line] = field(default_factory=list)
     """Before each micro batch's forward."""
     around: list[Loop] = field(default_factory=list)
@@ -68,10 +68,13 @@ class Step:
             return
         for name in ("Batch", "LossFunction"):
             imports.name("legoai.runtime", name)
-        trace, rewritten = self.traced
+        note, rewritten = self.traced
+        made = call(
+            "trace_step", "model", "loss", "batch.inputs", "batch.targets", *self.arguments, micro_batches=COUNT
+        )
         yield Function(
             "build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph",
-            (*_inside(self.around, [trace]), rewritten),
+            (*_inside(self.around, [Line(made, "graph = ", note)]), rewritten),
         )
 
     def _growing(self) -> Iterator[Function]:
@@ -98,8 +101,8 @@ class Step:
 
     def _forward_backward(self, imports: Imports) -> list[Statement]:
         if self.traced is not None:
-            assert not (self.before_forward or self.around_forward or self.arguments), "all is in the graph"
-            return [Line(call("training.step_graph", "batch.inputs", "batch.targets"), "total += ")]
+            assert not (self.before_forward or self.around_forward), "all is in the graph"
+            return [Line(call("training.step_graph", "batch.inputs", "batch.targets", *self.arguments), "total += ")]
         imports.name("legoai.runtime", "local_value")
         model = call("training.model", "*batch.inputs", *self.arguments)
         forward: list[Statement] = [Line(call("training.loss", model, "batch.targets"), "loss = ")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from torch import fx, nn
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from legoai.lowering.graph.operators import GATHERS
-from legoai.lowering.graph.sharding import Unit, groups_of
+from legoai.lowering.graph.sharding import is_of_unit
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.operators import (
@@ -42,11 +42,13 @@ class Place(NamedTuple):
         module: its path; `""` for the model itself and what stands before it, `loss` for what is behind it.
         phase: of the step.
         makes: what its result is, where that is not what the phase says.
+        of_unit: whether it belongs to the gathers of a unit's parameters or to the reductions of their gradients.
     """
 
     module: str
     phase: Phase
     makes: Makes = ""
+    of_unit: bool = False
 
 
 def place_of(node: fx.Node) -> Place | None:
@@ -65,12 +67,10 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         model: whose modules are called.
-        units: whose groups gather parameters.
     """
 
-    def __init__(self, model: nn.Module, units: Iterable[Unit]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._groups = groups_of(units)
         self._paths: Mapping[nn.Module, str] = {module: plain_path(path) for path, module in model.named_modules()}
         self._running: list[str] = []
         self._starts: list[int] = []
@@ -105,8 +105,8 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         last = next(iter(reversed(graph.nodes)))
         result = func(*args, **(kwargs or {}))
         node, place = last.next, self._place()
-        if func in GATHERS and args[-1] in self._groups:
-            place = place._replace(makes="unsharded_parameter")
+        if is_of_unit():
+            place = place._replace(makes="unsharded_parameter" if func in GATHERS else place.makes, of_unit=True)
         while node.op != "root":
             set_place(node, place)
             node = node.next

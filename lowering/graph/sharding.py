@@ -7,8 +7,9 @@ scattered by the derivative of `redistribute`. Names of modules and parameters s
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,13 +34,11 @@ class Unit:
         parameters: their names in the model; a tied one has the first of its names.
         reshard_after_forward: whether they are gathered again for backward.
         reshard_after_backward: whether they are gathered again for the next micro batch of a step.
-        groups: the names of the process groups of shards and of their replicas.
     """
 
     parameters: tuple[str, ...]
     reshard_after_forward: bool
     reshard_after_backward: bool
-    groups: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +47,6 @@ class _Made:
 
     reshard_after_forward: bool
     reshard_after_backward: bool
-    mesh: DeviceMesh
 
 
 _CLASSES: Final[dict[tuple[type[nn.Module], tuple[str, ...], Any, Any], type[nn.Module]]] = {}
@@ -58,6 +56,9 @@ _MADE: Final[weakref.WeakKeyDictionary[nn.Module, _Made]] = weakref.WeakKeyDicti
 
 _GATHERED: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, DTensorSpec]]] = weakref.WeakKeyDictionary()
 """How gathered parameters lie on the axis of tensor parallelism, by their module and name, where they do."""
+
+
+_COMMUNICATING: Final[list[None]] = []
 
 
 def shard_unit(
@@ -81,7 +82,7 @@ def shard_unit(
         reshard_after_backward: gather again for the next micro batch of a step.
     """
     modules = [module] if isinstance(module, nn.Module) else list(module)
-    unit = _Made(reshard_after_forward, reshard_after_backward, mesh)
+    unit = _Made(reshard_after_forward, reshard_after_backward)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for outer in modules:
         _MADE[outer] = unit
@@ -90,9 +91,19 @@ def shard_unit(
             _shard(owner, mesh, mp_policy, shards)
 
 
-def groups_of(units: Iterable[Unit]) -> frozenset[str]:
-    """Return the names of the process groups over which units gather and reduce."""
-    return frozenset().union(*(unit.groups for unit in units))
+def is_of_unit() -> bool:
+    """Return whether a unit gathers parameters or reduces their gradients now."""
+    return bool(_COMMUNICATING)
+
+
+@contextlib.contextmanager
+def _of_unit() -> Iterator[None]:
+    """Say that what is called while entered is the communication of a unit."""
+    _COMMUNICATING.append(None)
+    try:
+        yield
+    finally:
+        _COMMUNICATING.pop()
 
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
@@ -113,7 +124,6 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             parameters=tuple(names),
             reshard_after_forward=unit.reshard_after_forward,
             reshard_after_backward=unit.reshard_after_backward,
-            groups=frozenset(group.group_name for group in _groups(unit.mesh)),
         )
         for unit, names in found.items()
     )
@@ -201,7 +211,8 @@ class _Gather(torch.autograd.Function):
         ctx.spec, ctx.gathered, ctx.reduce_dtype, ctx.dtype = parameter._spec, gathered, reduce_dtype, shard.dtype
         group = _groups_of_shards(ctx.spec, gathered)[-1]
         sent = shard if param_dtype is None else shard.to(param_dtype)
-        whole: torch.Tensor = wait(all_gather(sent, group.size(), group.group_name))
+        with _of_unit():
+            whole: torch.Tensor = wait(all_gather(sent, group.size(), group.group_name))
         if gathered is None:
             return whole
         meta = TensorMeta(gathered.shape, gathered.stride, whole.dtype)
@@ -216,9 +227,10 @@ class _Gather(torch.autograd.Function):
             gradient = gradient.redistribute(placements=ctx.gathered.placements)._local_tensor
         *replicas, shards = _groups_of_shards(ctx.spec, ctx.gathered)
         sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
-        reduced = wait(reduce_scatter(sent.contiguous(), "avg", shards.size(), shards.group_name))
-        for group in replicas:
-            reduced = wait(all_reduce(reduced, "avg", group.group_name))
+        with _of_unit():
+            reduced = wait(reduce_scatter(sent.contiguous(), "avg", shards.size(), shards.group_name))
+            for group in replicas:
+                reduced = wait(all_reduce(reduced, "avg", group.group_name))
         local = reduced.to(ctx.dtype)
         return DTensor(local, ctx.spec, requires_grad=False), None, None, None  # type: ignore[no-untyped-call]
 

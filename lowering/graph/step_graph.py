@@ -10,7 +10,8 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
-from legoai.lowering.graph.sharding import Unit, groups_of
+from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.sharding import Unit
 
 
 class StepGraph:
@@ -18,8 +19,8 @@ class StepGraph:
 
     Attributes:
         model: whose parameters and buffers it reads, and whose gradients it makes.
-        module: takes the shards of the parameters, the buffers, the inputs and the targets; gives the loss and the
-            gradients of the shards.
+        module: takes the shards of the parameters, the buffers, the inputs, the positions of their tokens where there
+            are any, and the targets; gives the loss and the gradients of the shards.
         parameters: the names of the parameters in the order of the inputs.
         units: whose parameters are gathered together.
         on_node: is told of each node before it runs.
@@ -34,7 +35,6 @@ class StepGraph:
         self.module = module
         self.parameters = parameters
         self.units = units
-        self._groups = groups_of(units)
         self.on_node: list[Callable[[fx.Node], None]] = []
         self.later: fx.GraphModule | None = None
         self._kept: list[torch.Tensor] | None = None
@@ -46,7 +46,8 @@ class StepGraph:
 
     def of_unit(self, node: fx.Node) -> bool:
         """Whether a node is a collective of a unit: a gather of parameters, or a reduction of their gradients."""
-        return node.target in (*GATHERS, *SCATTERS, SUM_OVER_REPLICAS) and node.args[-1] in self._groups
+        place = place_of(node)
+        return node.target in (*GATHERS, *SCATTERS, SUM_OVER_REPLICAS) and place is not None and place.of_unit
 
     def inputs(self) -> dict[str, fx.Node]:
         """Return the placeholders of the parameters' shards by the parameters' names."""
@@ -90,11 +91,13 @@ class StepGraph:
         return list(self.graph.output_node().args[0])  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def __call__(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor, *, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the loss of a micro batch, and add its gradients to those of the parameters."""
         parameters = list(self.model.parameters())
         shards = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
-        given = (*shards, *self.model.buffers(), *inputs, targets)
+        given = (*shards, *self.model.buffers(), *inputs, *(() if positions is None else (positions,)), targets)
         if self.later is None or self._kept is None:
             loss, *values = _Runner(self.module, self.on_node).run(*given)
         else:

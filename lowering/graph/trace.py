@@ -11,6 +11,8 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.fx.graph import CodeGen
 
+from legoai.lowering.graph.collectives import in_order
+from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import Places
 from legoai.lowering.graph.sharding import units_of
 from legoai.lowering.graph.step_graph import StepGraph
@@ -27,6 +29,7 @@ def trace_step(
     inputs: Sequence[torch.Tensor],
     targets: torch.Tensor,
     *,
+    positions: torch.Tensor | None = None,
     micro_batches: int,
 ) -> StepGraph:
     """Trace one micro batch: the loss, its gradients, and their reduction.
@@ -37,6 +40,7 @@ def trace_step(
         loss: of the model's result and the targets.
         inputs: what the model takes; of any values.
         targets: likewise.
+        positions: of the tokens in their sequence, where the model takes them.
         micro_batches: of a step, by which the gradient is divided.
     """
     names: dict[nn.Parameter, list[str]] = {}
@@ -56,23 +60,46 @@ def trace_step(
         substitutes: dict[str, torch.Tensor] = dict(zip(buffers, held, strict=True))
         for leaf, known in zip(leaves, names.values(), strict=True):
             substitutes.update(dict.fromkeys(known, leaf))
-        with Places(model, units).followed():
+        with Places(model).followed():
             with reparametrize_module(model, substitutes):
-                value = loss(model(*given), wanted)
+                value = loss(model(*given[: len(inputs)], **_named(given[len(inputs) :])), wanted)
                 gradients = torch.autograd.grad(value / micro_batches, leaves)
             return [local_value(value), *(gradient._local_tensor for gradient in gradients)]  # type: ignore[attr-defined]
 
     with _fake_mode(inputs[0]) as fake, torch.enable_grad(), _one_thread():
         shards = [_like(parameter._local_tensor, fake) for parameter in names]  # type: ignore[attr-defined]
         held = [_like(buffer, fake) for buffer in buffers.values()]
-        given = [_like(item, fake) for item in inputs]
+        given = [_like(item, fake) for item in (*inputs, *(() if positions is None else (positions,)))]
         module = make_fx(step)(shards, held, given, _like(targets, fake))
     module.graph.set_codegen(CodeGen())  # lists of inputs and outputs, whose lengths passes may change
     paths = [plain_path(known[0]) for known in names.values()]
     _name_inputs(
-        module.graph, [*paths, *map(plain_path, buffers), *(f"input {i}" for i in range(len(given))), "targets"]
+        module.graph,
+        [
+            *paths,
+            *map(plain_path, buffers),
+            *(f"input {i}" for i in range(len(inputs))),
+            *_named(given[len(inputs) :]),
+            "targets",
+        ],
     )
-    return StepGraph(model, module, parameters=tuple(paths), units=units)
+    graph = StepGraph(model, module, parameters=tuple(paths), units=units)
+    _wait_late(graph)
+    return graph
+
+
+def _named(positions: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the positions as an argument of the model, if there are any."""
+    return dict(zip(("positions",), positions, strict=False))
+
+
+def _wait_late(graph: StepGraph) -> None:
+    """Wait for what no unit communicates where it is first read, as modules outside of a graph do."""
+    place = in_order(graph)
+    for node in list(graph.graph.nodes):
+        if node.target is WAIT and node.users and not graph.of_unit(node.args[0]):
+            min(node.users, key=place.__getitem__).prepend(node)
+    graph.module.recompile()
 
 
 @contextlib.contextmanager

@@ -66,8 +66,8 @@ CASES = {
         {5: "beside ranks of `cp`"},
     ),
     "axes beside a graph": (
-        "mesh (dp_shard = 2,\n  cp = 2)\ncontext on cp\nfsdp on dp_shard (backend = graph)",
-        {2: "the axis `cp`"},
+        "mesh (dp_shard = 2,\n  pp = 2)\npipeline on pp\nfsdp on dp_shard (backend = graph)",
+        {2: "the axis `pp`"},
     ),
     "a graph without ranks": ("fsdp on dp_shard (backend = graph)", {1: "one rank"}),
     "parameters that a graph cannot cut": (

@@ -148,6 +148,18 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (dp_shard = 2, cp = 2)\ncontext on cp (rotate = alltoall)\n{_fsdp('dp_shard, cp')}{_FULL}",
         data=2,
     ),
+    "context parallel, as one graph": _two(
+        f"mesh (cp = 2)\ncontext on cp (rotate = alltoall)\n{_fsdp('cp')}{_FULL}comm (reorder = true)\n".replace(
+            "on cp {", "on cp (backend = graph) {"
+        ),
+        data=1,
+    ),
+    "shards and context parallel, as one graph": _four(
+        f"mesh (dp_shard = 2, cp = 2)\ncontext on cp\n{_fsdp('dp_shard, cp')}{_FULL}comm (reorder = true)\n".replace(
+            "on dp_shard, cp {", "on dp_shard, cp (backend = graph) {"
+        ),
+        data=2,
+    ),
     "context and tensor parallel": _four(
         f"mesh (cp = 2, tp = 2)\n{SEQUENCE_PARALLEL}context on cp\n{_fsdp('cp')}", data=1
     ),

@@ -50,6 +50,29 @@ PLANS = {
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "context parallel, keys around the ring": (
+        HEAD,
+        "mesh (cp = 2)\ncontext on cp (rotate = alltoall)\nfsdp on cp { layers.* = unit }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "shards and context parallel": (
+        HEAD,
+        f"mesh (dp_shard = 2, cp = 2)\ncontext on cp\nfsdp on dp_shard, cp {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "replicas on ranks of context parallelism": (
+        HEAD,
+        "mesh (dp_shard = 2, cp = 2)\ncontext on cp (rotate = alltoall, balance = none)\n"
+        f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "context and tensor parallel": (
+        HEAD,
+        f"mesh (cp = 2, tp = 2)\n{SEQUENCE_PARALLEL}context on cp (rotate = alltoall)\n"
+        f"fsdp on cp {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "another decoder, kept after forward": (
         HEAD.replace(
             'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 2, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
@@ -64,7 +87,13 @@ PLANS = {
     "name",
     [
         name
-        if name in ("checkpointed", "replicas of shards", "tensor and sequence parallel")
+        if name
+        in (
+            "checkpointed",
+            "replicas of shards",
+            "tensor and sequence parallel",
+            "context parallel, keys around the ring",
+        )
         else pytest.param(name, marks=pytest.mark.slow)
         for name in PLANS
     ],
@@ -101,5 +130,5 @@ def test_a_checkpoint_of_one_backend_goes_on_under_the_other(gloo, tmp_path: Pat
 
 
 def traced(body: str, head: str, comm: str) -> str:
-    graph = body.replace("dp_shard {", "dp_shard (backend = graph) {")
+    graph = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", body)
     return text_of(graph + (f"comm {comm}\n" if comm else ""), head)
