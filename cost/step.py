@@ -150,7 +150,7 @@ def _bubble(times: RankTimeline, seconds: float) -> float:
 
 
 def _captured(job: _Job, measure: Callable[[Trace], Any]) -> list[tuple[Trace, Any]]:
-    groups = sorted(equal_coordinates(job.program, job.pp), key=len, reverse=True)
+    groups: list[Sequence[int]] = sorted(equal_coordinates(job.program, job.pp), key=len, reverse=True)
     found: dict[int, tuple[Trace, Any]] = {}
     while groups:
         found |= dict(_in_processes(job, groups, measure))
