@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.memory.use import MemoryUse, memory_use
 from legoai.cost.pieces import PieceOf, piece_of
+from legoai.cost.pipelines.kept import kept_or_simulated
 from legoai.cost.profiles import ProfileError
 from legoai.cost.timing.breakdown import Breakdown, breakdown
 from legoai.cost.timing.engine import simulate
@@ -297,7 +299,8 @@ def _simulate(
     program: Program, plan: Plan, manifest: Manifest, machine: Machine, *, rank: int, whole: bool, say: Progress
 ) -> Simulated:
     if plan.pipeline is not None:
-        return _simulate_pipeline(program, plan, machine, say=say)
+        simulate_all = functools.partial(_simulate_pipeline, program, plan, machine, say=say)
+        return kept_or_simulated(program, plan, manifest, machine, simulate_all)
 
     @contextlib.contextmanager
     def capturing() -> Iterator[None]:
@@ -397,11 +400,7 @@ def _bounds(timeline: Timeline) -> tuple[float, float]:
 
 @contextlib.contextmanager
 def _running() -> Iterator[None]:
-    """Let a program run on simulated devices; torch is imported no earlier.
-
-    Raises:
-        CannotEstimateError: it fails, or does what cannot be recorded.
-    """
+    """Let a program run on simulated devices, or tell why it cannot; torch is imported no earlier."""
     from legoai.cost.simulated.device import SimulationError
     from legoai.runtime.random_state import kept_random_state
 
@@ -428,10 +427,8 @@ def _importable(directory: Path) -> Iterator[None]:
 
 
 def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Estimate:
-    results = []
-    for item in required:
-        value = found.metric(item.metric, item.dimension)
-        results.append(RequirementResult(requirement=item, value=value, ok=within(value, item)))
+    pairs = [(item, found.metric(item.metric, item.dimension)) for item in required]
+    results = [RequirementResult(requirement=item, value=value, ok=within(value, item)) for item, value in pairs]
     return dataclasses.replace(found, requirements=tuple(results))
 
 

@@ -1,4 +1,4 @@
-"""Pieces that are kept in the user's cache folder, each in a file named by its key.
+"""Files that are kept in a folder of the user's cache, each named by its key: pieces, and simulated pipelines.
 
 A file is written beside its place and then renamed, so that it is whole or not there. One that is damaged counts as
 none, and is written again. The files that were not used for longest are removed when there are too many bytes of them.
@@ -17,42 +17,56 @@ from legoai.dsl.frontend.sources import replace_file
 from legoai.specs.cache import private_cache
 
 MOST_BYTES: Final = 128 * 2**20
-"""Bytes of all files together; a piece takes some 100 kB."""
+"""Bytes of all files of a folder together; a piece takes some 100 kB."""
+_PIECES: Final = "pieces"
 
 
 def kept_piece(key: str) -> Piece | None:
     """Return the piece of a key; None where there is none that can be read."""
-    file = _file(key)
-    if file is None:
+    held = kept_bytes(_PIECES, f"{key}.json")
+    if held is None:
         return None
     try:
-        found = load(file.read_bytes())
-    except (OSError, ValueError):
+        return load(held)
+    except ValueError:
         return None
-    with contextlib.suppress(OSError):
-        os.utime(file)
-    return found
 
 
 def keep_piece(key: str, piece: Piece) -> None:
     """Keep a piece under its key, if there is a place for it."""
-    file = _file(key)
-    if file is None:
+    with contextlib.suppress(ValueError):
+        keep_bytes(_PIECES, f"{key}.json", save(piece).encode())
+
+
+def kept_bytes(folder: str, name: str) -> bytes | None:
+    """Return what a file of a folder of the cache holds; None where there is none that can be read."""
+    place = private_cache(folder)
+    if place is None:
+        return None
+    file = place / name
+    try:
+        held = file.read_bytes()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(file)
+    return held
+
+
+def keep_bytes(folder: str, name: str, held: bytes) -> None:
+    """Write a file of a folder of the cache, if there is a place for it."""
+    place = private_cache(folder)
+    if place is None:
         return
-    with contextlib.suppress(OSError, ValueError):
-        replace_file(file, save(piece))
-        _remove_old(file.parent)
-
-
-def _file(key: str) -> Path | None:
-    folder = private_cache("pieces")
-    return None if folder is None else folder / f"{key}.json"
+    with contextlib.suppress(OSError):
+        replace_file(place / name, held)
+        _remove_old(place)
 
 
 def _remove_old(folder: Path) -> None:
     """Remove the files that were not used for longest, until the others are few enough."""
     found = []
-    for file in folder.glob("*.json"):
+    for file in folder.glob("[!.]*"):
         with contextlib.suppress(OSError):
             status = file.stat()
             found.append((status.st_mtime_ns, status.st_size, file))

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from legoai.cost.timing.intervals import SegmentIntervals
 from legoai.cost.timing.timeline import Timeline
+from legoai.cost.trace.pickling import pickled_by_position
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionOp:
     """Many operations of one rank as one, where nothing in them waits for another rank.
@@ -35,6 +37,7 @@ class StandstillError(ValueError):
     """Ranks wait for each other in a circle; the message names what each of them waits for."""
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class ActionTime:
     """An action of a pipeline on its rank's device, in seconds; `name` as in its mark."""

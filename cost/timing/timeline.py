@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from legoai.cost.trace.pickling import pickled_by_position
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel
 
 Resource = Literal["compute", "intra_host", "inter_host", "host_to_device", "device_to_host", "host"]
@@ -15,6 +16,7 @@ _LEAST_LEFT: Final = 0.1
 """Share of the memory's bandwidth that is left to a kernel, however much collectives are said to take."""
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """What one operation takes when nothing runs beside it.

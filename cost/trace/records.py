@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from legoai.cost.trace.pickling import pickled_by_position
+
 Phase = Literal["setup", "forward", "backward", "recompute", "optimizer", "other"]
 """`recompute` is a forward that runs again inside of a backward; `setup` is all before the first step."""
 
@@ -44,6 +46,7 @@ LOSS: Final = "loss"
 CopyDirection = Literal["host_to_device", "device_to_host", "device_to_device"]
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class TensorType:
     """Shape and dtype of a local tensor; ``dtype`` as torch names it without its module (`bfloat16`)."""
@@ -52,6 +55,7 @@ class TensorType:
     dtype: str
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
     """One kernel of one stream.
@@ -81,6 +85,7 @@ class Kernel:
     phase: Phase
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostKernel:
     """One operator on tensors in host memory, which the host computes itself before it goes on.
@@ -99,6 +104,7 @@ class HostKernel:
     phase: Phase
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """One collective or point-to-point transfer.
@@ -129,6 +135,7 @@ class Collective:
     phase: Phase
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
     """A copy between host and device, or within the device by the copy engine."""
@@ -141,6 +148,7 @@ class Copy:
     phase: Phase
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class RecordEvent:
     """`event.record(stream)`: the event is complete when all earlier work of the stream is."""
@@ -149,6 +157,7 @@ class RecordEvent:
     stream: int
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class WaitEvent:
     """`stream.wait_event(event)`: later work of the stream waits for the event's latest record before this."""
@@ -157,6 +166,7 @@ class WaitEvent:
     event: int
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class WaitStream:
     """`stream.wait_stream(other)`: later work of the stream waits for all earlier work of the other."""
@@ -165,6 +175,7 @@ class WaitStream:
     other: int
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class WaitWork:
     """`work.wait()` and `wait_tensor`: later work of the current stream waits for the collective; the host does not."""
@@ -173,6 +184,7 @@ class WaitWork:
     work: int
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class HostWaitEvent:
     """`event.synchronize()`: the host waits."""
@@ -180,6 +192,7 @@ class HostWaitEvent:
     event: int
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class HostWaitStream:
     """`stream.synchronize()`, and a copy to the host that blocks: the host waits."""
@@ -192,6 +205,7 @@ class HostWaitDevice:
     """`synchronize()`: the host waits for all streams."""
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocate:
     """A storage comes to life, of exactly ``bytes`` bytes, made on ``stream``."""
@@ -204,6 +218,7 @@ class Allocate:
     phase: Phase
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class Categorise:
     """It turns out what a storage holds, such as a gradient that becomes `.grad`."""
@@ -213,6 +228,7 @@ class Categorise:
     module: str
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class Resize:
     """A storage changes its size in place, on ``stream``; FSDP frees and takes back unsharded parameters so."""
@@ -222,6 +238,7 @@ class Resize:
     stream: int = 0
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class Free:
     """The last reference to a storage is gone."""
@@ -229,6 +246,7 @@ class Free:
     storage: int
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A named point of the program: `step 1`, `forward layers.3`, `end layers.3`, `micro batch 0`."""

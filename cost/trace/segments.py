@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from legoai.cost.trace.numbers import FIELD, KINDS, MAKES, NONE, renumbered
+from legoai.cost.trace.pickling import pickled_by_position
 from legoai.cost.trace.records import Record
 from legoai.cost.trace.translation import Translation
 
@@ -60,6 +61,7 @@ class Segment:
         return tuple({slot: KIND_OF[type(record)] for record, slot in pairs if slot < NONE}.items())
 
 
+@pickled_by_position
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
     """A segment, issued once on these storages, collectives and events.

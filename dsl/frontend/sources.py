@@ -137,7 +137,7 @@ def read_base(path: Path) -> str:
     return data.decode(_ENCODING)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str | bytes) -> None:
     """Write a file so that it has the old text or the new one, whatever happens; links and permissions stay.
 
     Raises:
@@ -146,7 +146,7 @@ def replace_file(path: Path, text: str) -> None:
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(text.encode("utf-8"))
+        temporary.write_bytes(text.encode("utf-8") if isinstance(text, str) else text)
         if target.exists():
             temporary.chmod(target.stat().st_mode & 0o7777)
         temporary.replace(target)

@@ -1,5 +1,7 @@
 """Traces are saved as text and loaded again, and other text is refused."""
 
+import pickle
+
 import pytest
 
 from legoai.cost.trace.file import load, save
@@ -21,6 +23,7 @@ from legoai.cost.trace.records import (
     WaitStream,
     WaitWork,
 )
+from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import Trace
 
 WHERE = {"module": "layers.0", "phase": "forward"}
@@ -50,3 +53,12 @@ def test_every_record_survives():
 def test_other_text_is_refused(text):
     with pytest.raises(ValueError, match=r"trace"):
         load(text)
+
+
+def test_records_and_instances_are_pickled_as_they_are():
+    assert pickle.loads(pickle.dumps(EVERY_RECORD)) == EVERY_RECORD
+    first = first_instance(EVERY_RECORD)
+    one, other = pickle.loads(pickle.dumps([first, Instance(first.segment, ((9,), (), ()), (8,))]))
+    assert tuple(one.records()) == EVERY_RECORD
+    assert one.segment is other.segment
+    assert (other.number(0), other.number(-2), other.translation) == (9, 8, None)

@@ -1,0 +1,93 @@
+"""Simulated pipelines are kept on disk, under a key of what their simulation depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.machine.cluster import machine_of
+from legoai.cost.pipelines.kept import kept_or_simulated
+from legoai.cost.trace.records import Mark
+from legoai.specs.cache import private_cache
+from support.plans import lowered, manifest_of, resolved
+
+TEXT = """\
+plan small
+model     llama3("tiny", n_layers = 8)
+cluster   h100_sxm(devices = 4)
+batch     (global = 32, micro = 1, seq_len = 32)
+mesh      (pp = 4)
+pipeline on pp (schedule = 1F1B)
+optimizer adamw(lr = 1e-3)
+schedule  cosine(warmup = 10, steps = 100, floor = 0.1)
+"""
+
+
+@pytest.fixture
+def simulated(tmp_path, monkeypatch) -> list[str]:
+    """The texts of the plans that were simulated; nothing is kept yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return []
+
+
+def cost(text: str, simulated: list[str], profile: str | None = None) -> Mark:
+    """Return what simulating a plan gives, or gave."""
+    plan = resolved(text)
+    machine = machine_of(plan.cluster, plan.mesh.world_size, directory=Path(), override=profile)
+
+    def simulate() -> Mark:
+        simulated.append(text)
+        return Mark(f"simulation {len(simulated)}")
+
+    return kept_or_simulated(lowered(text), plan, manifest_of(plan.model.source()), machine, simulate)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("lr = 1e-3", "lr = 3e-4"),
+        ("floor = 0.1", "floor = 0.2"),
+        ("warmup = 10", "warmup = 20"),
+        ("plan small", "# a comment\n\nplan other"),
+        ("plan small\n", "plan small\nrequire peak_memory <= 70GiB\n"),
+    ],
+)
+def test_learning_rates_and_names_are_not_simulated_again(old, new, simulated):
+    first = cost(TEXT, simulated)
+    assert old in TEXT
+    assert cost(TEXT.replace(old, new), simulated) == first == Mark("simulation 1")
+    assert simulated == [TEXT]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("global = 32", "global = 64"),
+        ("micro = 1", "micro = 2"),
+        ("n_layers = 8", "n_layers = 12"),
+        ("1F1B", "GPipe"),
+        ("h100_sxm(devices = 4)", "h200(devices = 4)"),
+        ("h100_sxm(devices = 4)", "h100_sxm(hosts = 2, devices = 2, fabric = infiniband_ndr)"),
+    ],
+)
+def test_what_a_simulation_depends_on_is_simulated_again(old, new, simulated):
+    cost(TEXT, simulated)
+    assert old in TEXT
+    assert cost(TEXT.replace(old, new), simulated) == Mark("simulation 2")
+
+
+def test_another_profile_is_simulated_again(simulated):
+    cost(TEXT, simulated)
+    assert cost(TEXT, simulated, "h200") == Mark("simulation 2")
+
+
+def test_a_damaged_file_counts_as_none_and_is_written_again(simulated):
+    cost(TEXT, simulated)
+    folder = private_cache("pipelines")
+    assert folder is not None
+    [file] = folder.iterdir()
+    for held in (b"", file.read_bytes()[:-1], file.read_bytes()[:-1] + b"?"):
+        file.write_bytes(held)
+        count = len(simulated)
+        assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark(f"simulation {count + 1}")
