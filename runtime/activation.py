@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -16,6 +18,22 @@ from legoai.specs.models.random_operators import is_random
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """What `torch.utils.checkpoint.checkpoint(context_fn=…)` enters in forward and in recomputation."""
+
+Policy = Callable[..., CheckpointPolicy]
+"""Whether the output of an operator is kept, of torch's context, the operator and its arguments."""
+
+
+class Tracing(Protocol):
+    """What a trace of the step does where a module is checkpointed: it notes what is kept, and keeps nothing itself."""
+
+    def contexts(self, policy: Policy) -> Contexts:
+        """Return the contexts of one call of a module."""
+
+    def measured(self, module: nn.Module) -> AbstractContextManager[Sequence[torch.Tensor]]:
+        """Run a module untraced while entered; gives tensors that it does not keep for the backward pass itself."""
+
+
+_TRACING: Final[ContextVar[Tracing | None]] = ContextVar("_TRACING", default=None)
 
 _ATTENTION: Final = (
     "aten._scaled_dot_product_flash_attention",
@@ -34,7 +52,7 @@ _MATMUL: Final = (
     "aten._scaled_mm",
     "aten._scaled_grouped_mm",
 )
-_WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
+WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
 WORDS: Final = ("attention", "matmul", "alternate_matmul", "collective")
 """What `keep_outputs` takes beside names of operators."""
@@ -67,13 +85,47 @@ def keep_outputs(*names: str) -> Callable[[], Contexts]:
                 products += 1
             return save(keep and not is_random(operator, arguments, options))
 
-        forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-        return forward, recompute_freely(recomputation, keeps)
+        return selective_contexts(policy, keeps)
 
     def keeps(operator: OpOverload) -> bool:
         return operator in kept or operator in alternate or (collectives and is_collective(operator))
 
     return contexts
+
+
+@contextmanager
+def traced_by(tracing: Tracing) -> Iterator[None]:
+    """Let a trace say what checkpointed modules do while entered."""
+    token = _TRACING.set(tracing)
+    try:
+        yield
+    finally:
+        _TRACING.reset(token)
+
+
+def selective_contexts(policy: Policy, keeps: Callable[[OpOverload], bool]) -> Contexts:
+    """Return torch's contexts of selective checkpointing, or those of the trace that is under way.
+
+    Args:
+        policy: for one call of a module.
+        keeps: whether outputs of an operator may be kept.
+    """
+    tracing = _TRACING.get()
+    if tracing is not None:
+        return tracing.contexts(policy)
+    forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return forward, recompute_freely(recomputation, keeps)
+
+
+def is_traced() -> bool:
+    """Whether a trace of the step is under way. Its ranks compute with equal shapes, and thus choose the same."""
+    return _TRACING.get() is not None
+
+
+def measured_alone(module: nn.Module) -> AbstractContextManager[Sequence[torch.Tensor]]:
+    """Run a module outside of the trace that is under way, if one is; gives tensors that are there anyway."""
+    tracing = _TRACING.get()
+    return nullcontext(()) if tracing is None else tracing.measured(module)
 
 
 def save(keep: bool) -> CheckpointPolicy:
@@ -140,4 +192,4 @@ def _find(name: str) -> set[OpOverload]:
 
 def is_collective(operator: OpOverload) -> bool:
     """Whether the operator communicates; waiting for a result does not."""
-    return operator.namespace in ("_c10d_functional", "c10d_functional") and operator is not _WAIT
+    return operator.namespace in ("_c10d_functional", "c10d_functional") and operator is not WAIT

@@ -18,13 +18,19 @@ from torch.utils.checkpoint import (
     SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
-    create_selective_checkpoint_contexts,
 )
 from torch.utils.flop_counter import flop_registry
 
-from legoai.runtime.activation import Contexts, is_collective, save
+from legoai.runtime.activation import (
+    WAIT,
+    Contexts,
+    is_collective,
+    is_traced,
+    measured_alone,
+    save,
+    selective_contexts,
+)
 from legoai.runtime.recompute_choice import Method, choose, need_solver
-from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
 from legoai.specs.models.random_operators import is_random
@@ -131,8 +137,7 @@ class RecomputeWithin:
             return save(call in kept)
 
         operators = {operator for operator, _ in kept}
-        forward, recomputation = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
-        return forward, recompute_freely(recomputation, operators.__contains__)
+        return selective_contexts(policy, operators.__contains__)
 
 
 @contextmanager
@@ -165,12 +170,18 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
         recorder.until = recorder.count
         return tensor.detach()  # a saved output that held itself would never be freed
 
-    with _random_state(args, kwargs), saved_tensors_hooks(pack, lambda tensor: tensor), recorder:
+    with (
+        measured_alone(module) as there,
+        _random_state(args, kwargs),
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+        recorder,
+    ):
         output = module(*args, **kwargs)
-    given = {_storage(tensor)._cdata for tensor in (*_tensors((args, kwargs)), *module.parameters())}
+    given = {_storage(tensor)._cdata for tensor in (*_tensors((args, kwargs)), *module.parameters(), *there)}
     total = sum(size for storage, size in saved.items() if storage not in given)
     del output  # it holds what was saved, and thus kept storages apart until here
-    return agree(ForwardMeasurement(operators=tuple(recorder.operators()), total=total), recorder.groups)
+    measured = ForwardMeasurement(operators=tuple(recorder.operators()), total=total)
+    return measured if is_traced() else agree(measured, recorder.groups)
 
 
 def _random_state(args: Any, kwargs: Any) -> AbstractContextManager[None]:
@@ -223,7 +234,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = {storage._cdata: storage.nbytes() for storage in map(_storage, _tensors(output))}
         if operator._schema.is_mutable:
             self._forget(operator, args)
-        elif made and not read & made.keys():
+        elif made and not read & made.keys() and operator is not WAIT:  # a fake one returns other memory
             cost = _cost(operator, args, kwargs, output)
             self._found[call] = place, Operator(call=call, size=sum(made.values()), cost=cost, random=random)
             self._owner |= dict.fromkeys(made, call)

@@ -42,6 +42,12 @@ def recomputed_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
     return found
 
 
+def kept_outputs(analysis: Analysis) -> PathRule[Any] | None:
+    """The first rule that keeps outputs of some operators of modules that recompute; None where there is none."""
+    rules = recomputed_modules(analysis).values()
+    return next((rule for rule in rules if isinstance(rule.treatment, Selective | Budget)), None)
+
+
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Budgets of one module at a time, whose operators are the same on every rank."""
     checkpoint = analysis.plan.checkpoint

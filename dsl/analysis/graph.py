@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.shard import placement
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import Declared
-from legoai.specs.directives.checkpoint import Every, Full
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.precision import HighPrecision
@@ -110,15 +108,6 @@ def _units(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
-    chosen = {id(rule): rule for rule in recomputed_modules(analysis).values()}
-    for rule in chosen.values():
-        if not isinstance(rule.treatment, Full | Every):
-            yield _not_traced(
-                analysis.rule_span(rule),
-                f"`{rule.treatment.name}`",
-                "no pass chooses operators whose results are kept",
-                "write `full` or `every(n)`",
-            )
     root = compiled_modules(analysis).get("")  # what is compiled below has a rule of its own
     if root is not None:
         yield _not_traced(analysis.rule_span(root), "`compile`", "the graph runs node by node")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from legoai.dsl.analysis.checkpoint import kept_outputs
 from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
@@ -44,6 +45,9 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     assert plan.fsdp is not None
     of_units = lowering.note(plan.fsdp)
     found = [("deduplicate_unshards", of_units)]
+    outputs = kept_outputs(analysis)
+    if outputs is not None:
+        found.append(("keep_activations", rule_note(outputs)))
     resharded = [unit for unit in fsdp_units(analysis).values() if unit.is_resharded_after_forward]
     if resharded:
         rule = resharded[0].rule

@@ -1,5 +1,6 @@
 """The step of a program as one graph, and the passes that rewrite it: what programs of the graph backend import."""
 
+from legoai.lowering.graph.activations import keep_activations
 from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
@@ -15,6 +16,7 @@ __all__ = [
     "StepGraph",
     "bucket_units",
     "deduplicate_unshards",
+    "keep_activations",
     "keep_unsharded",
     "overlap_communication",
     "prefetch_proactively",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from legoai.lowering.graph.activations import keep_activations
 from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
@@ -22,7 +23,9 @@ from legoai.lowering.graph.step_graph import StepGraph
 
 Pass: TypeAlias = Callable[[StepGraph], None]
 Watch: TypeAlias = Callable[[str, StepGraph], None]
-Property = Literal["gathered once", "gathered again for backward", "bucketed", "overlapped", "prefetched", "kept"]
+Property = Literal[
+    "gathered once", "activations kept", "gathered again for backward", "bucketed", "overlapped", "prefetched", "kept"
+]
 
 
 class ContractError(ValueError):
@@ -50,6 +53,12 @@ PASSES: Final = (
     Contract(
         deduplicate_unshards,
         provides=frozenset({"gathered once"}),
+        conflicts=frozenset({"gathered again for backward", "bucketed"}),
+    ),
+    Contract(
+        keep_activations,
+        requires=frozenset({"gathered once"}),
+        provides=frozenset({"activations kept"}),
         conflicts=frozenset({"gathered again for backward", "bucketed"}),
     ),
     Contract(

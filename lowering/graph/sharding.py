@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,6 +60,8 @@ _GATHERED: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, DTensorSpec]]] =
 
 
 _COMMUNICATING: Final[list[None]] = []
+_BEFORE: Final[ContextVar[dict[int, torch.Tensor] | None]] = ContextVar("_BEFORE", default=None)
+"""Parameters that were gathered before they are read, by the identity of their shards."""
 
 
 def shard_unit(
@@ -104,6 +107,20 @@ def _of_unit() -> Iterator[None]:
         yield
     finally:
         _COMMUNICATING.pop()
+
+
+@contextlib.contextmanager
+def gathered_before(module: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Gather all parameters of a module, and let it read these while entered."""
+    found: dict[int, torch.Tensor] = {}
+    token = _BEFORE.set(found)
+    try:
+        for owner in module.modules():
+            for name in owner._parameters:
+                getattr(owner, name)
+        yield list(found.values())
+    finally:
+        _BEFORE.reset(token)
 
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
@@ -160,7 +177,13 @@ def _gathering(
             parameter, gathered = module._parameters[name], _GATHERED.get(module, {}).get(name)
             if not isinstance(parameter, DTensor):  # while first values are drawn into a whole parameter
                 return parameter
-            return _gathered(parameter, gathered, param_dtype, reduce_dtype)
+            before = _BEFORE.get()
+            if before is not None and id(parameter) in before:
+                return before[id(parameter)]
+            whole = _gathered(parameter, gathered, param_dtype, reduce_dtype)
+            if before is not None:
+                before[id(parameter)] = whole
+            return whole
 
         return property(read)
 

@@ -11,11 +11,13 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.fx.graph import CodeGen
 
+from legoai.lowering.graph.activations import KeptOutputs
 from legoai.lowering.graph.collectives import in_order
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import Places
 from legoai.lowering.graph.sharding import units_of
 from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.activation import traced_by
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.loss import LossFunction, local_value
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
@@ -66,7 +68,7 @@ def trace_step(
                 gradients = torch.autograd.grad(value / micro_batches, leaves)
             return [local_value(value), *(gradient._local_tensor for gradient in gradients)]  # type: ignore[attr-defined]
 
-    with _fake_mode(inputs[0]) as fake, torch.enable_grad(), _one_thread():
+    with _fake_mode(inputs[0]) as fake, torch.enable_grad(), _one_thread(), traced_by(KeptOutputs()):
         shards = [_like(parameter._local_tensor, fake) for parameter in names]  # type: ignore[attr-defined]
         held = [_like(buffer, fake) for buffer in buffers.values()]
         given = [_like(item, fake) for item in (*inputs, *(() if positions is None else (positions,)))]

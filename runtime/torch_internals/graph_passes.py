@@ -11,11 +11,12 @@ import torch
 from torch import fx
 
 # The tracer below autograd, which sees the collectives of DTensors; and the graph that it fills.
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 
 __all__ = [
     "CAST",
     "UNSAFE_VIEW",
+    "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "make_fx",
     "rename",

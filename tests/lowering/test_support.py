@@ -86,9 +86,8 @@ CASES = {
         {3: "`reshard = 2` of `layers.0`"},
     ),
     "statements beside a graph": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncheckpoint { layers.0 = selective([attention]) }\n"
-        "compile { root = inductor }\nloss chunked(2)",
-        {3: "`selective`", 4: "`compile`", 5: "`loss chunked`"},
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncompile { root = inductor }\nloss chunked(2)",
+        {3: "`compile`", 4: "`loss chunked`"},
     ),
     "prefetching where one graph is not reordered": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncomm (prefetch = proactive(limit = 1GiB))\n",

@@ -102,6 +102,10 @@ comm (prefetch = units(forward = 2, backward = 2))
     "fsdp, as one graph, checkpointed": _two(
         f"{_SHARDED}{_fsdp()}{_FULL}".replace("on dp_shard {", "on dp_shard (backend = graph) {")
     ),
+    "fsdp, as one graph, operators kept": _two(
+        f"{_SHARDED}{_fsdp()}checkpoint {{ layers.* = selective([attention, alternate_matmul]) }}\n"
+        "comm (reorder = true)\n".replace("on dp_shard {", "on dp_shard (backend = graph) {")
+    ),
     "fsdp, checkpointed": _two(f"{_SHARDED}{_fsdp()}{_FULL}"),
     "fsdp, selectively checkpointed": _two(
         f"{_SHARDED}{_fsdp()}checkpoint {{ layers.* = selective([attention, alternate_matmul]) }}\n"

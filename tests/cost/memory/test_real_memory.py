@@ -17,7 +17,7 @@ def simulated_peaks(text: str, world: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["fsdp, as one graph", "fsdp, as one graph, never resharded", "fsdp, as one graph, checkpointed"]
+    "name", [f"fsdp, as one graph{how}" for how in ("", ", never resharded", ", checkpointed", ", operators kept")]
 )
 def test_the_peak_is_that_of_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]

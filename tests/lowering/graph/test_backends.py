@@ -37,6 +37,30 @@ PLANS = {
         f"fsdp on dp_shard {{ layers.{{0..1}} = unit(reshard = never), layers.{{2..3}} = unit }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "operators kept": (
+        HEAD,
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\ncheckpoint {\n"
+        "  layers.0 = selective([attention, alternate_matmul])\n  layers.1 = budget(50%)\n"
+        '  layers.2 = selective(["aten.mm"])\n  layers.3.feed_forward = budget(64KiB, by = knapsack)\n}\n'
+        f"{MIXED}",
+        "(reorder = true)",
+    ),
+    "operators kept beside tensor and sequence parallel": (
+        HEAD,
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}"
+        "fsdp on dp_shard { layers.* = unit }\n"
+        "checkpoint { layers.{0,1} = selective([collective, matmul]), layers.{2,3} = budget(50%) }\n"
+        f"{MIXED}",
+        "(reorder = true)",
+    ),
+    "operators kept beside context parallel": (
+        HEAD,
+        "mesh (dp_shard = 2, cp = 2)\ncontext on cp (rotate = alltoall, balance = none)\n"
+        "fsdp on dp_shard, cp { layers.* = unit }\n"
+        "checkpoint { layers.{0,1} = selective([attention, matmul]), layers.{2,3} = selective([collective]) }\n"
+        f"{MIXED}",
+        "(reorder = true)",
+    ),
     "replicas of shards": (
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
@@ -90,6 +114,7 @@ PLANS = {
         if name
         in (
             "checkpointed",
+            "operators kept",
             "replicas of shards",
             "tensor and sequence parallel",
             "context parallel, keys around the ring",

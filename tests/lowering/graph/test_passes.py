@@ -14,6 +14,7 @@ from legoai.lowering.graph import (
     StepGraph,
     bucket_units,
     deduplicate_unshards,
+    keep_activations,
     keep_unsharded,
     overlap_communication,
     prefetch_proactively,
@@ -39,6 +40,7 @@ comm  (reorder = true)
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
 ALL = (
     deduplicate_unshards,
+    keep_activations,
     reshard_after_forward,
     bucket_units,
     overlap_communication,
@@ -107,6 +109,11 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
         (TIED, BODY, ["39 0 39", "38 0 38", "38 36 38", "5 4 5", "5 4 5"]),
         # What is computed again reads its parameters again.
         (HEAD, BODY + "checkpoint { layers.* = full }\n", ["39 36 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"]),
+        (
+            HEAD,
+            BODY + "checkpoint { layers.* = selective([matmul]) }\n",
+            ["39 36 39", "39 0 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"],
+        ),
         (HEAD, BODY.replace("unit }", "unit(reshard = after_backward) }"), ["39 0 39", "39 0 39", "5 0 5", "5 0 5"]),
         (
             HEAD,
@@ -119,7 +126,7 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
             ["39 0 39", "39 0 39", "39 36 39", "4 3 4", "4 3 4"],
         ),
     ],
-    ids=["units", "tied", "checkpointed", "kept after forward", "joined units", "counted units"],
+    ids=["units", "tied", "checkpointed", "operators kept", "kept after forward", "joined units", "counted units"],
 )
 def test_gathers_of_forward_and_backward_and_scatters(head: str, body: str, expected: list[str]):
     assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected
