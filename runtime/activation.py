@@ -20,7 +20,7 @@ Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """What `torch.utils.checkpoint.checkpoint(context_fn=…)` enters in forward and in recomputation."""
 
 Policy = Callable[..., CheckpointPolicy]
-"""Whether the output of an operator is kept, of torch's context, the operator and its arguments."""
+"""Whether the output of an operator is kept, of what is not read, the operator and its arguments."""
 
 
 class Tracing(Protocol):

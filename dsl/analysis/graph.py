@@ -20,6 +20,9 @@ from legoai.specs.span import Span
 
 EAGERLY: Final = "write `backend = eager`"
 
+_AXES: Final = {"pp": "schedules run forward and backward of a stage apart, and the graph holds both"}
+_OTHER_AXES: Final = "the graph has only collectives of shards, their replicas, tensor and context parallelism"
+
 
 def is_traced(analysis: Analysis) -> bool:
     """Whether forward, loss, backward and communication of a step are one graph."""
@@ -56,10 +59,7 @@ def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp"}
     for axis in plan.mesh.used():
         if axis not in traced:
-            yield _not_traced(
-                analysis.place(plan.mesh, axis), f"the axis `{axis}`",
-                "the graph has only collectives of shards, their replicas, tensor and context parallelism",
-            )  # fmt: skip
+            yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}`", _AXES.get(axis, _OTHER_AXES))
     if shard_ranks(analysis) == 1:
         yield _not_traced(
             analysis.place(plan.fsdp, "backend"),

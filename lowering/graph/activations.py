@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import fx, nn
-from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, SelectiveCheckpointContext
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import WAIT
@@ -90,10 +90,8 @@ class _Marking(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **kwargs)
         invocation = self._invocations[func]
         self._invocations[func] += 1
-        if self._policy is not None:
-            asked = SelectiveCheckpointContext(is_recompute=False, op_output=output)
-            if self._policy(asked, func, *args, **kwargs) is CheckpointPolicy.MUST_SAVE:
-                self._kept.add((func, invocation))
+        if self._policy is not None and self._policy(None, func, *args, **kwargs) is CheckpointPolicy.MUST_SAVE:
+            self._kept.add((func, invocation))
         if (func, invocation) in self._kept:
             for index, node in enumerate(_behind(last)):
                 mark = _Mark(self._call, func, invocation, index)

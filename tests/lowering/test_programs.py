@@ -52,6 +52,7 @@ fsdp on dp_shard (backend = graph) {
   root     = unit
 }
 comm (reorder = true) { layers.{0..1} = bucket(group) }
+checkpoint { layers.* = selective([attention, alternate_matmul]) }
 precision (param = bf16, reduce = fp32)
 optimizer adamw(lr = 3e-4)
 clip      (norm = 1.0)

@@ -67,7 +67,7 @@ CASES = {
     ),
     "axes beside a graph": (
         "mesh (dp_shard = 2,\n  pp = 2)\npipeline on pp\nfsdp on dp_shard (backend = graph)",
-        {2: "the axis `pp`"},
+        {2: "beside `backend = graph`: schedules run forward and backward of a stage apart"},
     ),
     "a graph without ranks": ("fsdp on dp_shard (backend = graph)", {1: "one rank"}),
     "parameters that a graph cannot cut": (

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -15,6 +16,7 @@ from legoai.lowering.graph import (
     StepGraph,
     bucket_units,
     deduplicate_unshards,
+    keep_activations,
     overlap_communication,
     reshard_after_forward,
     rewritten,
@@ -29,6 +31,7 @@ from legoai.runtime import (
     Trainer,
     Training,
     clip_gradients,
+    keep_outputs,
     reduce_loss_and_norm,
     token_cross_entropy,
 )
@@ -40,6 +43,7 @@ PLAN_HASH = "sha256:000000000000000000000000000000000000000000000000000000000000
 MICRO_BATCHES = 2  # tiny.plan:4
 PASSES = (
     deduplicate_unshards,  # tiny.plan:7
+    keep_activations,  # tiny.plan:12
     reshard_after_forward,  # tiny.plan:8
     bucket_units,  # tiny.plan:11
     overlap_communication,  # tiny.plan:11
@@ -70,8 +74,17 @@ def build_mesh(device_type: str) -> DeviceMesh:
     return init_device_mesh(device_type, (16,), mesh_dim_names=("dp_shard",))  # tiny.plan:5
 
 
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(
+            layer,
+            context_fn=keep_outputs("attention", "alternate_matmul"),
+            preserve_rng_state=False,
+        )  # tiny.plan:12
+
+
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # tiny.plan:12
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # tiny.plan:13
     for index in range(2, 32):
         shard_unit(model.layers[str(index)], mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # tiny.plan:8
     shard_unit(
@@ -84,6 +97,12 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Change the model in place, in this order:
+
+    1. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
+    2. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    """
+    apply_checkpoint(model)  # tiny.plan:12
     apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:7
     return model
 
@@ -96,7 +115,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.01,
         fused=True,
-    )  # tiny.plan:13
+    )  # tiny.plan:14
 
 
 def build_loss() -> LossFunction:
@@ -119,7 +138,7 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:14
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:15
         training.optimizer.step()
     training.optimizer.zero_grad()
     return result
@@ -142,7 +161,7 @@ def trainer() -> Trainer:
         micro_batch=2,  # tiny.plan:4
         seq_len=8192,  # tiny.plan:4
         vocab_size=128256,  # tiny.plan:2
-        master_dtype=torch.float32,  # tiny.plan:12
+        master_dtype=torch.float32,  # tiny.plan:13
     )
 
 
