@@ -339,7 +339,7 @@ def _compose(found: PieceOf, machine: Machine) -> Simulated | None:
 def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: Progress) -> Simulated:
     """One rank of each coordinate on the `pp` axis; each one's memory is followed where it was captured."""
     say("running two steps of every pipeline rank on simulated devices")
-    with _running():
+    with _running(), uncollected():
         from legoai.cost.step import simulate_pipeline
 
         step = simulate_pipeline(
