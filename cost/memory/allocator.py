@@ -8,7 +8,7 @@ what remains is of use; neighbours that are free are joined; segments are kept u
 
 from __future__ import annotations
 
-import bisect
+from bisect import bisect_left, insort
 from typing import Final
 
 MIB: Final = 2**20
@@ -19,6 +19,8 @@ SMALL_SEGMENT: Final = 2 * MIB
 LARGE_FROM: Final = 10 * MIB
 LARGE_SEGMENT: Final = 20 * MIB
 SEGMENT_STEP: Final = 2 * MIB
+_ADDRESS_BITS: Final = 64
+_ADDRESS: Final = 2**_ADDRESS_BITS - 1
 
 
 def round_block(size: int) -> int:
@@ -61,27 +63,36 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream, small or large, ordered by size and then address."""
+    """The free blocks of one stream, small or large, ordered by size and then address.
+
+    Attributes:
+        stream: of the blocks.
+        keys: of the blocks, ascending: a block's size above the bits of its address.
+        blocks: by their addresses.
+    """
+
+    __slots__ = ("blocks", "keys", "stream")
 
     def __init__(self, stream: int) -> None:
         self.stream = stream
-        self.keys: list[tuple[int, int]] = []
+        self.keys: list[int] = []
         self.blocks: dict[int, Block] = {}
 
     def add(self, block: Block) -> None:
         """Take a block that is free."""
-        bisect.insort(self.keys, (block.size, block.address))
+        insort(self.keys, block.size << _ADDRESS_BITS | block.address)
         self.blocks[block.address] = block
 
     def remove(self, block: Block) -> None:
         """Give a block out."""
-        del self.keys[bisect.bisect_left(self.keys, (block.size, block.address))]
+        del self.keys[bisect_left(self.keys, block.size << _ADDRESS_BITS | block.address)]
         del self.blocks[block.address]
 
-    def best_fit(self, size: int) -> Block | None:
-        """Return the smallest free block of at least a size; None where none is."""
-        place = bisect.bisect_left(self.keys, (size, -1))
-        return self.blocks[self.keys[place][1]] if place < len(self.keys) else None
+    def take(self, size: int) -> Block | None:
+        """Give out the smallest free block of at least a size; None where none is."""
+        keys = self.keys
+        place = bisect_left(keys, size << _ADDRESS_BITS)
+        return self.blocks.pop(keys.pop(place) & _ADDRESS) if place < len(keys) else None
 
 
 class CachingAllocator:
@@ -110,21 +121,22 @@ class CachingAllocator:
             OutOfMemoryError: it does not fit.
         """
         assert handle not in self.used
-        wanted = round_block(size)
+        wanted = -(-size // BLOCK) * BLOCK  # as `round_block`, of which there are hundreds of thousands
         if not wanted:
             return
         small = wanted <= SMALL
         pool = self.pools.get((stream, small))
         if pool is None:
             pool = self.pools[stream, small] = Pool(stream)
-        block = pool.best_fit(wanted)
-        if block is None:
-            block = self.new_segment(wanted)
-        else:
-            pool.remove(block)
+        block = pool.take(wanted) or self.new_segment(wanted)
         rest = block.size - wanted
         if rest >= BLOCK if small else rest > SMALL:
-            self._split(block, wanted, pool)
+            behind = Block(block.address + wanted, rest)
+            behind.before, behind.after = block, block.after
+            if block.after is not None:
+                block.after.before = behind
+            block.after, block.size = behind, wanted
+            pool.add(behind)
         block.free = False
         self.used[handle] = block, pool, small
         self.allocated += block.size
@@ -132,15 +144,20 @@ class CachingAllocator:
 
     def free(self, handle: int) -> None:
         """Take back what a handle stands for; nothing if it was of no bytes."""
-        if handle not in self.used:
+        held = self.used.pop(handle, None)
+        if held is None:
             return
-        block, pool, _ = self.used.pop(handle)
+        block, pool, _ = held
         self.allocated -= block.size
+        before, after = block.before, block.after
+        if before is not None and before.free:
+            pool.remove(before)
+            _join(before, block)
+            block = before
+        if after is not None and after.free:
+            pool.remove(after)
+            _join(block, after)
         block.free = True
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free:
-                pool.remove(neighbour)
-                block = _join(neighbour, block) if neighbour is block.before else _join(block, neighbour)
         pool.add(block)
 
     def reset_peaks(self) -> None:
@@ -172,20 +189,10 @@ class CachingAllocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         return block
 
-    def _split(self, block: Block, wanted: int, pool: Pool) -> None:
-        rest = Block(block.address + wanted, block.size - wanted)
-        rest.before, rest.after = block, block.after
-        if block.after is not None:
-            block.after.before = rest
-        block.after, block.size = rest, wanted
-        pool.add(rest)
 
-
-def _join(first: Block, second: Block) -> Block:
-    """Return two neighbours as one free block."""
+def _join(first: Block, second: Block) -> None:
+    """Let the first of two neighbours take the place of both."""
     first.size += second.size
     first.after = second.after
     if second.after is not None:
         second.after.before = first
-    first.free = True
-    return first

@@ -13,12 +13,15 @@ from typing import Final, TypeAlias
 
 from legoai.cost.memory.allocator import SMALL, Block, CachingAllocator, OutOfMemoryError, Pool, round_block
 from legoai.cost.memory.effects import MemoryEffects
+from legoai.cost.trace.numbers import KINDS
 from legoai.cost.trace.records import Allocate, Free, Resize
-from legoai.cost.trace.segments import Instance, Segment
+from legoai.cost.trace.segments import Instance, Segment, outside_index
 from legoai.cost.trace.trace import Trace
 
 _FREE: Final = -(2**31)
 """In the place of a slot: a piece of a segment that is free."""
+
+_STORAGE: Final = KINDS.index("storage")
 
 _WORTH: Final = 2
 """Requests for each free block above which it takes less time to compare the free blocks than to serve the requests."""
@@ -68,7 +71,8 @@ class _Requests:
     """What a segment asks of the allocator.
 
     Attributes:
-        all: in their order: slot, bytes, stream; -1 bytes give the storage back.
+        all: in their order: place, bytes, stream; -1 bytes give the storage back. The place is that of the storage's
+            number among those that the segment makes, or `~place` among those that it names and does not make.
         pools: from which its storages are served.
         held: slots of storages that have memory behind it, of those that it names.
         outcomes: what the requests came to, by what decides that.
@@ -78,11 +82,12 @@ class _Requests:
         asked: list[tuple[int, int, int]] = []
         held: dict[int, None] = {}
         for record, slot in zip(segment.records, segment.slots, strict=True):
+            place = slot // len(KINDS) if slot >= 0 else ~outside_index(slot)
             if isinstance(record, Free | Resize):
-                asked.append((slot, -1, 0))
+                asked.append((place, -1, 0))
                 held.pop(slot, None)
             if isinstance(record, Allocate | Resize):
-                asked.append((slot, record.bytes, record.stream))
+                asked.append((place, record.bytes, record.stream))
                 held[slot] = None
         self.all = tuple(asked)
         self.pools = frozenset((stream, round_block(size) <= SMALL) for _, size, stream in asked if size > 0)
@@ -197,11 +202,13 @@ class RepeatingAllocator(CachingAllocator):
 
     def _serve_each(self, instance: Instance, requests: _Requests) -> None:
         """Serve the requests one by one."""
-        for slot, size, stream in requests.all:
+        own, outside = instance.own[_STORAGE], instance.outside
+        for place, size, stream in requests.all:
+            number = own[place] if place >= 0 else outside[~place]
             if size < 0:
-                self.free(instance.number(slot))
+                self.free(number)
             else:
-                self.allocate(instance.number(slot), size, stream)
+                self.allocate(number, size, stream)
 
     def _pool_of(self, segment: Block) -> PoolKey:
         """Return the pool of a segment, of which it may be free or in instance."""
