@@ -130,7 +130,7 @@ def limit_capacity(module: nn.Module, *, capacity_factor: float) -> None:
     forward: Experts = module.forward
 
     def limited(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
-        capacity = math.ceil(capacity_factor * len(rows) / len(rows_per_expert))
+        capacity = math.ceil(capacity_factor * rows.shape[0] / len(rows_per_expert))
         first = rows_per_expert.cumsum(0) - rows_per_expert
         place = torch.arange(len(rows), device=rows.device) - first.repeat_interleave(
             rows_per_expert, output_size=len(rows)
@@ -162,9 +162,10 @@ def _dispatch(
     if size == 1:
         return experts(rows, rows_per_expert)
     arriving = _wait(collectives.all_to_all_single(rows_per_expert, None, None, group)).view(size, -1)
-    sent, received = rows_exchanged(torch.stack((rows_per_expert.view(size, -1).sum(1), arriving.sum(1))), len(rows))
+    counts = torch.stack((rows_per_expert.view(size, -1).sum(1), arriving.sum(1)))
+    sent, received = rows_exchanged(counts, rows.shape[0])
     held = _wait(collectives.all_to_all_single(rows.contiguous(), received, sent, group))
-    by_expert = _order_by_expert(arriving, len(held))
+    by_expert = _order_by_expert(arriving, held.shape[0])
     results = experts(held[by_expert], arriving.sum(0))
     in_order_of_arrival = results[by_expert.argsort()]
     return _wait(collectives.all_to_all_single(in_order_of_arrival, sent, received, group))
@@ -173,11 +174,14 @@ def _dispatch(
 def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
     """Bring to the host how many rows go to each rank, and how many come from each.
 
+    To the last rank goes what the others leave, so that the sum is known also where a tracer has only names for sizes.
+
     Args:
         counts: int64 [2, ranks].
         rows: of this rank, the sum of the first half.
     """
-    return counts.tolist()
+    (*sent, _), received = counts.cpu().tolist()  # one copy, also where a tracer reads each by itself
+    return [[*sent, rows - sum(sent)], received]
 
 
 def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
@@ -220,10 +224,12 @@ def _wait(tensor: torch.Tensor) -> torch.Tensor:
 def _local_parameters(module: nn.Module, *, ranks: int) -> Iterator[None]:
     """Let a module see the local parts of its DTensor parameters, whose gradients are means over `ranks`."""
     whole = dict(module._parameters)
-    local: dict[str, Any] = {
-        name: _Mean.apply(parameter.to_local(), ranks) if isinstance(parameter, DTensor) else parameter
-        for name, parameter in whole.items()
-    }
+    local: dict[str, Any] = {}
+    for name in whole:
+        parameter = getattr(module, name)  # which a unit of a traced step gathers
+        if isinstance(parameter, DTensor):
+            parameter = _Mean.apply(parameter.to_local(), ranks)  # type: ignore[no-untyped-call]
+        local[name] = parameter
     module._parameters.update(local)
     try:
         yield

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 from legoai.cost.simulated.device import SIM, read_from_device
+from legoai.lowering.graph.places import place_of, set_place
 from legoai.runtime import experts as runtime_experts
+from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.specs.models import mixtral
 
@@ -32,7 +34,7 @@ def even_routing() -> Iterator[None]:
     def rows_exchanged(counts: torch.Tensor, rows: int) -> list[list[int]]:
         if counts.device.type != SIM:
             return exchanged(counts, rows)
-        read_from_device(counts.numel() * counts.itemsize)
+        _read(counts.numel() * counts.itemsize)
         sent = even_parts(rows, counts.shape[1])
         # Every rank of the group sends alike, to this one what it sends to its own place among them.
         return [sent, [sent[dist.get_rank() % len(sent)]] * len(sent)]
@@ -40,13 +42,13 @@ def even_routing() -> Iterator[None]:
     def rows_with_room(place: torch.Tensor, capacity: int, experts: int) -> torch.Tensor:
         if place.device.type != SIM:
             return kept(place, capacity, experts)
-        read_from_device(place.itemsize)  # `nonzero` tells the host how many it has found
+        _read(place.itemsize)  # `nonzero` tells the host how many it has found
         return place[: sum(min(size, capacity) for size in even_parts(len(place), experts))].clone()
 
     def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
         if group_sizes.device.type != SIM:
             return groups(group_sizes, rows)
-        read_from_device(group_sizes.numel() * group_sizes.itemsize)
+        _read(group_sizes.numel() * group_sizes.itemsize)
         return even_parts(rows, len(group_sizes))
 
     with (
@@ -55,3 +57,17 @@ def even_routing() -> Iterator[None]:
         patched_attribute(mixtral, "rows_of_groups", rows_of_groups),
     ):
         yield
+
+
+def _read(size: int) -> None:
+    """Read bytes from the device; of a step that is traced, in each run of its graph."""
+    tracing = get_proxy_mode()
+    if tracing is None:
+        read_from_device(size)
+        return
+    graph = tracing.tracer.graph
+    before = next(iter(reversed(graph.nodes)))
+    node = graph.call_function(read_from_device, (size,))
+    place = place_of(before)
+    assert place is not None, "a node that was traced"
+    set_place(node, place)

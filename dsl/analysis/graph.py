@@ -7,6 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.shard import placement
@@ -37,7 +38,7 @@ def reorders(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Shards, their replicas, `tp`, `cp`, a built-in decoder, one loss; each line that asks for more is reported."""
+    """Shards, replicas, `tp`, `cp`, `ep`, a built-in decoder, one loss; each line that asks for more is reported."""
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
@@ -56,7 +57,7 @@ def _not_traced(span: Span, what: str, why: str, *help: str) -> Unsupported:
 def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     assert plan.fsdp is not None
-    traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp"}
+    traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp", "ep"}
     for axis in plan.mesh.used():
         if axis not in traced:
             yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}`", _AXES.get(axis, _OTHER_AXES))
@@ -81,10 +82,18 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
         return
     if not isinstance(manifest.reads, Tokens | None):
         yield _not_traced(place, "a model that reads no tokens", "only decoders are known to have one graph")
-    if any(module.kind == "moe" for module in manifest.modules.values()):
-        yield _not_traced(place, "a mixture of experts", "how many tokens an expert takes differs from step to step")
+    experts = distributed_experts(analysis)
+    for path, rule in experts.items():
+        if sharded_dim(analysis, path) == 1:
+            yield _not_traced(
+                analysis.rule_span(rule), f"`{path}` in shards of dim 1", "a unit is cut on dim 0",
+                "choose a smaller `ep` or fewer ranks, which then share the experts evenly",
+            )  # fmt: skip
+            return
     ranks = shard_ranks(analysis)
     for name, shape in manifest.parameters():
+        if name.rpartition(".")[0] in experts:
+            continue
         among = ranks * (plan.mesh.tp if placement(analysis, name).dim == 0 else 1)
         if shape[0] % among:
             used = (*sharded_axes(analysis), *(() if among == ranks else ("tp",)))

@@ -73,10 +73,17 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._paths: Mapping[nn.Module, str] = {module: plain_path(path) for path, module in model.named_modules()}
         self._running: list[str] = []
+        self._readings: dict[str, int] = {}
         self._starts: list[int] = []
         self._started: list[str] = []
         self._of_gradient = ""
         self._outside = ""
+
+    def next_reading(self) -> tuple[str, int]:
+        """Return the module that runs, and how often the host has read values on its behalf since it was called."""
+        module = self._running[-1]
+        self._readings[module] += 1
+        return module, self._readings[module]
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
@@ -127,6 +134,7 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, module: nn.Module, _: Any) -> None:
         if module in self._paths:
             self._running.append(self._paths[module])
+            self._readings[self._paths[module]] = 0
             self._begin()
 
     def _leave(self, module: nn.Module, _: Any, __: Any) -> None:

@@ -12,16 +12,17 @@ from torch.distributed.tensor import DTensor
 from torch.fx.graph import CodeGen
 
 from legoai.lowering.graph.activations import KeptOutputs
-from legoai.lowering.graph.collectives import in_order
+from legoai.lowering.graph.collectives import in_order, shows
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import Places
+from legoai.lowering.graph.routing import read_once
 from legoai.lowering.graph.sharding import units_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.activation import traced_by
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.loss import LossFunction, local_value
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from legoai.runtime.torch_internals.graph_passes import make_fx, rename
+from legoai.runtime.torch_internals.graph_passes import ShapeEnv, make_fx, rename
 from legoai.runtime.torch_internals.graphs import reparametrize_module
 
 
@@ -62,7 +63,8 @@ def trace_step(
         substitutes: dict[str, torch.Tensor] = dict(zip(buffers, held, strict=True))
         for leaf, known in zip(leaves, names.values(), strict=True):
             substitutes.update(dict.fromkeys(known, leaf))
-        with Places(model).followed():
+        places = Places(model)
+        with places.followed(), read_once(places):
             with reparametrize_module(model, substitutes):
                 value = loss(model(*given[: len(inputs)], **_named(given[len(inputs) :])), wanted)
                 gradients = torch.autograd.grad(value / micro_batches, leaves)
@@ -86,7 +88,9 @@ def trace_step(
         ],
     )
     graph = StepGraph(model, module, parameters=tuple(paths), units=units)
+    _erase_unread(graph)
     _wait_late(graph)
+    module.recompile()
     return graph
 
 
@@ -101,7 +105,13 @@ def _wait_late(graph: StepGraph) -> None:
     for node in list(graph.graph.nodes):
         if node.target is WAIT and node.users and not graph.of_unit(node.args[0]):
             min(node.users, key=place.__getitem__).prepend(node)
-    graph.module.recompile()
+
+
+def _erase_unread(graph: StepGraph) -> None:
+    """Erase results of operators that nobody reads, which would live to the end of the graph."""
+    for node in reversed(list(graph.graph.nodes)):
+        if shows(node) and not node.users:
+            graph.graph.erase_node(node)
 
 
 @contextlib.contextmanager
@@ -110,7 +120,8 @@ def _fake_mode(tensor: torch.Tensor) -> Iterator[FakeTensorMode]:
     if isinstance(tensor, FakeTensor):
         yield tensor.fake_mode
         return
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes) as mode:
         yield mode
 
 

@@ -13,9 +13,13 @@ from torch import fx
 # The tracer below autograd, which sees the collectives of DTensors; and the graph that it fills.
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 
+# Sizes that only values tell, as names.
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 __all__ = [
     "CAST",
     "UNSAFE_VIEW",
+    "ShapeEnv",
     "disable_proxy_modes_tracing",
     "get_proxy_mode",
     "make_fx",

@@ -65,13 +65,17 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_sizes: torch.Ten
     if x.dtype == torch.bfloat16:
         ends = group_sizes.cumsum(0).to(torch.int32)
         return F.grouped_mm(x, weight.transpose(-2, -1), offs=ends)
-    parts = torch.split(x, rows_of_groups(group_sizes, len(x)))
+    parts = torch.split(x, rows_of_groups(group_sizes, x.shape[0]))
     return torch.cat([F.linear(part, matrix) for part, matrix in zip(parts, weight.unbind(), strict=True)])
 
 
 def rows_of_groups(group_sizes: torch.Tensor, rows: int) -> list[int]:
-    """Bring the sizes of groups, int64 [groups], to the host; their sum is `rows`."""
-    return group_sizes.tolist()
+    """Bring the sizes of groups, int64 [groups], to the host; their sum is `rows`.
+
+    The last is what the others leave, so that the sum is known also where a tracer has only names for the sizes.
+    """
+    *sizes, _ = group_sizes.cpu().tolist()  # one copy, also where a tracer reads each by itself
+    return [*sizes, rows - sum(sizes)]
 
 
 class MoE(nn.Module):

@@ -105,6 +105,17 @@ CASES = {
 }
 
 
+def test_a_graph_cuts_experts_on_dim_0_alone():
+    head = HEAD.replace('llama3("tiny")', 'mixtral("tiny", n_experts = 2)').replace("devices = 4", "devices = 8")
+    body = (
+        "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
+        "fsdp on dp_shard (backend = graph)\nbatch (global = 8, micro = 2, seq_len = 16)\n"
+    )
+    [found] = refusals(head + body)
+    assert "`layers.0.feed_forward.experts` in shards of dim 1" in found.message
+    assert not refusals(head.replace("n_experts = 2", "n_experts = 4") + body)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_lint_and_lowering_report_the_same(name: str):
     body, expected = CASES[name]

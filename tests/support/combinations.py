@@ -176,6 +176,18 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"mesh (dp_shard = 2, ep = 2)\n{_EXPERTS.replace('= experts', '= experts(capacity_factor = 0.75)')}{_fsdp()}",
         sparse=True,
     ),
+    "experts, as one graph": _four(
+        f"mesh (dp_shard = 4, ep = 2)\n{_EXPERTS}{_fsdp()}{_FULL}comm (reorder = true)\n".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+        sparse=True,
+    ),
+    "experts on every rank, as one graph": _two(
+        f"mesh (dp_shard = 2, ep = 2)\n{_EXPERTS}{_fsdp()}{_FULL}{_SINGLE}".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+        sparse=True,
+    ),
     "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}", data=1),
     "host memory for parameters and activations": _two(
         f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"

@@ -16,7 +16,7 @@ from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
-from support.recorded import flat
+from support.recorded import evenly_traced, flat
 from support.simulated import Zeros
 
 
@@ -50,7 +50,7 @@ def real_peak(text: str) -> int:
     """Take two steps of a program on this rank, and return the bytes that are active at the peak of the second."""
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(text, "program.py", "exec"), namespace)
-    trainer = namespace["trainer"]()
+    trainer = evenly_traced(namespace["trainer"]())
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(Device(type="cpu"), seed=0)
         source = Zeros(trainer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from torch.distributed.distributed_c10d import _world
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.capture import _FewBatches
+from legoai.runtime import Trainer
 from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
@@ -135,6 +137,19 @@ def even_routing(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+def evenly_traced(trainer: Trainer) -> Trainer:
+    """The trainer of a program, whose graph of the step, if it has one, routes evenly as well."""
+    build = trainer.build_graph
+    if build is None:
+        return trainer
+
+    def build_graph(model: nn.Module, *args: Any) -> Any:
+        with even_routing(model):
+            return build(model, *args)
+
+    return dataclasses.replace(trainer, build_graph=build_graph)
+
+
 def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
     """Take two optimizer steps of a lowered program on this rank, the first of one micro batch, as the simulator does.
 
@@ -143,7 +158,7 @@ def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
     """
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(text, "program.py", "exec"), namespace)
-    trainer, device = namespace["trainer"](), Device(type="cpu")
+    trainer, device = evenly_traced(namespace["trainer"]()), Device(type="cpu")
     with attention_kernel(trainer.attention_kernel):
         training = trainer.prepare(device, seed=0)
         source = Zeros(trainer)

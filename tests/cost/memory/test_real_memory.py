@@ -16,11 +16,15 @@ def simulated_peaks(text: str, world: int) -> list[int]:
     return [memory(capture(text, world=world, rank=rank, kind="cpu")).peak for rank in range(world)]
 
 
-@pytest.mark.parametrize(
-    "name", [f"fsdp, as one graph{how}" for how in ("", ", never resharded", ", checkpointed", ", operators kept")]
-)
+EXACT = tuple(f"fsdp, as one graph{how}" for how in ("", ", never resharded", ", checkpointed", ", operators kept"))
+ROUNDED = ("context parallel, as one graph", "experts on every rank, as one graph")
+"""Positions and numbers of rows are a few bytes, each of which counts as a block of 512."""
+
+
+@pytest.mark.parametrize("name", [*EXACT, *(pytest.param(name, marks=pytest.mark.slow) for name in ROUNDED)])
 def test_the_peak_is_that_of_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]
     text = lowered(combination.text).text
     real = gloo(combination.world)(real_peak, text)
-    assert in_a_fork(simulated_peaks, text, combination.world) == real
+    found = in_a_fork(simulated_peaks, text, combination.world)
+    assert found == (real if name in EXACT else pytest.approx(real, rel=2e-3))

@@ -14,6 +14,26 @@ from support.plans import HEAD, SEQUENCE_PARALLEL
 from support.staged import together, train
 
 MIXED = "precision (param = bf16, reduce = fp32)\n"
+SPARSE = """\
+plan sparse
+model   mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidden_dim = 24, vocab_size = 256,
+                n_experts = 8, top_k = 2, max_seq_len = 64)
+cluster cpu(devices = 4)
+"""
+EXPERTS = "shard on ep { layers.*.feed_forward.experts = experts }\n"
+BESIDE_EXPERTS = """\
+shard on tp {
+  tok_embeddings                  = rowwise(output = shard(1))
+  layers.*.{attention, ffn}_norm  = sequence
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise(output = shard(1))
+  layers.*.feed_forward           = inputs(
+    from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))
+  norm                            = sequence
+  output                          = colwise(input = shard(1), loss_parallel = true)
+}
+"""
 PLANS = {
     "mixed precision": (
         HEAD,
@@ -97,6 +117,36 @@ PLANS = {
         f"fsdp on cp {{ layers.* = unit }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "experts, whose groups of rows differ": (
+        SPARSE,
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
+        "checkpoint { layers.1 = full }\nprecision (param = fp32, reduce = fp32)\n",
+        "(reorder = true)",
+    ),
+    "experts on two ranks": (
+        SPARSE,
+        f"mesh (dp_shard = 2, ep = 2)\n{EXPERTS}fsdp on dp_shard {{ layers.* = unit }}\n"
+        f"checkpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "experts with a capacity, twice on two ranks": (
+        SPARSE,
+        f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS.replace('= experts', '= experts(capacity_factor = 0.75)')}"
+        f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "experts over context and data ranks": (
+        SPARSE,
+        f"mesh (dp_shard = 2, cp = 2, ep = 4)\n{EXPERTS}context on cp\n"
+        f"fsdp on dp_shard, cp {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "experts beside tensor and sequence parallel": (
+        SPARSE,
+        f"mesh (dp_shard = 2, tp = 2, ep = 2)\n{BESIDE_EXPERTS}{EXPERTS}"
+        f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "another decoder, kept after forward": (
         HEAD.replace(
             'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 2, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
@@ -125,7 +175,7 @@ PLANS = {
 )
 def test_the_backends_agree_to_the_bit(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
-    ranks = math.prod(int(size) for size in re.findall(r"\w+ = (\d+)", body.partition(")")[0]))
+    ranks = math.prod(int(size) for size in re.findall(r"(?!ep)\b\w+ = (\d+)", body.partition(")")[0]))
     data = tmp_path / "data.txt"
     data.write_text("the same text for both of them, over and over; " * 400)
     eager = together(gloo(ranks)(train, text_of(body, head), str(data), steps=3, evaluate_every=2))

@@ -1,0 +1,39 @@
+"""Numbers of rows that values decide, such as those of an expert: read in forward, and known when it is computed again.
+
+A tracer gives each number that the host reads a name. A second reading in recomputation would have a name of its own,
+of which nothing says that it is the same number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from legoai.lowering.graph.places import Places
+from legoai.runtime import experts
+from legoai.runtime.torch_internals.operators import running_backward
+from legoai.runtime.torch_internals.patching import patched_attribute
+from legoai.specs.models import mixtral
+
+_READERS = ((experts, "rows_exchanged"), (experts, "rows_with_room"), (mixtral, "rows_of_groups"))
+
+
+@contextlib.contextmanager
+def read_once(places: Places) -> Iterator[None]:
+    """While entered, let modules that are computed again take the numbers that they have read in forward."""
+    known: dict[tuple[str, int], Any] = {}
+
+    def once(read: Callable[..., Any]) -> Callable[..., Any]:
+        def of_forward(*args: Any) -> Any:
+            reading = places.next_reading()
+            if not running_backward():
+                known[reading] = read(*args)
+            return known[reading]
+
+        return of_forward
+
+    with contextlib.ExitStack() as stack:
+        for owner, name in _READERS:
+            stack.enter_context(patched_attribute(owner, name, once(getattr(owner, name))))
+        yield
