@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
+from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.shard import placement
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import Declared
+from legoai.specs.directives.checkpoint import Budget
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.precision import HighPrecision
@@ -22,7 +25,7 @@ from legoai.specs.span import Span
 EAGERLY: Final = "write `backend = eager`"
 
 _AXES: Final = {"pp": "schedules run forward and backward of a stage apart, and the graph holds both"}
-_OTHER_AXES: Final = "the graph has only collectives of shards, their replicas, tensor and context parallelism"
+_OTHER_AXES: Final = "the graph has only collectives of shards, replicas, tensor, context and expert parallelism"
 
 
 def is_traced(analysis: Analysis) -> bool:
@@ -117,6 +120,7 @@ def _units(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
+    yield from _budgets(analysis)
     root = compiled_modules(analysis).get("")  # what is compiled below has a rule of its own
     if root is not None:
         yield _not_traced(analysis.rule_span(root), "`compile`", "the graph runs node by node")
@@ -133,6 +137,23 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
             analysis.place(plan.loss, "form"), f"`loss {plan.loss.form.name}`", "the loss is traced as it is",
             "write `loss eager`",
         )  # fmt: skip
+
+
+def _budgets(analysis: Analysis) -> Iterator[Unsupported]:
+    """Budgets of modules that hold experts."""
+    assert analysis.manifest is not None or not recomputed_modules(analysis)
+    for path, rule in recomputed_modules(analysis).items():
+        assert analysis.manifest is not None
+        modules = analysis.manifest.modules.items()
+        inside = (name for name, module in modules if module.kind == "moe" and (name == path or below(name, path)))
+        if isinstance(rule.treatment, Budget) and next(inside, None) is not None:
+            yield _not_traced(
+                analysis.rule_span(rule),
+                f"`budget` of `{path}`",
+                "how many rows its experts take is only known in a step, and with it what their operators cost",
+                "write `selective([…])` or `full`",
+            )
+            return
 
 
 def _numbers(analysis: Analysis) -> Iterator[Unsupported]:

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.routing import is_reading
 from legoai.lowering.graph.sharding import gathered_before, is_of_unit
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.activation import Contexts, Policy, is_collective
@@ -82,7 +83,7 @@ class _Marking(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Trace an operator."""
         kwargs = kwargs or {}
-        if func in SAC_IGNORED_OPS or is_of_unit():
+        if func in SAC_IGNORED_OPS or is_of_unit() or is_reading():
             return func(*args, **kwargs)
         tracing = get_proxy_mode()
         assert tracing is not None, "modules are measured before"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from legoai.lowering.graph.places import Places
 from legoai.runtime import experts
@@ -17,6 +17,23 @@ from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.specs.models import mixtral
 
 _READERS = ((experts, "rows_exchanged"), (experts, "rows_with_room"), (mixtral, "rows_of_groups"))
+
+
+_READING: Final[list[None]] = []
+
+
+def is_reading() -> bool:
+    """Return whether such numbers are read now, which is done in forward alone."""
+    return bool(_READING)
+
+
+@contextlib.contextmanager
+def _as_reading() -> Iterator[None]:
+    _READING.append(None)
+    try:
+        yield
+    finally:
+        _READING.pop()
 
 
 @contextlib.contextmanager
@@ -28,7 +45,8 @@ def read_once(places: Places) -> Iterator[None]:
         def of_forward(*args: Any) -> Any:
             reading = places.next_reading()
             if not running_backward():
-                known[reading] = read(*args)
+                with _as_reading():
+                    known[reading] = read(*args)
             return known[reading]
 
         return of_forward

@@ -105,7 +105,7 @@ CASES = {
 }
 
 
-def test_a_graph_cuts_experts_on_dim_0_alone():
+def test_experts_of_a_graph_are_cut_on_dim_0_and_have_no_budget():
     head = HEAD.replace('llama3("tiny")', 'mixtral("tiny", n_experts = 2)').replace("devices = 4", "devices = 8")
     body = (
         "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
@@ -113,7 +113,13 @@ def test_a_graph_cuts_experts_on_dim_0_alone():
     )
     [found] = refusals(head + body)
     assert "`layers.0.feed_forward.experts` in shards of dim 1" in found.message
-    assert not refusals(head.replace("n_experts = 2", "n_experts = 4") + body)
+    head = head.replace("n_experts = 2", "n_experts = 4")
+    assert not refusals(head + body)
+    assert not refusals(
+        f"{head}{body}checkpoint {{ layers.* = selective([matmul]), layers.0.attention = budget(50%) }}"
+    )
+    [found] = refusals(f"{head}{body}checkpoint {{ layers.* = budget(50%) }}")
+    assert "`budget` of `layers.0`" in found.message
 
 
 @pytest.mark.parametrize("name", CASES)

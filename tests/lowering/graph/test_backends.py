@@ -132,7 +132,7 @@ PLANS = {
     "experts with a capacity, twice on two ranks": (
         SPARSE,
         f"mesh (dp_shard = 4, ep = 2)\n{EXPERTS.replace('= experts', '= experts(capacity_factor = 0.75)')}"
-        f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        f"fsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.* = selective([matmul, collective]) }}\n{MIXED}",
         "(reorder = true)",
     ),
     "experts over context and data ranks": (
