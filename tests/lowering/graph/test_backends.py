@@ -141,6 +141,18 @@ PLANS = {
         f"fsdp on dp_shard, cp {{ layers.* = unit }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "experts of replicas": (
+        SPARSE,
+        f"mesh (dp_replicate = 2, dp_shard = 2, ep = 2)\n{EXPERTS}"
+        f"fsdp on dp_replicate, dp_shard {{ layers.* = unit(reshard = never) }}\n{MIXED}",
+        "(reorder = true, prefetch = proactive(limit = 1MiB))",
+    ),
+    "experts beside context ranks that hold the same": (
+        SPARSE,
+        f"mesh (dp_shard = 2, cp = 2, ep = 2)\n{EXPERTS}context on cp (rotate = alltoall)\n"
+        f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "experts beside tensor and sequence parallel": (
         SPARSE,
         f"mesh (dp_shard = 2, tp = 2, ep = 2)\n{BESIDE_EXPERTS}{EXPERTS}"
