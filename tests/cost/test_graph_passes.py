@@ -14,7 +14,7 @@ from legoai.cost.report import document as whole
 from legoai.cost.report import graph_passes
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.pictures import passes_picture
-from legoai.cost.trace.records import Collective
+from legoai.cost.trace.records import Collective, Copy
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.graph import StepGraph
 from legoai.lowering.graph.operators import GATHERS, SCATTERS
@@ -107,3 +107,25 @@ def test_a_simulated_rank_issues_the_collectives_of_the_graph(name: str):
     in_graph, seen = in_a_fork(in_graph_and_trace, text)
     assert len(in_graph) > 6
     assert seen == in_graph * (len(seen) // len(in_graph))
+
+
+def reads(text: str) -> list[tuple[str, int]]:
+    """What the host reads of the device in forward and backward, with the phase."""
+    trace = capture(text, world=2, kind="cpu", replay=False)
+    seen = trace.records[trace.steps[-1].start : trace.steps[-1].stop]
+    return [
+        (item.phase, item.bytes)
+        for item in seen
+        if isinstance(item, Copy) and item.blocking and item.phase != "optimizer"
+    ]
+
+
+def test_numbers_of_rows_are_read_in_each_run_of_the_graph_and_not_in_recomputation():
+    graph = COMBINATIONS["experts on every rank, as one graph"].text
+    eager = graph.replace("(backend = graph) ", "")
+    of_graph = in_a_fork(reads, lowered(graph).text)
+    of_eager = in_a_fork(reads, lowered(eager).text)
+    of_forward = [item for item in of_eager if item[0] == "forward"]
+    assert len(of_forward) == 2 * 2 * (1 + 3)  # micro batches, layers; the exchange, and three products of groups
+    assert of_graph == of_forward
+    assert len(of_eager) == 2 * len(of_forward)
