@@ -254,6 +254,7 @@ def estimate(
         CannotEstimateError: nothing is known of the speed of the devices, or the program does what cannot be simulated.
     """
     say = progress or (lambda _: None)
+    plan = plan.effective
     world = plan.mesh.world_size
     if not 0 <= rank < world:
         raise CannotEstimateError(f"the plan has {world} ranks, counted from 0, and no rank {rank}")

@@ -149,6 +149,11 @@ class OpenPlan:
         analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base)
         return Candidate(analysis=analysis, errors=tuple(errors(analysis)))
 
+    def matters(self, hole: int, candidate: Candidate) -> bool:
+        """Whether a hole stands in a candidate's plan at all: the options of a statement that is idle do not."""
+        plan = None if candidate.analysis is None else candidate.analysis.plan
+        return plan is None or any(True for _ in _uses(plan, self.holes[hole].span)) or not plan.idle
+
     def add(self, hole: int, text: str) -> int:
         """Add a value to those of a hole, unless it has it, and return its index.
 

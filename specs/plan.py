@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from legoai.specs.directives import DEFAULTED
 from legoai.specs.directives.base import Directive, PathRule, describe, walk
 from legoai.specs.directives.hole import Hole
-from legoai.specs.record import Record
+from legoai.specs.record import Record, replace
 from legoai.specs.span import DEFAULT, Origin
 
 if TYPE_CHECKING:
@@ -96,14 +96,25 @@ class Plan(Record, kw_only=True):
     solved: Solved | None = None
     files: tuple[tuple[str, str], ...] = ()
     """The files of which the program takes the content: each name as the plan writes it, with the content's digest."""
+    idle: tuple[Directive, ...] = ()
+    """Statements that do nothing, which :attr:`effective` takes from the others."""
 
     def directives(self) -> Iterator[Directive]:
-        """Every statement that the plan has or that has defaults, in the language's order."""
+        """Every statement that the plan has or that has defaults, in the language's order, but those that are idle."""
         for field in self.fields_:
+            if field == "idle":
+                continue
             value = getattr(self, field)
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, Directive):
                     yield item
+
+    @property
+    def effective(self) -> Plan:
+        """The plan whose idle statements stand apart: a pipeline of one rank is the model without a pipeline."""
+        if self.pipeline is None or isinstance(self.mesh.pp, Hole) or self.mesh.pp > 1:
+            return self
+        return replace(self, pipeline=None, idle=(self.pipeline,))
 
     def shard_on(self, axis: str) -> Shard | None:
         """The `shard` statement for ``axis``, if there is one."""
@@ -132,7 +143,7 @@ class Plan(Record, kw_only=True):
         objective, the variant's name and the solver's line are left out, since they change nothing that is run.
         """
         body: dict[str, Any] = {"format": 2, "defaults": DEFAULTS, "name": self.name}
-        for directive in self.directives():
+        for directive in (*self.directives(), *self.idle):
             described = describe(directive, defaults=False)
             if not described and directive.keyword in DEFAULTED:
                 continue

@@ -359,6 +359,8 @@ class Repeats:
         made = None if micro_batch is None else self.made.get((*other, micro_batch))
         if made is None:
             raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
+        if slot // 3 >= len(made.own[slot % 3]):
+            raise UnequalError(f"{other[1]} of stage {other[0]} makes less than the first one made")
         return made.number(slot)
 
     def _reserved(self, instance: Instance) -> tuple[range, range, range]:

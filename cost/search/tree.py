@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
+
+_PATIENCE: Final = 64
+"""Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
@@ -102,6 +106,9 @@ class Search:
         self.order = order_of(plan.holes)
         self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
         self._heap: list[_Node] = []
+        self._expanded = 0
+        """Nodes that were expanded since a candidate was chosen for evaluation."""
+        self._degrees = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
         self._untried: dict[Choices, float] = {}
         """Bounds of the cost of splits into stages, of buckets and styles, tried or not, by the other answers."""
         self._placements: Placements | None = None
@@ -155,14 +162,19 @@ class Search:
         self._push(nothing, root, -math.inf)
         batch: list[_Node] = []
         alike: list[_Node] = []
+        most = AT_ONCE
         try:
             while True:
                 self._in_time()
-                if self._heap and self._heap[0][0] < self._incumbent() and len(batch) < AT_ONCE:
-                    node = heapq.heappop(self._heap)
+                if self._heap and self._heap[0][0] < self._incumbent() and len(batch) < most:
+                    node = self._next()
                     if None in node[2]:
+                        self._expanded += 1
                         self._expand(node)
                     else:
+                        # What was long in coming tells what the others must beat.
+                        most = 1 if self._expanded >= _PATIENCE and self.found.best is None else AT_ONCE
+                        self._expanded = 0
                         self._choose(node, batch, alike)
                 elif batch:
                     self._evaluate(batch)
@@ -175,6 +187,28 @@ class Search:
             # What was chosen and not evaluated is still open, and its bound counts.
             self._put_back(batch)
             self._put_back(alike)
+
+    def _next(self) -> _Node:
+        """Take the node of least bound; or one of those with fewest open holes, where candidates are long in coming.
+
+        Where many shallow nodes have a bound below that of every complete one, all of them would come first, and a
+        search that is stopped in time would have nothing to show. While nothing is known to fit, other degrees and
+        micro batches are looked at than those that did not, and what recomputes most, since that takes least memory.
+        """
+        if self._expanded < _PATIENCE:
+            return heapq.heappop(self._heap)
+        below = [node for node in self._heap if node[0] < self._incumbent()]
+        if self.found.best is not None:
+            node = min(below, key=lambda node: (node[1], node))
+        else:
+            tried = Counter(self._degrees_of(item.choices) for item in self.found.evaluated)
+            node = min(below, key=lambda node: (tried[self._degrees_of(node[2])], node[1], -node[0], node[2]))
+        self._heap.remove(node)
+        heapq.heapify(self._heap)
+        return node
+
+    def _degrees_of(self, choices: Choices) -> Choices:
+        return tuple(choices[index] for index in self._degrees)
 
     def _choose(self, node: _Node, batch: list[_Node], alike: list[_Node]) -> None:
         """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
@@ -253,7 +287,7 @@ class Search:
             self._place(node)
             return
         try:
-            for value in range(self.plan.holes[hole].listed):
+            for value in range(self._values(choices, hole)):
                 chosen = (*choices[:hole], value, *choices[hole + 1 :])
                 candidate = self.plan.candidate(chosen, without=self.without)
                 if candidate.errors:
@@ -272,6 +306,16 @@ class Search:
         except KeyboardInterrupt:
             heapq.heappush(self._heap, node)
             raise
+
+    def _values(self, choices: Choices, hole: int) -> int:
+        """How many values of a hole are tried: one, where all mean the same."""
+        listed = self.plan.holes[hole].listed
+        if self.plan.holes[hole].owner is not Pipeline:
+            return listed
+        if self.plan.matters(hole, self.plan.candidate(choices, without=self.without)):
+            return listed
+        self.found.bounded += self._below(choices) // listed * (listed - 1)
+        return 1
 
     def _add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
         """Add a split into stages, or buckets, to those that are tried."""

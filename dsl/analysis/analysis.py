@@ -33,7 +33,7 @@ class Analysis:
     """A resolved plan and its model, with what follows from them.
 
     Args:
-        plan: the resolved plan. Diagnostics stand at the spans that its values remember.
+        plan: the resolved plan; held is what takes effect. Diagnostics stand at the spans that its values remember.
         manifest: of the plan's model; None where the model could not be inspected.
         directory: where files that the plan names are looked up.
         file: the plan file's name, for diagnostics.
@@ -51,7 +51,7 @@ class Analysis:
         resolution: Resolution | None = None,
         like: Analysis | None = None,
     ) -> None:
-        self.plan = plan
+        self.plan = plan.effective
         self.manifest = manifest
         self.directory = directory
         self.file = file if resolution is None else resolution.file.name

@@ -25,7 +25,7 @@ Part = Literal["name", "statement", "axes", "option", "argument", "rule", "requi
 DEFAULT_TEXT: Final = "by default"
 """The text of a value that the plan leaves to what follows from the rest."""
 
-_NOT_COMPARED: Final = ("name", "shard", "require", "objective", "variant", "solved", "files")
+_NOT_COMPARED: Final = ("name", "shard", "require", "objective", "variant", "solved", "files", "idle")
 """Fields of a plan that are no statement of a single kind."""
 
 DIGEST: Final = 19

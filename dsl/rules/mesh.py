@@ -194,7 +194,7 @@ class IdleStatement(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         mesh = analysis.plan.mesh
-        for directive in analysis.plan.directives():
+        for directive in (*analysis.plan.directives(), *analysis.plan.idle):
             if not _says_something(directive):
                 continue
             for axis in directive.axes:

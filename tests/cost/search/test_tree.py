@@ -6,10 +6,11 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from legoai.cost.search import bounds
+from legoai.cost.search import bounds, tree
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.objective import objective_of
@@ -19,7 +20,7 @@ from legoai.cost.search.tree import Search
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
-from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.require import METRICS
 from legoai.specs.span import Span
@@ -34,6 +35,18 @@ mesh    (dp_shard = rest, tp = auto)
 shard standard on tp (sequence = auto)
 fsdp blocks on dp_shard
 checkpoint { layers.* = auto in [none, full, every(2)] }
+precision (param = fp32, reduce = fp32)
+"""
+
+SCHEDULED = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 32, micro = auto in [1, 2, 4], seq_len = 128)
+mesh    (pp = auto, dp_shard = rest)
+pipeline on pp (schedule = auto in [GPipe, 1F1B])
+fsdp blocks on dp_shard
+checkpoint { layers.* = auto in [none, full] }
 precision (param = fp32, reduce = fp32)
 """
 
@@ -128,6 +141,51 @@ def test_a_bound_spares_evaluations():
     plan, evaluator = opened(), Drawn(1, tight=True)
     found = solve(plan, evaluator).found
     assert found.bounded > len(found.evaluated)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_looked_for_below_shallow_nodes_is_the_same(seed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tree, "_PATIENCE", 1)
+    plan, evaluator = opened(), Drawn(seed)
+    best = brute_force(plan, evaluator, "step_time", 1)
+    solution = solve(plan, evaluator)
+    assert (solution.found.status, solution.value, solution.found.bound) == ("optimal", best, best)
+
+
+def test_a_candidate_is_found_before_all_shallow_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch):
+    """Where figures are far above their bounds, each node is expanded before the first candidate is."""
+    linted = []
+    seen = OpenPlan.candidate
+
+    def candidate(self: OpenPlan, *args: Any, **named: Any) -> Candidate:
+        linted.append(args)
+        return seen(self, *args, **named)
+
+    class First(Drawn):
+        def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+            looked_at.append(len(linted))
+            raise OutOfTimeError
+
+    monkeypatch.setattr(OpenPlan, "candidate", candidate)
+    looked_at: list[int] = []
+    text = SCHEDULED.replace("dp_shard = rest", "dp_shard = rest, tp = auto").replace("devices = 4", "devices = 16")
+    text = text.replace("fsdp blocks", "shard standard on tp\nloss auto\nfsdp blocks")
+    for patience in (1_000, 2):
+        monkeypatch.setattr(tree, "_PATIENCE", patience)
+        linted.clear()
+        Search(opened(text), bounds=BoundsOf(), evaluator=First(0), objective=objective_of(None)).run()
+    assert looked_at[1] < looked_at[0] / 2
+
+
+def test_options_of_a_pipeline_of_one_rank_are_not_searched():
+    plan = opened(SCHEDULED)
+    found = Search(plan, bounds=BoundsOf(), evaluator=Drawn(0), objective=objective_of(None)).run()
+    holes = [hole.what for hole in plan.holes]
+    pp, schedule = holes.index("mesh pp"), next(i for i, one in enumerate(holes) if "schedule" in one)
+    ranks = [(plan.holes[pp].choices[item.choices[pp]], item.choices[schedule]) for item in found.evaluated]
+    assert {one for size, one in ranks if size == "1"} == {0}
+    counted = sum(found.refused.values()) + found.bounded
+    assert found.total == counted + len(found.evaluated) + len(found.failed)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 20])

@@ -88,6 +88,14 @@ def test_a_statement_on_an_axis_of_one_rank_is_idle(text: str, idle: bool) -> No
     assert ("LP307" in codes(text)) == idle
 
 
+def test_a_pipeline_of_one_rank_is_no_pipeline() -> None:
+    text = "mesh (pp = PP, dp_shard = 8)\npipeline on pp (schedule = 1F1B)\n"
+    text += "fsdp on dp_shard { layers.* = unit(reshard = never), root = unit }"
+    assert "LP326" in codes(text.replace("PP", "2"))
+    assert "LP326" not in codes(text.replace("PP", "1"))
+    assert "LP307" in codes(text.replace("PP", "1"))
+
+
 def test_a_variant_may_silence_what_it_does_not_use() -> None:
     text = FSDP + "\nmesh (dp_shard = 4, tp = 2)\nshard on tp { layers.*.feed_forward.{w1, w3} = colwise\n"
     text += "layers.*.feed_forward.w2 = rowwise }\nvariant flat { mesh (dp_shard = 8)"
