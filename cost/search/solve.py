@@ -24,7 +24,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.formatting import edit
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.syntax import PlanFile
-from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.runtime.linear_program import SolverFailedError, SolverMissingError
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.batch import Batch
@@ -42,6 +42,9 @@ _MOST_RULED: Final = 24
 
 _FiguresOf = Callable[[Choices], Evaluated | None]
 """Evaluates a candidate; None where it is not legal or cannot be simulated."""
+
+_LegalOf = Callable[[Choices], Candidate | None]
+"""Lints a candidate, which may have holes; None where it is not legal. It raises where no time is left."""
 
 
 class _Searches(Protocol):
@@ -333,19 +336,28 @@ def _baselines(
         known[choices] = evaluated(choices, candidate, outcome)
         return known[choices]
 
+    def legal(choices: Choices) -> Candidate | None:
+        """The candidate, where lint's rules allow it as far as it is decided."""
+        if deadline is not None and time.monotonic() >= deadline:
+            raise OutOfTimeError
+        candidate = plan.candidate(choices)
+        return None if candidate.errors else candidate
+
     result = []
     assert found.best is not None
     answered = any(hole.answer is not None for hole in plan.holes)
     for name, find in (("rule of thumb", _ruled), *([("present values", _present)] if answered else [])):
         try:
-            one, note = find(plan, found.best.choices, figures, costs)
+            one, note = find(plan, found.best.choices, legal, figures, costs)
         except OutOfTimeError:
             one, note = None, "out of time"
         result.append(Baseline(name=name, found=one, note=note))
     return result
 
 
-def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf, costs: Costs) -> tuple[Evaluated | None, str]:
+def _ruled(
+    plan: OpenPlan, solved: Choices, legal: _LegalOf, figures: _FiguresOf, costs: Costs
+) -> tuple[Evaluated | None, str]:
     """Least `tp · pp` that fits, then the largest micro batch; what else is open as it is solved.
 
     What a bound excludes is not simulated: it does not fit, or violates a requirement.
@@ -354,28 +366,33 @@ def _ruled(plan: OpenPlan, solved: Choices, figures: _FiguresOf, costs: Costs) -
     if not own:
         return None, "no degree and no micro batch is open"
     # A split that was solved for one number of stages suits no other.
-    listed = zip(plan.holes, solved, strict=True)
-    ways: list[Choices] = [tuple(0 if value is not None and value >= hole.listed else value for hole, value in listed)]
+    listed = [
+        0 if value is not None and value >= hole.listed else value
+        for hole, value in zip(plan.holes, solved, strict=True)
+    ]
+    ways: list[tuple[Choices, Candidate | None]] = [
+        (tuple(None if index in own else value for index, value in enumerate(listed)), None)
+    ]
     for index in own:
-        ways = [
-            (*way[:index], value, *way[index + 1 :]) for way in ways for value in range(len(plan.holes[index].choices))
+        more = [
+            (*way[:index], value, *way[index + 1 :]) for way, _ in ways for value in range(plan.holes[index].listed)
         ]
-    legal = []
-    for way in ways:
-        candidate = plan.candidate(way)
-        if not candidate.errors and candidate.analysis is not None:
+        ways = [(way, candidate) for way in more if (candidate := legal(way)) is not None]
+    order = []
+    for way, candidate in ways:
+        if candidate is not None and candidate.analysis is not None:
             mesh, micro = candidate.plan.mesh, candidate.plan.batch.micro_batch
-            legal.append(((mesh.tp * mesh.pp, -micro, mesh.tp), way, candidate))
-    for _, way, candidate in sorted(legal, key=lambda item: item[:2])[:_MOST_RULED]:
+            order.append(((mesh.tp * mesh.pp, -micro, mesh.tp), way, candidate))
+    for _, way, candidate in sorted(order, key=lambda item: item[:2])[:_MOST_RULED]:
         if costs.bounded(candidate, -math.inf) is None:
             continue
         one = figures(way)
         if one is not None and one.feasible:
             return one, ""
-    return None, "no candidate of the rule fits" if len(legal) <= _MOST_RULED else f"none of {_MOST_RULED} tried fits"
+    return None, "no candidate of the rule fits" if len(order) <= _MOST_RULED else f"none of {_MOST_RULED} tried fits"
 
 
-def _present(plan: OpenPlan, _: Choices, figures: _FiguresOf, __: Costs) -> tuple[Evaluated | None, str]:
+def _present(plan: OpenPlan, _: Choices, __: _LegalOf, figures: _FiguresOf, ___: Costs) -> tuple[Evaluated | None, str]:
     """The plan with the answers that its text has."""
     for index, hole in enumerate(plan.holes):
         if (hole.assigns or hole.buckets) and hole.answer is not None:
