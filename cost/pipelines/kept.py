@@ -1,23 +1,27 @@
 """Simulated steps of pipelines that are kept between runs.
 
 A pipeline whose program differs from one that was costed before in its name or learning rate alone is not simulated
-again, and torch is not imported for it. What is kept is pickled: only the user can write the folder that it stands in.
+again, and torch is not imported for it. What is kept is pickled. Only the user can write the folder that it stands in,
+and nothing is made of it but what a simulation consists of: no function of another module is called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import pickle
 import zlib
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from legoai.cost.code_state import state_of_code
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.replay.key import variation_of
 from legoai.cost.replay.store import keep_bytes, kept_bytes
 from legoai.cost.trace.garbage import uncollected
+from legoai.cost.trace.pickling import restored
 from legoai.lowering.program import Program
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
@@ -31,6 +35,30 @@ _DIGEST_BYTES: Final = 32
 """Of the digest that stands before what is kept."""
 _LEVEL: Final = 1
 """Of compression: a quarter is left, in a tenth of the time that pickling takes."""
+
+_OTHERS: Final = frozenset({("builtins", "range"), ("numpy", "dtype"), ("numpy", "ndarray")})
+"""Types of other modules that simulations consist of."""
+_MODULES: Final = tuple(f"legoai.cost.{name}" for name in ("estimate", "memory.", "timing.", "trace."))
+"""Modules whose types simulations consist of."""
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes objects of the simulator's records, ranges and arrays, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a name stands for.
+
+        Raises:
+            pickle.UnpicklingError: no simulation consists of it.
+        """
+        array = module in {"numpy._core.numeric", "numpy.core.numeric"} and name == "_frombuffer"
+        if (module, name) in _OTHERS or array:
+            return super().find_class(module, name)
+        if module.startswith(_MODULES) and "." not in name:
+            found = super().find_class(module, name)
+            if found is restored or (isinstance(found, type) and found.__module__ == module):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a simulation")
 
 
 def kept_or_simulated(
@@ -51,8 +79,9 @@ def kept_or_simulated(
     with uncollected():
         held = kept_bytes(_FOLDER, key)
         if held is not None and hashlib.sha256(held[_DIGEST_BYTES:]).digest() == held[:_DIGEST_BYTES]:
-            known: T = pickle.loads(zlib.decompress(held[_DIGEST_BYTES:]))
-            return known
+            with contextlib.suppress(pickle.UnpicklingError):
+                known: T = _Unpickler(io.BytesIO(zlib.decompress(held[_DIGEST_BYTES:]))).load()
+                return known
     found = simulate()
     with uncollected():
         packed = zlib.compress(pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL), _LEVEL)

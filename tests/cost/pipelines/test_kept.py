@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+import zlib
 from pathlib import Path
 
 import pytest
 
+from legoai.api import estimate
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.pipelines.kept import kept_or_simulated
 from legoai.cost.trace.records import Mark
@@ -91,3 +95,35 @@ def test_a_damaged_file_counts_as_none_and_is_written_again(simulated):
         file.write_bytes(held)
         count = len(simulated)
         assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark(f"simulation {count + 1}")
+
+
+class Writes:
+    """Pickled as a call of a function that writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path, str]]:
+        return Path.write_text, (self.path, "written")
+
+
+def test_nothing_is_called_by_what_somebody_else_wrote(simulated, tmp_path):
+    cost(TEXT, simulated)
+    folder = private_cache("pipelines")
+    assert folder is not None
+    [file] = folder.iterdir()
+    packed = zlib.compress(pickle.dumps(Writes(tmp_path / "foreign")))
+    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark("simulation 2")
+    assert not (tmp_path / "foreign").exists()
+
+
+def test_a_simulated_pipeline_is_read_as_it_was_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = tmp_path / "small.plan"
+    plan.write_text(TEXT)
+    first, again = estimate(plan), estimate(plan)
+    assert len(list((tmp_path / "legoai" / "pipelines").iterdir())) == 1
+    assert first.step_time == again.step_time
+    assert [rank.memory for rank in first.ranks] == [rank.memory for rank in again.ranks]
+    assert [rank.actions for rank in first.ranks] == [rank.actions for rank in again.ranks]
