@@ -58,6 +58,9 @@ _MADE: Final[weakref.WeakKeyDictionary[nn.Module, _Made]] = weakref.WeakKeyDicti
 _GATHERED: Final[weakref.WeakKeyDictionary[nn.Module, dict[str, DTensorSpec]]] = weakref.WeakKeyDictionary()
 """How gathered parameters lie on the axis of tensor parallelism, by their module and name, where they do."""
 
+_MESHES: Final[weakref.WeakKeyDictionary[nn.Module, DeviceMesh]] = weakref.WeakKeyDictionary()
+"""The mesh over which a module's own parameters are gathered. That of a parameter's layout may have other groups of the
+same ranks: DTensor's tables go by the shape of a mesh, and outlive it."""
 
 _COMMUNICATING: Final[list[None]] = []
 _BEFORE: Final[ContextVar[dict[int, torch.Tensor] | None]] = ContextVar("_BEFORE", default=None)
@@ -161,6 +164,7 @@ def _shard(
             _GATHERED.setdefault(owner, {})[name] = whole._spec
         names.append(name)
     if names:
+        _MESHES[owner] = mesh
         owner.__class__ = _gathering(type(owner), tuple(names), policy.param_dtype, policy.reduce_dtype)
 
 
@@ -180,7 +184,7 @@ def _gathering(
             before = _BEFORE.get()
             if before is not None and id(parameter) in before:
                 return before[id(parameter)]
-            whole = _gathered(parameter, gathered, param_dtype, reduce_dtype)
+            whole = _gathered(parameter, gathered, _MESHES[module], param_dtype, reduce_dtype)
             if before is not None:
                 before[id(parameter)] = whole
             return whole
@@ -207,11 +211,12 @@ def _cut(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
 def _gathered(
     parameter: DTensor,
     gathered: DTensorSpec | None,
+    mesh: DeviceMesh,
     param_dtype: torch.dtype | None,
     reduce_dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """Return a whole parameter, whose gradient is averaged over the ranks that hold its shards, and over replicas."""
-    result: torch.Tensor = _Gather.apply(parameter, gathered, param_dtype, reduce_dtype)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Gather.apply(parameter, gathered, mesh, (param_dtype, reduce_dtype))  # type: ignore[no-untyped-call]
     return result
 
 
@@ -226,13 +231,14 @@ class _Gather(torch.autograd.Function):
         ctx: Any,
         parameter: DTensor,
         gathered: DTensorSpec | None,
-        param_dtype: torch.dtype | None,
-        reduce_dtype: torch.dtype | None,
+        mesh: DeviceMesh,
+        dtypes: tuple[torch.dtype | None, torch.dtype | None],
     ) -> torch.Tensor:
         """Return the whole tensor in the dtype of parameters, as tensor parallelism has laid it."""
-        shard = parameter._local_tensor
+        shard, (param_dtype, reduce_dtype) = parameter._local_tensor, dtypes
         ctx.spec, ctx.gathered, ctx.reduce_dtype, ctx.dtype = parameter._spec, gathered, reduce_dtype, shard.dtype
-        group = _groups_of_shards(ctx.spec, gathered)[-1]
+        *ctx.replicas, ctx.shards = _groups(mesh)
+        group = ctx.shards
         sent = shard if param_dtype is None else shard.to(param_dtype)
         with _of_unit():
             whole: torch.Tensor = wait(all_gather(sent, group.size(), group.group_name))
@@ -248,23 +254,17 @@ class _Gather(torch.autograd.Function):
         [gradient] = gradients
         if isinstance(gradient, DTensor):
             gradient = gradient.redistribute(placements=ctx.gathered.placements)._local_tensor
-        *replicas, shards = _groups_of_shards(ctx.spec, ctx.gathered)
         sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
         with _of_unit():
-            reduced = wait(reduce_scatter(sent.contiguous(), "avg", shards.size(), shards.group_name))
-            for group in replicas:
+            reduced = wait(reduce_scatter(sent.contiguous(), "avg", ctx.shards.size(), ctx.shards.group_name))
+            for group in ctx.replicas:
                 reduced = wait(all_reduce(reduced, "avg", group.group_name))
         local = reduced.to(ctx.dtype)
         return DTensor(local, ctx.spec, requires_grad=False), None, None, None  # type: ignore[no-untyped-call]
 
 
-def _groups_of_shards(spec: DTensorSpec, gathered: DTensorSpec | None) -> list[dist.ProcessGroup]:
-    """Return the groups of a parameter's replicas, if it has any, and of its shards; both lie in front of the rest."""
-    return _groups(spec.mesh)[: spec.mesh.ndim - (0 if gathered is None else gathered.mesh.ndim)]
-
-
 def _groups(mesh: DeviceMesh) -> list[dist.ProcessGroup]:
-    """Return the groups of a mesh by its axes."""
+    """Return the groups of a mesh by its axes: of replicas, if there are any, and then of shards."""
     return [mesh.get_group(axis) for axis in range(mesh.ndim)]
 
 

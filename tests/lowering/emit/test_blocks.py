@@ -17,6 +17,7 @@ from legoai.lowering.emit.blocks import blocks_of, expand, expression, group, re
 from legoai.lowering.emit.code import Function, Line, Writer, call
 from legoai.specs.models.describe import describe
 from legoai.specs.models.manifest import Manifest
+from support.plans import resolved
 
 
 class Leaf(nn.Module):
@@ -85,8 +86,15 @@ def manifest_of(kind: str) -> Manifest:
         return describe(MODELS[kind](), kind)
 
 
+PLAN = resolved(
+    'plan any\nmodel llama3("tiny")\ncluster cpu\nbatch (global = 1, micro = 1, seq_len = 8)\nmesh (dp_shard = 1)\n'
+    "optimizer adamw(lr = 1e-3)\n"
+)
+"""Groups need a model alone."""
+
+
 def lowering_of(manifest: Manifest) -> Lowering:
-    return Lowering(Analysis(None, manifest))  # type: ignore[arg-type]  # groups need no plan
+    return Lowering(Analysis(PLAN, manifest))
 
 
 @st.composite
