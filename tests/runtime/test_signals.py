@@ -9,7 +9,7 @@ import sys
 import pytest
 
 FORKING = """
-import os, signal
+import os, signal, time
 from legoai.runtime.signals import held_signals, release_signals
 
 os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -23,7 +23,7 @@ try:
             os.write(writer, b"x")
             release_signals()
             while True:
-                signal.pause()
+                time.sleep(0.01)
     heard = False
 except KeyboardInterrupt:
     heard = True

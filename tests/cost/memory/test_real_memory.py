@@ -21,7 +21,13 @@ ROUNDED = ("context parallel, as one graph", "experts on every rank, as one grap
 """Positions and numbers of rows are a few bytes, each of which counts as a block of 512."""
 
 
-@pytest.mark.parametrize("name", [*EXACT, *(pytest.param(name, marks=pytest.mark.slow) for name in ROUNDED)])
+QUICK = ("fsdp, as one graph", "fsdp, as one graph, operators kept")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in (*EXACT, *ROUNDED)],
+)
 def test_the_peak_is_that_of_a_real_run(name: str, gloo):
     combination = COMBINATIONS[name]
     text = lowered(combination.text).text

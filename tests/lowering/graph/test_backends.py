@@ -175,9 +175,7 @@ PLANS = {
         name
         if name
         in (
-            "checkpointed",
             "operators kept",
-            "replicas of shards",
             "tensor and sequence parallel",
             "context parallel, keys around the ring",
         )
