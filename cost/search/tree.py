@@ -287,7 +287,8 @@ class Search:
             self._place(node)
             return
         try:
-            for value in range(self._values(choices, hole)):
+            idle = self._is_idle(choices, hole)
+            for value in range(1 if idle else self.plan.holes[hole].listed):
                 chosen = (*choices[:hole], value, *choices[hole + 1 :])
                 candidate = self.plan.candidate(chosen, without=self.without)
                 if candidate.errors:
@@ -296,7 +297,10 @@ class Search:
                     self._push(chosen, candidate, cost)
             if self._joint is not None and hole in self._joint.holes:
                 self._untried.setdefault(self._joint.group(choices), cost)
-            if self.plan.holes[hole].assigns:
+            if idle:
+                listed = self.plan.holes[hole].listed
+                self.found.bounded += self._below(choices) // listed * (listed - 1)
+            elif self.plan.holes[hole].assigns:
                 self._untried[choices] = cost
                 candidate = self.plan.candidate(choices, without=self.without)
                 found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
@@ -307,15 +311,11 @@ class Search:
             heapq.heappush(self._heap, node)
             raise
 
-    def _values(self, choices: Choices, hole: int) -> int:
-        """How many values of a hole are tried: one, where all mean the same."""
-        listed = self.plan.holes[hole].listed
+    def _is_idle(self, choices: Choices, hole: int) -> bool:
+        """Whether all values of a hole mean the same beside these choices."""
         if self.plan.holes[hole].owner is not Pipeline:
-            return listed
-        if self.plan.matters(hole, self.plan.candidate(choices, without=self.without)):
-            return listed
-        self.found.bounded += self._below(choices) // listed * (listed - 1)
-        return 1
+            return False
+        return not self.plan.matters(hole, self.plan.candidate(choices, without=self.without))
 
     def _add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
         """Add a split into stages, or buckets, to those that are tried."""
@@ -416,7 +416,7 @@ class Search:
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:
         """Bound all splits by what one was seen to take, and assign blocks to stages anew."""
         for hole, one in enumerate(self.plan.holes):
-            if one.assigns and candidate.analysis is not None:
+            if one.assigns and candidate.analysis is not None and candidate.plan.pipeline is not None:
                 others = (*choices[:hole], None, *choices[hole + 1 :])
                 seconds = self.bounds.told(candidate.analysis, outcome.stages)
                 told = self.costs.least(Bounds(step_time=seconds), candidate)

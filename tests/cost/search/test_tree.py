@@ -184,6 +184,7 @@ def test_options_of_a_pipeline_of_one_rank_are_not_searched():
     pp, schedule = holes.index("mesh pp"), next(i for i, one in enumerate(holes) if "schedule" in one)
     ranks = [(plan.holes[pp].choices[item.choices[pp]], item.choices[schedule]) for item in found.evaluated]
     assert {one for size, one in ranks if size == "1"} == {0}
+    assert found.status == "optimal"
     counted = sum(found.refused.values()) + found.bounded
     assert found.total == counted + len(found.evaluated) + len(found.failed)
 
