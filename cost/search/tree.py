@@ -173,7 +173,7 @@ class Search:
                         self._expand(node)
                     else:
                         # What was long in coming tells what the others must beat.
-                        most = 1 if self._expanded >= _PATIENCE and self.found.best is None else AT_ONCE
+                        most = 1 if self._expanded >= _PATIENCE else AT_ONCE
                         self._expanded = 0
                         self._choose(node, batch, alike)
                 elif batch:
