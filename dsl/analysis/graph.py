@@ -141,12 +141,10 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _budgets(analysis: Analysis) -> Iterator[Unsupported]:
     """Budgets of modules that hold experts."""
-    assert analysis.manifest is not None or not recomputed_modules(analysis)
+    modules = {} if analysis.manifest is None else analysis.manifest.modules
+    experts = [name for name, module in modules.items() if module.kind == "moe"]
     for path, rule in recomputed_modules(analysis).items():
-        assert analysis.manifest is not None
-        modules = analysis.manifest.modules.items()
-        inside = (name for name, module in modules if module.kind == "moe" and (name == path or below(name, path)))
-        if isinstance(rule.treatment, Budget) and next(inside, None) is not None:
+        if isinstance(rule.treatment, Budget) and any(name == path or below(name, path) for name in experts):
             yield _not_traced(
                 analysis.rule_span(rule),
                 f"`budget` of `{path}`",

@@ -36,6 +36,19 @@ shard on tp {
   output                             = colwise(input = shard(1), loss_parallel = true)
 }
 """
+SEQUENCE_BESIDE_EXPERTS = """\
+shard on tp {
+  tok_embeddings                  = rowwise(output = shard(1))
+  layers.*.{attention, ffn}_norm  = sequence
+  layers.*.attention              = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{wq, wk, wv} = colwise
+  layers.*.attention.wo           = rowwise(output = shard(1))
+  layers.*.feed_forward           = inputs(
+    from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))
+  norm                            = sequence
+  output                          = colwise(input = shard(1), loss_parallel = true)
+}
+"""
 
 FULL = f"""\
 {HEAD}

@@ -10,7 +10,7 @@ import pytest
 import legoai
 from support.marks import some_slow
 from support.meshed import TRAINING, UNITS
-from support.plans import errors, lowered
+from support.plans import SEQUENCE_BESIDE_EXPERTS, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 HEAD = """\
@@ -28,19 +28,6 @@ shard on tp {
   layers.*.attention.{wq, wk, wv}  = colwise
   layers.*.attention.wo            = rowwise
   output                           = colwise(loss_parallel = true)
-}
-"""
-SEQUENCE = """\
-shard on tp {
-  tok_embeddings                  = rowwise(output = shard(1))
-  layers.*.{attention, ffn}_norm  = sequence
-  layers.*.attention              = inputs(from = shard(1), to = replicate)
-  layers.*.attention.{wq, wk, wv} = colwise
-  layers.*.attention.wo           = rowwise(output = shard(1))
-  layers.*.feed_forward           = inputs(
-    from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))
-  norm                            = sequence
-  output                          = colwise(input = shard(1), loss_parallel = true)
 }
 """
 
@@ -78,7 +65,7 @@ checkpoint {{ layers.* = full }}
 {DOUBLE}""",
     "beside tensor and sequence parallel": f"""
 mesh (dp_shard = 2, tp = 2, ep = 2)
-{SEQUENCE}{EXPERTS}
+{SEQUENCE_BESIDE_EXPERTS}{EXPERTS}
 fsdp on dp_shard {UNITS}
 {DOUBLE}""",
     "beside context ranks that hold the same": f"""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.meshed import text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL
+from support.plans import HEAD, SEQUENCE_BESIDE_EXPERTS, SEQUENCE_PARALLEL
 from support.staged import together, train
 
 MIXED = "precision (param = bf16, reduce = fp32)\n"
@@ -21,19 +21,6 @@ model   mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hid
 cluster cpu(devices = 4)
 """
 EXPERTS = "shard on ep { layers.*.feed_forward.experts = experts }\n"
-BESIDE_EXPERTS = """\
-shard on tp {
-  tok_embeddings                  = rowwise(output = shard(1))
-  layers.*.{attention, ffn}_norm  = sequence
-  layers.*.attention              = inputs(from = shard(1), to = replicate)
-  layers.*.attention.{wq, wk, wv} = colwise
-  layers.*.attention.wo           = rowwise(output = shard(1))
-  layers.*.feed_forward           = inputs(
-    from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))
-  norm                            = sequence
-  output                          = colwise(input = shard(1), loss_parallel = true)
-}
-"""
 PLANS = {
     "mixed precision": (
         HEAD,
@@ -155,7 +142,7 @@ PLANS = {
     ),
     "experts beside tensor and sequence parallel": (
         SPARSE,
-        f"mesh (dp_shard = 2, tp = 2, ep = 2)\n{BESIDE_EXPERTS}{EXPERTS}"
+        f"mesh (dp_shard = 2, tp = 2, ep = 2)\n{SEQUENCE_BESIDE_EXPERTS}{EXPERTS}"
         f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
         "(reorder = true)",
     ),
