@@ -25,7 +25,7 @@ def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
     if plan.attention.kernel not in _KERNELS_OF_A_CPU:
         changes.append(f"attention `{plan.attention.kernel}`: PyTorch's own choice on a CPU")
         found = replace(found, attention=changed(plan.attention, kernel="default"))
-    if plan.offload is not None:
+    if plan.offload is not None and (plan.fsdp is None or plan.fsdp.backend != "graph"):
         changes.append("offload: left out, since a CPU has no other memory")
         found = replace(found, offload=None)
     if plan.compile is not None:

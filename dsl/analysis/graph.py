@@ -125,7 +125,7 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     if root is not None:
         yield _not_traced(analysis.rule_span(root), "`compile`", "the graph runs node by node")
     if plan.offload is not None:
-        for field in ("parameters", "optimizer", "activations"):
+        for field in ("parameters", "optimizer"):
             if getattr(plan.offload, field) != "none":
                 yield _not_traced(
                     analysis.place(plan.offload, field),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.unsupported import Unsupported
 
 
@@ -19,15 +20,35 @@ def offloads(analysis: Analysis, what: str) -> bool:
     return bool(getattr(offload, what) == "all" or (what == "optimizer" and offload.parameters == "all"))
 
 
-def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """All activations or none. Amounts of parameters and optimizer state have a rule of their own."""
+def offloads_some(analysis: Analysis, what: str) -> bool:
+    """Whether at least some `parameters`, `optimizer` state or `activations` leave the device."""
     offload = analysis.plan.offload
-    if offload is not None and offload.activations not in ("none", "all"):
+    return offload is not None and bool(getattr(offload, what) != "none")
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """All activations or none, and of a graph so many bytes of them.
+
+    Amounts of parameters and optimizer state have a rule of their own.
+    """
+    offload = analysis.plan.offload
+    if offload is None or offload.activations in ("none", "all"):
+        return
+    if is_traced(analysis):
+        if offload.activations == "adaptive":
+            yield Unsupported(
+                analysis.place(offload, "activations"),
+                "`activations = adaptive` of `offload` is not lowered: which activations leave decides how long copies "
+                "take, and no limit of memory alone says so",
+                "not in this program",
+                ("write `bytes(n)`, `all` or `none`", "`checkpoint` can choose what is kept at a budget"),
+            )
+    else:
         amount = getattr(offload.activations, "name", offload.activations)
         yield Unsupported(
             analysis.place(offload, "activations"),
             f"`activations = {amount}` of `offload` is not lowered: it places copies between the operations "
             "of one traced graph, which the eager backend does not have",
             "not in this program",
-            ("write `all` or `none`",),
+            ("write `all` or `none`, or `fsdp … (backend = graph)`",),
         )

@@ -7,12 +7,14 @@ from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import reorders, supports
+from legoai.dsl.analysis.offload import offloads_some
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
-from legoai.specs.directives.comm import Proactive
+from legoai.specs.directives.comm import ByBytes, Proactive
 
 _PACKAGE = "legoai.lowering.graph"
 _PROACTIVELY = "prefetch_proactively"
+_ACTIVATIONS = "offload_activations"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -31,12 +33,22 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
     """A pass as the program names it, with its options."""
-    if name != _PROACTIVELY:
+    options = _options(lowering, name)
+    if not options:
         return name
-    prefetch = lowering.plan.comm.prefetch if lowering.plan.comm is not None else None
-    assert isinstance(prefetch, Proactive), "the pass is of its treatment"
     draft.imports.name("functools", "partial")
-    return call("partial", name, limit=str(prefetch.limit))
+    return call("partial", name, **options)
+
+
+def _options(lowering: Lowering, name: str) -> dict[str, str]:
+    plan = lowering.plan
+    if name == _PROACTIVELY:
+        prefetch = plan.comm.prefetch if plan.comm is not None else None
+        assert isinstance(prefetch, Proactive), "the pass is of its treatment"
+        return {"limit": str(prefetch.limit)}
+    if name == _ACTIVATIONS and plan.offload is not None and isinstance(plan.offload.activations, ByBytes):
+        return {"most": str(plan.offload.activations.n)}
+    return {}
 
 
 def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
@@ -60,6 +72,9 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
         found.append(("overlap_communication", lowering.note(plan.comm, "reorder")))
         if isinstance(plan.comm.prefetch, Proactive):
             found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
+    if offloads_some(analysis, "activations"):
+        assert plan.offload is not None
+        found.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
     if kept:
         assert kept[0].rule is not None, "no default keeps a unit"
         found.append(("keep_unsharded", rule_note(kept[0].rule)))

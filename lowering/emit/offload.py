@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.offload import offloads
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Line, Node, call
@@ -19,7 +20,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         return
     if offloads(lowering.analysis, "parameters"):
         draft.train_with("offload_parameters", "True", lowering.note(offload, "parameters"))
-    if offloads(lowering.analysis, "activations"):
+    if offloads(lowering.analysis, "activations") and not is_traced(lowering.analysis):
         draft.imports.name(_HOME, "offload_activations")
         draft.reasons["offload_activations"] = _WHY
         draft.parallelize.append(Line(call("offload_activations", "model"), "", lowering.note(offload, "activations")))

@@ -169,13 +169,13 @@ def _acts(node: fx.Node, kept: Mapping[fx.Node, fx.Node]) -> bool:
     if node in kept or (node.target is WAIT and node.args[0] in kept.values()):
         return False
     return (
-        bool(_changes(node))
+        bool(changes(node))
         or node.target is WAIT
         or (isinstance(node.target, OpOverload) and is_collective(node.target))
     )
 
 
-def _changes(node: fx.Node) -> list[fx.Node]:
+def changes(node: fx.Node) -> list[fx.Node]:
     """Return the values that a node changes in place."""
     if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
         return []
@@ -191,7 +191,7 @@ def _check(graph: StepGraph, kept: Any) -> None:
     """Prove that nothing that is kept is changed, itself or through what shows it."""
     memory = {_shown(node) for node in kept}
     for node in graph.graph.nodes:
-        for value in _changes(node):
+        for value in changes(node):
             if _shown(value) in memory:
                 raise ChangedInPlaceError(
                     f"`{node.name}` changes `{value.name}` in place, which is kept for the backward pass"

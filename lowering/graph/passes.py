@@ -16,6 +16,7 @@ from legoai.lowering.graph.activations import keep_activations
 from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
+from legoai.lowering.graph.offload import offload_activations
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
@@ -24,7 +25,14 @@ from legoai.lowering.graph.step_graph import StepGraph
 Pass: TypeAlias = Callable[[StepGraph], None]
 Watch: TypeAlias = Callable[[str, StepGraph], None]
 Property = Literal[
-    "gathered once", "activations kept", "gathered again for backward", "bucketed", "overlapped", "prefetched", "kept"
+    "gathered once",
+    "activations kept",
+    "gathered again for backward",
+    "bucketed",
+    "overlapped",
+    "prefetched",
+    "activations offloaded",
+    "kept",
 ]
 
 
@@ -83,6 +91,12 @@ PASSES: Final = (
         requires=frozenset({"overlapped"}),
         provides=frozenset({"prefetched"}),
         conflicts=frozenset({"kept"}),
+    ),
+    Contract(
+        offload_activations,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"activations offloaded"}),
+        conflicts=frozenset({"activations offloaded", "kept"}),
     ),
     Contract(
         keep_unsharded,

@@ -24,7 +24,7 @@ from legoai.runtime.torch_internals.operators import (
 )
 
 Phase = Literal["forward", "recompute", "backward"]
-Makes = Literal["", "unsharded_parameter", "communication"]
+Makes = Literal["", "unsharded_parameter", "communication", "activation"]
 
 LOSS: Final = "loss"
 

@@ -21,5 +21,10 @@ class Offload(Directive):
         _AMOUNT, doc="Sharded parameters and gradients, and with them the optimizer.", default="none"
     )
     activations: Any = option(
-        _AMOUNT, doc="What the forward pass saves for the backward pass, but for parameters.", default="none"
+        _AMOUNT,
+        doc=(
+            "What the forward pass saves for the backward pass, but for parameters; `bytes(n)`: so much of it, what is "
+            "saved first. Under `backend = graph` copies run beside computation."
+        ),
+        default="none",
     )

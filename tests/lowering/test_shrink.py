@@ -256,6 +256,14 @@ offload (optimizer = all)
         assert any(word in change for change in small.changes), word
 
 
+def test_copies_of_a_graph_are_made_on_a_cpu_too():
+    small = big(
+        "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\noffload (activations = all)"
+    )
+    assert small.plan.offload is not None
+    assert small.plan.offload.activations == "all"
+
+
 def test_the_plans_own_dtypes_can_be_kept():
     small = big("mesh (dp_shard = 8)\nfsdp on dp_shard { root = unit }", batch=BATCH)
     kept = shrunken(

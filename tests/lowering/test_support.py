@@ -48,8 +48,12 @@ CASES = {
     ),
     "offload of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
-        "  activations = bytes(1GiB))",
-        {3: "`optimizer` of `offload`", 4: "`activations"},
+        "  activations = adaptive)",
+        {3: "`optimizer` of `offload`", 4: "no limit of memory alone"},
+    ),
+    "a part of the activations without a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard\noffload (activations = bytes(1GiB))",
+        {3: "which the eager backend does not have"},
     ),
     "autocast to fp32": ("precision (master = fp64, param = fp32)", {1: "autocast computes in bf16"}),
     "gradient dtype": (

@@ -4,6 +4,7 @@ Cluster: h100_sxm, 2 hosts, infiniband_ndr; 16 processes.
 Start it with: torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 graph.py
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from legoai.lowering.graph import (
     bucket_units,
     deduplicate_unshards,
     keep_activations,
+    offload_activations,
     overlap_communication,
     reshard_after_forward,
     rewritten,
@@ -47,6 +49,7 @@ PASSES = (
     reshard_after_forward,  # tiny.plan:8
     bucket_units,  # tiny.plan:11
     overlap_communication,  # tiny.plan:11
+    partial(offload_activations, most=21474836480),  # tiny.plan:14
 )
 
 
@@ -115,7 +118,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.01,
         fused=True,
-    )  # tiny.plan:14
+    )  # tiny.plan:15
 
 
 def build_loss() -> LossFunction:
@@ -138,7 +141,7 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:15
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:16
         training.optimizer.step()
     training.optimizer.zero_grad()
     return result

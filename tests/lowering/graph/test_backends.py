@@ -68,6 +68,13 @@ PLANS = {
         f"{MIXED}",
         "(reorder = true)",
     ),
+    "activations on the host": (
+        HEAD,
+        "mesh (dp_shard = 2)\n"
+        "fsdp on dp_shard { layers.{0, 1} = unit(reshard = never), layers.{2, 3} = unit }\n"
+        f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all)",
+    ),
     "replicas of shards": (
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
@@ -163,6 +170,7 @@ PLANS = {
         if name
         in (
             "operators kept",
+            "activations on the host",
             "tensor and sequence parallel",
             "context parallel, keys around the ring",
         )

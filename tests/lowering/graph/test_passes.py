@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import fx
 
 from legoai.lowering.graph import (
@@ -16,6 +15,7 @@ from legoai.lowering.graph import (
     deduplicate_unshards,
     keep_activations,
     keep_unsharded,
+    offload_activations,
     overlap_communication,
     prefetch_proactively,
     reshard_after_forward,
@@ -23,20 +23,13 @@ from legoai.lowering.graph import (
 )
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
-from legoai.lowering.graph.passes import PASSES, ContractError, check, watched
+from legoai.lowering.graph.passes import PASSES, ContractError, check
 from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.prefetch import units_ahead
-from legoai.runtime.device import Device
-from legoai.runtime.torch_internals.fake_world import FakeStore
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
+from support.step_graphs import BODY, after_each_pass
 
-BODY = """\
-batch (global = 8, micro = 2, seq_len = 16)
-mesh  (dp_shard = 2)
-fsdp on dp_shard (backend = graph) { layers.* = unit }
-comm  (reorder = true)
-"""
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
 ALL = (
     deduplicate_unshards,
@@ -45,24 +38,9 @@ ALL = (
     bucket_units,
     overlap_communication,
     prefetch_proactively,
+    offload_activations,
     keep_unsharded,
 )
-
-
-def after_each_pass(text: str, picture, world: int = 2) -> dict[str, str]:
-    """What a picture shows of the graph of a program as traced, and after each of its passes."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    try:
-        namespace: dict = {"__name__": "program"}
-        exec(compile(text, "program.py", "exec"), namespace)
-        passes, namespace["PASSES"] = namespace["PASSES"], ()
-        training = namespace["trainer"]().prepare(Device(type="cpu"), seed=0)
-        shown: dict[str, str] = {}
-        with watched(lambda name, graph: shown.update({name: picture(graph)})):
-            rewritten(training.step_graph, passes)
-    finally:
-        dist.destroy_process_group()
-    return shown
 
 
 def communication(graph: StepGraph) -> str:
@@ -183,7 +161,7 @@ def test_passes_stand_in_their_order():
             (deduplicate_unshards, bucket_units, reshard_after_forward),
             "reshard_after_forward comes before it is bucketed",
         ),
-        ((*ALL[:-2], overlap_communication), "overlap_communication comes before it is overlapped"),
+        ((*ALL[:-3], overlap_communication), "overlap_communication comes before it is overlapped"),
     ],
 )
 def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):

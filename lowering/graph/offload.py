@@ -1,0 +1,197 @@
+"""Offloading of activations: what forward saves for backward waits for it in host memory.
+
+    forward     a, read(a) … backward    read(a)  ->  a, read(a), to host(a), …, free a
+                                         backward     to device(a), …, wait, read(a)
+
+A copy to the host begins behind the last reader of forward, and the memory is freed when the next block's forward ends.
+The copy back begins with the backward of the block before the one that reads it, in backward's order. Both run beside
+what computes meanwhile, on a stream of their own. Values are not changed.
+
+Left where they are: parameters, gathered or not; buffers and what the model is given, which live on anyway; single
+numbers; and what the loss makes or reads, which backward reads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from legoai.lowering.graph.activations import changes
+from legoai.lowering.graph.blocks import Blocks
+from legoai.lowering.graph.collectives import in_order, shows
+from legoai.lowering.graph.operators import WAIT
+from legoai.lowering.graph.places import LOSS, Place, place_of, set_place
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.host_copies import HostCopies
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Memory that forward fills and backward reads.
+
+    Attributes:
+        root: the node that makes it.
+        shown: the nodes of forward that show it or change it, in their order.
+        last: its last reader in forward.
+        readers: the nodes behind forward that read any of these, in their order.
+    """
+
+    root: fx.Node
+    shown: tuple[fx.Node, ...]
+    last: fx.Node
+    readers: tuple[fx.Node, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The size of the memory."""
+        return int(self.root.meta["val"].nbytes)
+
+
+def offload_activations(graph: StepGraph, *, most: int | None = None) -> None:
+    """Copy what forward saves for backward to the host, and back ahead of its first reader.
+
+    Args:
+        graph: whose gathers stand where they are to be.
+        most: bytes that leave, of what is saved first; None for all.
+    """
+    blocks, copies, left = Blocks(graph), HostCopies(), most
+    leaving: list[tuple[Saved, fx.Node]] = []
+    behind: dict[fx.Node, fx.Node] = {}
+    for saved in list(saved_activations(graph)):
+        if left is not None:
+            left -= saved.bytes
+            if left < 0:
+                break
+        leaving.append((saved, _leave(graph, saved, blocks, copies, behind)))
+    place = in_order(graph)
+    for saved, host in sorted(leaving, key=lambda item: place[item[0].readers[0]]):
+        _return(graph, saved, host, blocks, copies)
+
+
+def saved_activations(graph: StepGraph) -> Iterator[Saved]:
+    """Yield what forward saves for backward and may leave the device, in the order in which it is made."""
+    place, roots = in_order(graph), _roots(graph)
+    device = next(iter(graph.inputs().values())).meta["val"].device
+    shown: dict[fx.Node, list[fx.Node]] = {}
+    for node, root in roots.items():
+        shown.setdefault(root, []).append(node)
+    for root, nodes in shown.items():
+        users = sorted({user for node in nodes for user in node.users}, key=place.__getitem__)
+        before = [user for user in users if not is_of_backward(user)]
+        behind = [user for user in users if is_of_backward(user)]
+        if not behind or not _may_leave(root, before, device):
+            continue
+        last = max((*before, root), key=place.__getitem__)
+        yield Saved(root, tuple(nodes[1:]), last, tuple(behind))
+
+
+def is_of_backward(node: fx.Node) -> bool:
+    """Whether a node runs behind forward; what is computed again does."""
+    place = place_of(node)
+    return place is not None and place.phase != "forward"
+
+
+def _may_leave(root: fx.Node, before: list[fx.Node], device: torch.device) -> bool:
+    place, value = place_of(root), root.meta.get("val")
+    if place is None or place.makes or place.of_unit or root.op != "call_function":
+        return False
+    if not isinstance(value, torch.Tensor) or value.device.type != device.type or not value.ndim:
+        return False
+    readers = [place_of(user) for user in before]
+    return place.module != LOSS and all(reader is not None and reader.module != LOSS for reader in readers)
+
+
+def _roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
+    """Return, for each node of forward, the one that has made the memory that it shows; itself, if it makes its own."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        if node.op == "output" or is_of_backward(node):
+            continue
+        source = _shows(node)
+        found[node] = node if source is None else found[source]
+    return found
+
+
+def _shows(node: fx.Node) -> fx.Node | None:
+    """Return the node whose memory a node shows, changes or waits for; None where it makes its own."""
+    if node.op != "call_function":
+        return None
+    if shows(node):
+        [source] = node.all_input_nodes[:1]
+        is_part = getattr(node.target, "__name__", "") == "getitem"
+        return None if is_part and not shows(source) else source
+    return next(iter(changes(node)), None)
+
+
+def _leave(
+    graph: StepGraph, saved: Saved, blocks: Blocks, copies: HostCopies, behind: dict[fx.Node, fx.Node]
+) -> fx.Node:
+    """Copy to the host behind forward's last reader, and wait where the next block's forward ends.
+
+    Args:
+        graph: of the step.
+        saved: what leaves.
+        blocks: of the graph.
+        copies: of all that leaves.
+        behind: the last copy or wait that was put behind a node.
+
+    Returns:
+        The node that gives what is on the host.
+    """
+    end = blocks.end_of_forward(blocks.at(saved.last) + 1)
+    begun = _put_behind(graph, saved.last, behind, copies.to_host, (saved.root,))
+    ended = _put_behind(graph, end, behind, copies.wait_on_host, (begun, saved.root))
+    for node in (begun, ended):
+        set_place(node, _place(saved)._replace(phase="forward", makes=""))
+    return ended
+
+
+def _put_behind(
+    graph: StepGraph, node: fx.Node, behind: dict[fx.Node, fx.Node], target: Callable[..., Any], args: tuple[Any, ...]
+) -> fx.Node:
+    """Put a call behind a node, and behind the calls that were put there before."""
+    with graph.graph.inserting_after(behind.get(node, node)):
+        made = behind[node] = graph.graph.call_function(target, args)
+    return made
+
+
+def _return(graph: StepGraph, saved: Saved, host: fx.Node, blocks: Blocks, copies: HostCopies) -> None:
+    """Copy back with the backward of the block before the first reader's, and let backward read this."""
+    first = saved.readers[0]
+    reader = place_of(first)
+    assert reader is not None, "a node that was traced"
+    begin = blocks.begin_of_backward(blocks.of(reader))
+    with graph.graph.inserting_before(first if begin is None or first < begin else begin):
+        begun = graph.graph.call_function(copies.to_device, (host,))
+    again: dict[fx.Node, fx.Node] = {}
+    with graph.graph.inserting_before(first):
+        arrived = again[saved.root] = graph.graph.call_function(copies.wait_on_device, (begun,))
+        arrived.meta["val"] = saved.root.meta["val"]
+        for node in saved.shown:
+            if node.target is WAIT or changes(node):
+                [*_, source] = [item for item in node.all_input_nodes if item in again]
+                again[node] = again[source]
+            else:
+                again[node] = graph.graph.node_copy(node, lambda source: again.get(source, source))
+    for node in (begun, *again.values()):
+        set_place(node, _place(saved))
+    for later in saved.readers:
+        for node, made in again.items():
+            later.replace_input_with(node, made)
+    for node in reversed(again.values()):
+        if shows(node) and not node.users:
+            graph.graph.erase_node(node)
+    for node in reversed(saved.shown):
+        if shows(node) and not node.users:
+            graph.graph.erase_node(node)
+
+
+def _place(saved: Saved) -> Place:
+    """Return the place of what is copied back."""
+    place = place_of(saved.root)
+    assert place is not None, "a node that was traced"
+    return Place(place.module, "backward", "activation")
