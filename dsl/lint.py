@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,9 +196,14 @@ def _checked(analysis: Analysis, rules: Iterable[Check]) -> Iterator[Diagnostic]
             continue
 
 
+def _reported(analysis: Analysis, rule: Check) -> list[Diagnostic]:
+    return list(_checked(analysis, [rule]))
+
+
 def errors(analysis: Analysis) -> list[Diagnostic]:
     """The errors of a plan that its own comments do not accept; with holes, those that hold whatever is answered."""
-    found = list(_checked(analysis, [rule for rule in checks() if rule.severity == "error"]))
+    rules = [rule for rule in checks() if rule.severity == "error"]
+    found = [item for rule in rules for item in analysis.once(rule, partial(_reported, analysis, rule))]
     if found and analysis.resolution is not None:
         found = suppress.split(found, analysis.resolution.files.values())[0]
     return [item for item in found if item.severity == "error"]

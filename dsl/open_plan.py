@@ -12,6 +12,7 @@ from legoai.dsl.analysis.domains import RULES, Use, values_of
 from legoai.dsl.analysis.styles import styles_for
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.resolve import Resolution, resolve
@@ -111,6 +112,7 @@ class OpenPlan:
             found = self._resolve(open_answers)
         self._open = open_answers
         self._base = linted.analysis
+        self._kept = Kept()
         self.refused: list[Diagnostic] = []
         """What is wrong with holes that cannot be searched."""
         self.analysis: Analysis | None = None
@@ -138,7 +140,7 @@ class OpenPlan:
         for hole, index in zip(self.holes, choices, strict=True):
             if index is not None:
                 answers[hole.span] = hole.nodes[index]
-        resolution = self._resolve(answers)
+        resolution = self._resolve(answers, self._kept)
         mistakes = tuple(item for item in resolution.diagnostics if item.severity == "error")
         if mistakes or resolution.plan is None or resolution.unreadable:
             return Candidate(analysis=None, errors=mistakes)
@@ -146,7 +148,7 @@ class OpenPlan:
         if without:
             plan = replace(plan, require=tuple(item for item in plan.require if item.origin.span not in without))
         manifest = self._base.manifest if self._base is not None else None
-        analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base)
+        analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base, kept=self._kept)
         return Candidate(analysis=analysis, errors=tuple(errors(analysis)))
 
     def matters(self, hole: int, candidate: Candidate) -> bool:
@@ -167,11 +169,11 @@ class OpenPlan:
             self.holes = (*self.holes[:hole], more, *self.holes[hole + 1 :])
         return self.holes[hole].choices.index(text)
 
-    def _resolve(self, answers: Mapping[Span, Value | None]) -> Resolution:
+    def _resolve(self, answers: Mapping[Span, Value | None], kept: Kept | None = None) -> Resolution:
         file = self.resolution.file
         return resolve(
             file.text, file.name, directory=self.directory, settings=self._settings, variant=self.resolution.variant,
-            read=self._read, answers=answers,
+            read=self._read, answers=answers, kept=kept,
         )  # fmt: skip
 
     def _holes(self, found: Resolution) -> Iterator[OpenHole]:

@@ -6,11 +6,13 @@ Facts about one family of directives stand in the module of that family, each a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from legoai.dsl.analysis.noted import noted, read
+from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
 from legoai.specs.directives.base import Declared, Directive, Divided, PathRule
 from legoai.specs.directives.hole import Hole
@@ -39,6 +41,7 @@ class Analysis:
         file: the plan file's name, for diagnostics.
         resolution: what the plan was resolved from; None for a plan that was made without a text of its own.
         like: an analysis of another plan for the same model: what follows from the model alone is taken from there.
+        kept: what is known of other plans for the same model, whose facts are taken where they read the same values.
     """
 
     def __init__(
@@ -50,20 +53,39 @@ class Analysis:
         file: str = "",
         resolution: Resolution | None = None,
         like: Analysis | None = None,
+        kept: Kept | None = None,
     ) -> None:
-        self.plan = plan.effective
+        self._plan = plan.effective
+        self.kept = kept
+        self._noted = None if kept is None else noted(self._plan, kept.note)
         self.manifest = manifest
         self.directory = directory
         self.file = file if resolution is None else resolution.file.name
         self.resolution = resolution
-        self._assignments: dict[int, Assignment[Any]] = {}
-        self.facts: dict[Callable[[Analysis], Any], Any] = {}
-        """By function, the facts that were computed (see :func:`fact`)."""
-        self.distinct: dict[int, list[tuple[str, PathRule[Any]]]] = {}
-        """By a statement's identity, what ``legoai.dsl.analysis.blocks.distinct`` found for it."""
+        self._known: dict[Hashable, Any] = {}
         if like is not None and manifest is not None and like.manifest is manifest:
             self.module_paths = like.module_paths
             self.module_and_parameter_paths = like.module_and_parameter_paths
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, without statements that are idle."""
+        return self._plan if self._noted is None or self.kept is None or not self.kept.computes else self._noted
+
+    def once(self, what: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, computed once for this analysis, and for those that share what they keep.
+
+        Args:
+            what: is computed, from this analysis and from what belongs to `what` itself.
+            compute: reads the plan through this analysis only. Nobody changes its result.
+        """
+        if what not in self._known:
+            self._known[what] = compute() if self.kept is None else self.kept.result(what, self._read, compute)
+        found: T = self._known[what] if self.kept is None else self.kept.use(self._known[what])
+        return found
+
+    def _read(self, name: Any) -> Any:
+        return read(self._plan, name)
 
     @property
     def start(self) -> Span:
@@ -78,10 +100,10 @@ class Analysis:
         """Where the path of a rule stands."""
         return rule.path_origin.span or rule.origin.span or self.start
 
-    @cached_property
+    @property
     def device(self) -> Device | None:
         """The cluster's device; None where its profile cannot be read."""
-        return self.plan.cluster.described(self.directory)
+        return self.once("device", lambda: self.plan.cluster.described(self.directory))
 
     @cached_property
     def module_paths(self) -> Paths:
@@ -95,9 +117,12 @@ class Analysis:
         assert self.manifest is not None
         return Paths([*self.manifest.modules, *self.manifest.parameter_paths()])
 
-    @cached_property
+    @property
     def layouts(self) -> Propagation | None:
         """The layouts on `tp` along the forward; None where nothing is sharded on it, or the model is not known."""
+        return self.once("layouts", self._layouts)
+
+    def _layouts(self) -> Propagation | None:
         from legoai.dsl.analysis.layout import Propagation
 
         shard = self.plan.shard_on("tp")
@@ -115,18 +140,19 @@ class Analysis:
 
         A rule that treats its first modules in one way and the others in another is two rules here.
         """
+        # The statement is kept beside what was found for it, so that no other can have its identity.
+        return self.once(("assigned", id(directive)), lambda: (directive, self._assigned(directive)))[1]
+
+    def _assigned(self, directive: Directive) -> Assignment[Any]:
         assert self.manifest is not None
-        held = self._assignments.get(id(directive))
-        if held is None:
-            decided = [rule for rule in directive.rules if not is_open(rule.treatment)]
-            held = assign(decided, self.paths_for(directive))
-            if any(isinstance(rule.treatment, Unplaced) for rule in decided):
-                placed = {path: rule for path, rule in held.by_path.items() if not isinstance(rule.treatment, Unplaced)}
-                held = replace(held, by_path=placed)
-            if any(isinstance(rule.treatment, Divided) for rule in decided):
-                held = replace(held, by_path=self._divided(held.by_path, self.paths_for(directive)))
-            self._assignments[id(directive)] = held
-        return held
+        decided = [rule for rule in directive.rules if not is_open(rule.treatment)]
+        found = assign(decided, self.paths_for(directive))
+        if any(isinstance(rule.treatment, Unplaced) for rule in decided):
+            placed = {path: rule for path, rule in found.by_path.items() if not isinstance(rule.treatment, Unplaced)}
+            found = replace(found, by_path=placed)
+        if any(isinstance(rule.treatment, Divided) for rule in decided):
+            found = replace(found, by_path=self._divided(found.by_path, self.paths_for(directive)))
+        return found
 
     def _divided(self, by_path: Mapping[str, PathRule[Any]], paths: Paths) -> dict[str, PathRule[Any]]:
         parts: dict[int, tuple[frozenset[str], list[PathRule[Any]]]] = {}
@@ -168,9 +194,6 @@ def fact(compute: Callable[[Analysis], T]) -> Callable[[Analysis], T]:
 
     @wraps(compute)
     def held(analysis: Analysis) -> T:
-        if compute not in analysis.facts:
-            analysis.facts[compute] = compute(analysis)
-        found: T = analysis.facts[compute]
-        return found
+        return analysis.once(compute, lambda: compute(analysis))
 
     return held

@@ -32,10 +32,8 @@ def general(manifest: Manifest, path: str) -> str:
 
 def distinct(analysis: Analysis, directive: Directive) -> list[tuple[str, PathRule[Any]]]:
     """Each path that a rule of the statement matches, with the rule; of equal blocks under one rule the first."""
-    held = analysis.distinct.get(id(directive))
-    if held is None:
-        held = analysis.distinct[id(directive)] = list(_distinct(analysis, directive))
-    return held
+    # The statement is kept beside what was found for it, so that no other can have its identity.
+    return analysis.once(("distinct", id(directive)), lambda: (directive, list(_distinct(analysis, directive))))[1]
 
 
 def _distinct(analysis: Analysis, directive: Directive) -> Iterator[tuple[str, PathRule[Any]]]:

@@ -195,8 +195,7 @@ class Reader:
     def _auto(self, node: Auto, kind: kinds.Kind) -> tuple[Any, Origin]:
         self.scope.asked.setdefault(node.span, (node, []))[1].append(kind)
         domain = self._domain(node, kind)
-        replaced = node.span in self.scope.answers
-        answer = self.scope.answers[node.span] if replaced else node.answer
+        answer, replaced = self.scope.answer(node)
         if answer is None:
             return Hole(domain), Origin("human", node.span)
         # An answer that is only tried stands in no text.

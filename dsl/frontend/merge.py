@@ -11,6 +11,7 @@ from typing import Final
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.scope import Answers, Definition, Scope
 from legoai.dsl.frontend.syntax import (
@@ -412,7 +413,11 @@ def _options_over(below: Arguments | None, above: Arguments | None) -> Arguments
 
 
 def scope_of(
-    body: Iterable[AnyStatement], settings: Mapping[str, str], loader: Loader, answers: Answers | None = None
+    body: Iterable[AnyStatement],
+    settings: Mapping[str, str],
+    loader: Loader,
+    answers: Answers | None = None,
+    kept: Kept | None = None,
 ) -> Scope:
     """The `let` names of the statements, with the values that the command line gives them, and answers of holes."""
     definitions = {item.name.text: Definition(item, "human") for item in body if isinstance(item, Let)}
@@ -432,4 +437,4 @@ def scope_of(
                 )
             else:
                 definitions[name] = Definition(statement, "command line")
-    return Scope(definitions, answers)
+    return Scope(definitions, answers, kept)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
@@ -13,6 +13,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
+from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
 from legoai.dsl.frontend.parse import KEYWORDS
@@ -21,6 +22,7 @@ from legoai.dsl.frontend.scope import MEASURES, Answers, Scope, is_function
 from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
+    Auto,
     Binary,
     Let,
     Name,
@@ -34,11 +36,15 @@ from legoai.dsl.frontend.syntax import (
 from legoai.specs.directives import DEFAULTED, FAMILIES, REQUIRED, family
 from legoai.specs.directives.base import Directive
 from legoai.specs.directives.cluster import ClusterUse
+from legoai.specs.directives.kinds import Kind
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.model import Model
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Plan, Solved
+from legoai.specs.record import Record
 from legoai.specs.span import Origin, Span
+
+T = TypeVar("T")
 
 _UNDECIDED: Final = (rules.DuplicateStatement.code, rules.CannotExtend.code, rules.BasesDisagree.code)
 """Diagnostics of statements of which it is not known which one is meant."""
@@ -86,6 +92,7 @@ def resolve(
     variant: str | None = None,
     read: Reads | None = None,
     answers: Answers | None = None,
+    kept: Kept | None = None,
 ) -> Resolution:
     """Resolve the plan whose text and file name are given. Never raises for any text.
 
@@ -97,17 +104,18 @@ def resolve(
         variant: the variant to apply.
         read: how a base plan is read; by default from disk as UTF-8.
         answers: of holes, in the place of those in the text.
+        kept: statements that were read before, with other answers; only for calls that are equal otherwise.
     """
     loader = Loader(read or read_text)
     parsed = loader.parse(text, name)
     flat = loader.flatten(parsed, directory, ())
     diagnostics = loader.diagnostics
-    kept = override(flat, diagnostics)
-    variants = {item.name.text: item for item in kept if isinstance(item, Variant)}
-    body: list[AnyStatement] = [item for item in kept if not isinstance(item, Variant)]
+    statements = override(flat, diagnostics)
+    variants = {item.name.text: item for item in statements if isinstance(item, Variant)}
+    body: list[AnyStatement] = [item for item in statements if not isinstance(item, Variant)]
     if variant is not None:
         body = apply_variant(body, variants, variant, parsed, diagnostics)
-    scope = scope_of(body, settings or {}, loader, answers)
+    scope = scope_of(body, settings or {}, loader, answers, kept)
     _free_reserved(scope)
     resolution = Resolution(parsed, loader.files, None, body, variants, scope, directory, diagnostics)
     resolution.variant = variant
@@ -131,6 +139,15 @@ def _free_reserved(scope: Scope) -> None:
             scope.used.add(name)
 
 
+class _Read(Record):
+    """A statement as it was read, with what it reports, the names that it uses and the holes that it has."""
+
+    directive: Directive | None
+    diagnostics: tuple[Diagnostic, ...]
+    used: set[str]
+    asked: dict[Span, tuple[Auto, list[Kind]]]
+
+
 class _Resolver:
     """Turns the statements that took effect into the plan."""
 
@@ -139,6 +156,7 @@ class _Resolver:
         self.directory = directory
         self.variant = variant
         self.diagnostics = resolution.diagnostics
+        self.scope = resolution.scope
         self.statements = StatementReader(resolution.scope, resolution.diagnostics)
         self.name: str | None = None
         self.found: dict[str, Directive] = {}
@@ -150,9 +168,9 @@ class _Resolver:
 
     def plan(self) -> Plan | None:
         self._check_first()
-        for statement in sorted(self.resolution.statements, key=_after_model):
+        for place, statement in enumerate(sorted(self.resolution.statements, key=_after_model)):
             if isinstance(statement, Statement):
-                self._statement(statement)
+                self._statement(place, statement)
             elif isinstance(statement, Require):
                 self._require(statement)
             elif isinstance(statement, SolvedLine):
@@ -169,7 +187,8 @@ class _Resolver:
             return None
         self._fill_rest()
         for keyword in DEFAULTED:
-            self.found.setdefault(keyword, family(keyword)())
+            if keyword not in self.found:
+                self.found[keyword] = self._once(("default", keyword), family(keyword))
         fields: dict[str, Any] = {**self.found, "shard": tuple(self.shards)}
         return Plan(
             name=self.name,
@@ -183,9 +202,32 @@ class _Resolver:
     def _fill_rest(self) -> None:
         mesh, cluster = self.found.get("mesh"), self.found.get("cluster")
         if isinstance(mesh, Mesh) and isinstance(cluster, ClusterUse):
-            self.found["mesh"], problem = with_rest(mesh, cluster, self.directory)
+            self.found["mesh"], problem = self._once("rest", self._with_rest)
             if problem is not None:
                 self.diagnostics.append(problem)
+
+    def _with_rest(self) -> tuple[Mesh, Diagnostic | None]:
+        mesh, cluster = (self._statement_found(keyword) for keyword in ("mesh", "cluster"))
+        assert isinstance(mesh, Mesh) and isinstance(cluster, ClusterUse)
+        return with_rest(mesh, cluster, self.directory)
+
+    def _statement_found(self, keyword: str) -> Directive | None:
+        found = self.found.get(keyword)
+        if self.scope.kept is not None:
+            self.scope.kept.note(keyword, found)
+        return found
+
+    def _once(self, what: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, or gave where it read the same."""
+        kept = self.scope.kept
+        if kept is None:
+            return compute()
+        found: T = kept.use(kept.result(what, self._input, compute))
+        return found
+
+    def _input(self, name: Any) -> Any:
+        """What a computation reads: the answer of a hole, or a statement that came before."""
+        return self.scope.answered(name) if isinstance(name, Span) else self.found.get(name)
 
     def _missing(self, keywords: Sequence[str]) -> None:
         if keywords:
@@ -247,14 +289,14 @@ class _Resolver:
                 self.diagnostics.append(result)
         scope.used = used | (scope.used - {statement.name.text})
 
-    def _statement(self, statement: Statement) -> None:
+    def _statement(self, place: int, statement: Statement) -> None:
         keyword = statement.keyword.text
         if keyword == "plan":
             self._plan_name(statement)
         elif keyword in ("minimize", "maximize"):
             self._objective(statement)
         elif keyword in FAMILIES:
-            directive = self._directive(statement, family(keyword))
+            directive = self._apply(self._once(place, lambda: self._apart(statement)))
             if directive is None:
                 self.unreadable.add(keyword)
             elif directive.repeats_by_axis:
@@ -276,11 +318,28 @@ class _Resolver:
                 )
             )
 
+    def _apart(self, statement: Statement) -> _Read:
+        """Read a statement, and leave what it reports and what it uses out of the plan's."""
+        scope, before = self.scope, len(self.diagnostics)
+        used, asked, scope.used, scope.asked = scope.used, scope.asked, set(), {}
+        directive = self._directive(statement, family(statement.keyword.text))
+        found = _Read(directive, tuple(self.diagnostics[before:]), scope.used, scope.asked)
+        scope.used, scope.asked = used, asked
+        del self.diagnostics[before:]
+        return found
+
+    def _apply(self, read: _Read) -> Directive | None:
+        self.diagnostics.extend(read.diagnostics)
+        self.scope.used |= read.used
+        for span, (node, asked) in read.asked.items():
+            self.scope.asked.setdefault(span, (node, []))[1].extend(asked)
+        return read.directive
+
     def _directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:
         if layout_named(statement, declared) is None:
             return self.statements.directive(statement, declared)
         assert statement.subject is not None
-        model, place = self.found.get("model"), statement.subject.span
+        model, place = self._statement_found("model"), statement.subject.span
         full = with_rules(
             statement, declared, model if isinstance(model, Model) else None, self.directory, self.statements.reader
         )

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeGuard
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.syntax import Auto, Binary, Call, Let, Name, Negation, Number, Value
 from legoai.specs.directives.kinds import Kind
 from legoai.specs.record import Record
@@ -50,13 +51,27 @@ class Definition(Record):
 class Scope:
     """The names that `let` and `--set` define, and which of them were used."""
 
-    def __init__(self, definitions: dict[str, Definition], answers: Answers | None = None) -> None:
+    def __init__(
+        self, definitions: dict[str, Definition], answers: Answers | None = None, kept: Kept | None = None
+    ) -> None:
         self.names = definitions
-        self.answers: Answers = answers or {}
+        self._answers: Answers = answers or {}
+        self.kept = kept
         self.asked: dict[Span, tuple[Auto, list[Kind]]] = {}
         """The holes that were read, by span, each with what its value must be wherever it is used."""
         self.used: set[str] = set()
         self._values: dict[str, Quantity | Diagnostic] = {}
+
+    def answer(self, hole: Auto) -> tuple[Value | None, bool]:
+        """The answer of a hole, if it has one, and whether it stands in no text."""
+        replaced = hole.span in self._answers
+        if self.kept is not None:
+            self.kept.note(hole.span, self.answered(hole.span))
+        return (self._answers[hole.span] if replaced else hole.answer), replaced
+
+    def answered(self, hole: Span) -> Value | Span | None:
+        """The answer in the place of that in the text; None where it leaves the hole open, and the span without one."""
+        return self._answers.get(hole, hole)
 
     @property
     def is_set(self) -> bool:

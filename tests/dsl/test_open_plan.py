@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.mesh import mesh_axes
+from legoai.dsl.analysis.pipeline import stage_count
+from legoai.dsl.analysis.state import state_bytes
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
-from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.directives.hole import Undecided
 
 HEAD = """\
 plan test
@@ -18,6 +26,16 @@ model   llama3("tiny")
 cluster cpu(devices = 4)
 precision (param = fp32, reduce = fp32)
 """
+PIPELINED = """\
+batch (global = 32, micro = auto, seq_len = 128)
+mesh (pp = auto, dp_replicate = auto, dp_shard = rest, tp = auto)
+shard standard on tp (sequence = auto, loss_parallel)
+pipeline on pp (schedule = auto in [1F1B, GPipe, Interleaved1F1B])
+fsdp blocks on dp_replicate, dp_shard { layers.* = unit(reshard = auto) }
+checkpoint { layers.* = auto in [none, full, every(2)] }
+loss auto in [eager, chunked(2)]
+"""
+FACTS = (state_bytes, fsdp_units, mesh_axes, stage_count, lambda analysis: list(recomputed_modules(analysis)))
 BATCH = "batch (global = 32, micro = 8, seq_len = 128)\n"
 MESH = "mesh (dp_shard = 4)\nfsdp blocks on dp_shard\n"
 SEARCHED = """\
@@ -172,3 +190,29 @@ def test_a_solution_of_the_plan_is_not_stale_for_its_variants():
     changed = longer.replace("global = 32, micro = 8", "global = 64, micro = 8")
     [stale] = lint(changed, "test.plan", directory=Path()).diagnostics
     assert stale.code == "LP904"
+
+
+def test_candidates_do_not_depend_on_those_before_them():
+    """What is kept of other candidates is only what does not depend on the answers."""
+    text = HEAD + PIPELINED
+    linted = lint(text, "test.plan", directory=Path())
+    plan, chance, legal = OpenPlan(linted, directory=Path()), random.Random(0), 0
+    for _ in range(80):
+        chosen = [chance.choice([None, *range(hole.listed)]) for hole in plan.holes]
+        one, other = plan.candidate(chosen), OpenPlan(linted, directory=Path()).candidate(chosen)
+        assert [(item.code, item.message, item.help) for item in one.errors] == [
+            (item.code, item.message, item.help) for item in other.errors
+        ]
+        if not one.errors and one.analysis is not None:
+            legal += 1
+            assert one.plan.canonical() == other.plan.canonical()
+            assert [_found(fact, one) for fact in FACTS] == [_found(fact, other) for fact in FACTS]
+    assert 10 < legal < 70
+
+
+def _found(compute: Callable[[Analysis], object], candidate: Candidate) -> str:
+    assert candidate.analysis is not None
+    try:
+        return repr(compute(candidate.analysis))  # holes are not compared
+    except Undecided:
+        return "undecided"

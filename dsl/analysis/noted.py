@@ -1,0 +1,87 @@
+"""Plan that tells which of its statements are read, and of mesh and batch which of their values.
+
+Most facts depend on few statements, so that plans which differ in another one share them
+(:class:`legoai.dsl.frontend.kept.Kept`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeVar
+
+from legoai.specs.directives.base import Directive
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.plan import Plan
+
+_Note = Callable[[Hashable, Any], None]
+_D = TypeVar("_D", bound=Directive)
+
+_FIELDS: Final = frozenset(Plan.fields_)
+_EXTRA: Final = frozenset({"origins", "axes", "rules", "arguments"})
+"""Values of a statement that are none of its options."""
+
+
+_VALUES: Final = _EXTRA | {item.field for item in (*Mesh.options, *Batch.options)}
+
+
+def _value(self: Directive, name: str) -> Any:
+    """Read an attribute, and tell of it where it is a value of the statement."""
+    value = object.__getattribute__(self, name)
+    if name in _VALUES:
+        object.__getattribute__(self, "note")((self.keyword, name), value)
+    return value
+
+
+class _NotedMesh(Mesh):
+    __slots__ = ("note",)
+    __getattribute__ = _value
+
+
+class _NotedBatch(Batch):
+    __slots__ = ("note",)
+    __getattribute__ = _value
+
+
+class _NotedPlan(Plan):
+    """A plan that tells which of its statements are read."""
+
+    __slots__ = ("note", "parts")
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _FIELDS:
+            return object.__getattribute__(self, name)
+        parts = object.__getattribute__(self, "parts")
+        if name in parts:
+            return parts[name]
+        value = object.__getattribute__(self, name)
+        object.__getattribute__(self, "note")(name, value)
+        return value
+
+
+def noted(plan: Plan, note: _Note) -> Plan:
+    """The plan, which tells what is read.
+
+    Args:
+        plan: to read.
+        note: is told a name and a value each time: of a statement, or the names of a statement and of its option.
+    """
+    parts = {"mesh": _copied(_NotedMesh, plan.mesh, note), "batch": _copied(_NotedBatch, plan.batch, note)}
+    found = object.__new__(_NotedPlan)
+    for field, setter in zip(Plan.fields_, Plan.setters_, strict=True):
+        setter(found, getattr(plan, field))
+    object.__setattr__(found, "note", note)
+    object.__setattr__(found, "parts", parts)
+    return found
+
+
+def read(plan: Plan, name: Any) -> Any:
+    """The value of the name that ``note`` was told."""
+    return getattr(getattr(plan, name[0]), name[1]) if isinstance(name, tuple) else getattr(plan, name)
+
+
+def _copied(kind: type[_D], directive: Directive, note: _Note) -> _D:
+    found = object.__new__(kind)
+    object.__setattr__(found, "__dict__", directive.__dict__)
+    object.__setattr__(found, "note", note)
+    return found
