@@ -7,14 +7,15 @@ model is split, so that a path is a lower bound of the time of every split: a li
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
+from legoai.cost.search.stages.kept_orders import Action, Listed, kept_or_listed
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import pass_micro_batches, passes
 from legoai.dsl.analysis.orders import COMPUTE, Order
@@ -25,14 +26,6 @@ _GATHERED: Final = 3
 """Stages that torch's runtime of schedules gathers at once: `max_active_stages` of `_add_unshard_reshard`."""
 _MOST_ACTIONS: Final = 100_000
 """Actions of a step beyond which nothing is said of it: a second's work."""
-
-
-class Action(NamedTuple):
-    """What a rank computes for one micro batch: `F`, `B`, or the halves `I` and `W` of a backward, of one stage."""
-
-    stage: int
-    kind: str
-    micro_batch: int
 
 
 class Held(NamedTuple):
@@ -198,12 +191,18 @@ def graph_of(analysis: Analysis) -> ActionGraph | None:
     return _scheduled(pipeline.schedule, held, each, often) if held else None
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int, often: int) -> ActionGraph:
     if name in SINGLE_STAGE:
         return _graph(
             tuple(_single(name, len(held), rank, micro_batches) for rank in range(len(held))), micro_batches, often, 1
         )
+    listed = kept_or_listed(name, held, micro_batches, functools.partial(_listed, name, held, micro_batches))
+    return _graph(listed, micro_batches, often, _GATHERED)
+
+
+def _listed(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int) -> Listed:
+    """What each rank of one of torch's schedules computes in a pass."""
     from torch.distributed.pipelining import schedules
 
     count = sum(map(len, held))
@@ -215,8 +214,7 @@ def _scheduled(name: str, held: tuple[tuple[int, ...], ...], micro_batches: int,
         for index in held[0]
     ]  # fmt: skip
     made = getattr(schedules, f"Schedule{name}")(stages, n_microbatches=micro_batches, loss_fn=lambda *_: None)
-    listed = tuple(tuple(_computed(made.pipeline_order[rank])) for rank in range(len(held)))
-    return _graph(listed, micro_batches, often, _GATHERED)
+    return tuple(tuple(_computed(made.pipeline_order[rank])) for rank in range(len(held)))
 
 
 def _single(name: str, ranks: int, rank: int, micro_batches: int) -> tuple[Action, ...]:
@@ -238,7 +236,7 @@ def _computed(actions: Sequence[Any]) -> Iterator[Action]:
                 yield Action(part.stage_index, kind, part.microbatch_index)
 
 
-@lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=64)
 def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int, ahead: int = 0) -> ActionGraph:
     return ActionGraph(
         [
