@@ -90,7 +90,7 @@ def offload_optimizer_state(optimizer: Optimizer) -> Optimizer:
 
 def _fetch_state(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
     for parameter, state in optimizer.state.items():
-        _move_state(state, _local(parameter).device)
+        _move_state(state, local_part(parameter).device)
 
 
 def _store_state(optimizer: Optimizer, arguments: Any, keywords: Any) -> None:
@@ -102,14 +102,20 @@ def _move_state(state: dict[str, Any], device: torch.device) -> None:
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.ndim == 0:
             continue
-        local = _local(value)
+        local = local_part(value)
         if local.device == device:
             continue
         moved = _to_host(local, wait=True) if device == HOST else local.to(device, non_blocking=True)
-        if isinstance(value, DTensor):
-            value._local_tensor = moved  # as `fully_shard` does: the part is in host memory, the mesh of the device
-        else:
-            state[name] = moved
+        replace_part(state, name, moved)
+
+
+def replace_part(state: dict[str, Any], name: str, moved: torch.Tensor) -> None:
+    """Let a value of a parameter's state be what was copied of it, elsewhere."""
+    value = state[name]
+    if isinstance(value, DTensor):
+        value._local_tensor = moved  # as `fully_shard` does: the part is in host memory, the mesh of the device
+    else:
+        state[name] = moved
 
 
 def _to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
@@ -118,10 +124,11 @@ def _to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
     return host.copy_(tensor, non_blocking=not wait)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    identity: int = _local(tensor).untyped_storage()._cdata
+    identity: int = local_part(tensor).untyped_storage()._cdata
     return identity

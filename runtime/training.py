@@ -58,7 +58,13 @@ class StepFunction(Protocol):
     """Forward, loss and backward of a micro batch in one."""
 
     def __call__(
-        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor, *, positions: torch.Tensor | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        is_last: bool = True,
     ) -> torch.Tensor:
         """Return the loss, and add the gradients to those of the parameters."""
 

@@ -124,14 +124,13 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     root = compiled_modules(analysis).get("")  # what is compiled below has a rule of its own
     if root is not None:
         yield _not_traced(analysis.rule_span(root), "`compile`", "the graph runs node by node")
-    if plan.offload is not None:
-        for field in ("parameters", "optimizer"):
-            if getattr(plan.offload, field) != "none":
-                yield _not_traced(
-                    analysis.place(plan.offload, field),
-                    f"`{field}` of `offload`",
-                    "the graph has no copies to the host",
-                )
+    if plan.offload is not None and plan.offload.parameters != "none":
+        yield _not_traced(
+            analysis.place(plan.offload, "parameters"),
+            "`parameters` of `offload`",
+            "the optimizer updates shards where they are, and the graph takes and gives those on the device",
+            "offload the optimizer's state (`offload (optimizer = all)`)",
+        )
     if not isinstance(plan.loss.form, EagerLoss):
         yield _not_traced(
             analysis.place(plan.loss, "form"), f"`loss {plan.loss.form.name}`", "the loss is traced as it is",

@@ -7,7 +7,8 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
-from legoai.dsl.analysis.offload import offloads
+from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.offload import memory_limit, offloads
 from legoai.dsl.analysis.replicate import replicas
 from legoai.dsl.analysis.shard import DISTRIBUTING, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -122,6 +123,8 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             f"`state = {algorithm.state}` is not lowered yet: its kernels are torchao's, which are not simulated",
             help=("leave `state` out, or offload the state (`offload (optimizer = all)`)",),
         )
+    if is_traced(analysis):
+        yield from _offloaded_from_a_graph(analysis)
     if not offloads(analysis, "parameters"):
         return
     for rule, _ in grouped(muon_parameters(analysis).items()):
@@ -130,4 +133,40 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             "`muon` of parameters in host memory is not lowered yet: ranks exchange their parts of matrices on the "
             "device",
             help=("offload the optimizer's state alone (`offload (optimizer = all)`), or leave `muon` out",),
+        )
+
+
+def moments(analysis: Analysis) -> int:
+    """How many numbers the optimizer keeps for each element of a parameter that Muon does not update."""
+    algorithm = analysis.plan.optimizer.algorithm
+    return int(algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
+
+
+def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
+    """Amounts of the optimizer's state whose sizes or limit are not known."""
+    offload = analysis.plan.offload
+    if offload is None or offload.optimizer == "none" or offload.parameters != "none":
+        return
+    place, amount = analysis.place(offload, "optimizer"), offload.optimizer
+    if not moments(analysis) and not muon_parameters(analysis):
+        yield Unsupported(
+            place,
+            "`optimizer` of `offload` is not lowered: `sgd` without `momentum` keeps no state",
+            "nothing to offload",
+            ("leave `optimizer` out",),
+        )
+    elif amount != "all" and muon_parameters(analysis):
+        yield Unsupported(
+            place,
+            f"`optimizer = {getattr(amount, 'name', amount)}` of `offload` is not lowered beside `muon`, whose state "
+            "is not as large for each parameter as that of the others",
+            "sizes differ",
+            ("write `all`, or leave `muon` out",),
+        )
+    elif amount == "adaptive" and memory_limit(analysis) is None:
+        yield Unsupported(
+            place,
+            "`optimizer = adaptive` of `offload` is not lowered without a limit of memory, which decides what leaves",
+            "what is the limit?",
+            ("add `require peak_memory <= 70GiB`, with the bytes that a step may take", "write `all` or `bytes(n)`"),
         )

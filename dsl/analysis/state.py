@@ -10,7 +10,7 @@ from legoai.dsl.analysis.comm import reduces_last
 from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.optimizer import muon_parameters
+from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import shard_on_tp
@@ -96,8 +96,7 @@ def element_bytes(analysis: Analysis) -> float:
 
 def _moments(analysis: Analysis) -> Callable[[str], int]:
     """Of a parameter, how many numbers the optimizer keeps for each of its elements."""
-    algorithm, by_muon = analysis.plan.optimizer.algorithm, muon_parameters(analysis)
-    usual = int(algorithm.momentum > 0.0) if isinstance(algorithm, Sgd) else 2
+    by_muon, usual = muon_parameters(analysis), moments(analysis)
     return lambda name: 1 if name in by_muon else usual
 
 

@@ -7,7 +7,8 @@ from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import reorders, supports
-from legoai.dsl.analysis.offload import offloads_some
+from legoai.dsl.analysis.offload import memory_limit, offloads_some
+from legoai.dsl.analysis.optimizer import moments
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
 from legoai.specs.directives.comm import ByBytes, Proactive
@@ -15,6 +16,7 @@ from legoai.specs.directives.comm import ByBytes, Proactive
 _PACKAGE = "legoai.lowering.graph"
 _PROACTIVELY = "prefetch_proactively"
 _ACTIVATIONS = "offload_activations"
+_STATE = "offload_optimizer_state"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -28,6 +30,13 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     items = tuple(Item(_with_options(lowering, draft, name), note=note) for name, note in passes)
     draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
     draft.step.traced = lowering.note(fsdp, "backend"), Line("rewritten(graph, PASSES)", "return ")
+    if offloads_some(lowering.analysis, "optimizer"):
+        assert lowering.plan.offload is not None
+        note = lowering.note(lowering.plan.offload, "optimizer")
+        draft.step.graph_arguments += [
+            Item("training.optimizer", "optimizer=", note),
+            Item("batch.is_last", "is_last="),
+        ]
     draft.train_with("build_graph", "build_graph")
 
 
@@ -48,6 +57,11 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
         return {"limit": str(prefetch.limit)}
     if name == _ACTIVATIONS and plan.offload is not None and isinstance(plan.offload.activations, ByBytes):
         return {"most": str(plan.offload.activations.n)}
+    if name == _STATE and plan.offload is not None and plan.offload.optimizer != "all":
+        amount, kept = plan.offload.optimizer, str(moments(lowering.analysis))
+        if isinstance(amount, ByBytes):
+            return {"moments": kept, "most": str(amount.n)}
+        return {"moments": kept, "limit": str(memory_limit(lowering.analysis))}
     return {}
 
 
@@ -75,6 +89,9 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if offloads_some(analysis, "activations"):
         assert plan.offload is not None
         found.append((_ACTIVATIONS, lowering.note(plan.offload, "activations")))
+    if offloads_some(analysis, "optimizer"):
+        assert plan.offload is not None
+        found.append((_STATE, lowering.note(plan.offload, "optimizer")))
     if kept:
         assert kept[0].rule is not None, "no default keeps a unit"
         found.append(("keep_unsharded", rule_note(kept[0].rule)))

@@ -39,7 +39,10 @@ def policy_of_units(lowering: Lowering, draft: Draft) -> Line | None:
 def with_state_on_host(lowering: Lowering, draft: Draft, optimizer: Node) -> Node:
     """The optimizer, with its state in host memory between steps where the plan says so."""
     # With the parameters in host memory, the optimizer keeps its state there by itself.
+    # In a traced step, copies are nodes of its graph.
     if not offloads(lowering.analysis, "optimizer") or offloads(lowering.analysis, "parameters"):
+        return optimizer
+    if is_traced(lowering.analysis):
         return optimizer
     draft.imports.name(_HOME, "offload_optimizer_state")
     return call("offload_optimizer_state", optimizer)

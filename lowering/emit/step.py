@@ -36,6 +36,8 @@ class Step:
     """`with` statements without a body around forward and loss, inside of `around`."""
     arguments: list[Item] = field(default_factory=list)
     """Further arguments of the model's forward."""
+    graph_arguments: list[Item] = field(default_factory=list)
+    """Further arguments of the graph of a step that is traced."""
     after_backward: list[Line] = field(default_factory=list)
     """When the gradients of all micro batches are added up."""
     before_update: list[Line] = field(default_factory=list)
@@ -102,7 +104,8 @@ class Step:
     def _forward_backward(self, imports: Imports) -> list[Statement]:
         if self.traced is not None:
             assert not (self.before_forward or self.around_forward), "all is in the graph"
-            return [Line(call("training.step_graph", "batch.inputs", "batch.targets", *self.arguments), "total += ")]
+            given = (*self.arguments, *self.graph_arguments)
+            return [Line(call("training.step_graph", "batch.inputs", "batch.targets", *given), "total += ")]
         imports.name("legoai.runtime", "local_value")
         model = call("training.model", "*batch.inputs", *self.arguments)
         forward: list[Statement] = [Line(call("training.loss", model, "batch.targets"), "loss = ")]

@@ -5,6 +5,7 @@ from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.offload import offload_activations
+from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.passes import rewritten
 from legoai.lowering.graph.prefetch import prefetch_proactively
@@ -20,6 +21,7 @@ __all__ = [
     "keep_activations",
     "keep_unsharded",
     "offload_activations",
+    "offload_optimizer_state",
     "overlap_communication",
     "prefetch_proactively",
     "reshard_after_forward",

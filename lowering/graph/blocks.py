@@ -49,6 +49,11 @@ class Blocks:
             self._number.setdefault(place.module, number)
             self._ends[number] = node
 
+    @property
+    def count(self) -> int:
+        """The number of blocks, with the loss."""
+        return len(self._ends)
+
     def of(self, place: Place) -> int:
         """Return the number of the block at a place; of a module that only backward knows, the block around it."""
         module = place.module

@@ -20,6 +20,11 @@ from legoai.lowering.graph.step_graph import StepGraph
 
 def keep_unsharded(graph: StepGraph) -> None:
     """Let later micro batches take the gathered parameters of units that do not reshard after backward."""
+    graph.keep(*kept_values(graph))
+
+
+def kept_values(graph: StepGraph) -> tuple[list[fx.Node], set[fx.Node]]:
+    """Return the nodes that give gathered parameters which stay, and those that later micro batches do not need."""
     wanted = {name for unit in graph.units if not unit.reshard_after_backward for name in unit.parameters}
     shards = {node for name, node in graph.inputs().items() if name in wanted}
     erased: set[fx.Node] = set()
@@ -27,7 +32,7 @@ def keep_unsharded(graph: StepGraph) -> None:
         if any(source in shards for node in gather.start for source in node.all_input_nodes):
             erased |= {*gather.start, *_made_of(gather.wait[0])}
     given = [node for node in graph.graph.nodes if node in erased and any(user not in erased for user in node.users)]
-    graph.keep(given, erased)
+    return given, erased
 
 
 def _made_of(wait: fx.Node) -> set[fx.Node]:

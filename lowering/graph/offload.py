@@ -23,6 +23,7 @@ from torch import fx
 from legoai.lowering.graph.activations import changes
 from legoai.lowering.graph.blocks import Blocks
 from legoai.lowering.graph.collectives import in_order, shows
+from legoai.lowering.graph.memory import roots
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import LOSS, Place, place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
@@ -74,10 +75,12 @@ def offload_activations(graph: StepGraph, *, most: int | None = None) -> None:
 
 def saved_activations(graph: StepGraph) -> Iterator[Saved]:
     """Yield what forward saves for backward and may leave the device, in the order in which it is made."""
-    place, roots = in_order(graph), _roots(graph)
+    place = in_order(graph)
     device = next(iter(graph.inputs().values())).meta["val"].device
     shown: dict[fx.Node, list[fx.Node]] = {}
-    for node, root in roots.items():
+    for node, root in roots(graph).items():
+        if node.op == "output" or is_of_backward(node):
+            continue
         shown.setdefault(root, []).append(node)
     for root, nodes in shown.items():
         users = sorted({user for node in nodes for user in node.users}, key=place.__getitem__)
@@ -103,28 +106,6 @@ def _may_leave(root: fx.Node, before: list[fx.Node], device: torch.device) -> bo
         return False
     readers = [place_of(user) for user in before]
     return place.module != LOSS and all(reader is not None and reader.module != LOSS for reader in readers)
-
-
-def _roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
-    """Return, for each node of forward, the one that has made the memory that it shows; itself, if it makes its own."""
-    found: dict[fx.Node, fx.Node] = {}
-    for node in graph.graph.nodes:
-        if node.op == "output" or is_of_backward(node):
-            continue
-        source = _shows(node)
-        found[node] = node if source is None else found[source]
-    return found
-
-
-def _shows(node: fx.Node) -> fx.Node | None:
-    """Return the node whose memory a node shows, changes or waits for; None where it makes its own."""
-    if node.op != "call_function":
-        return None
-    if shows(node):
-        [source] = node.all_input_nodes[:1]
-        is_part = getattr(node.target, "__name__", "") == "getitem"
-        return None if is_part and not shows(source) else source
-    return next(iter(changes(node)), None)
 
 
 def _leave(
@@ -170,7 +151,7 @@ def _return(graph: StepGraph, saved: Saved, host: fx.Node, blocks: Blocks, copie
     again: dict[fx.Node, fx.Node] = {}
     with graph.graph.inserting_before(first):
         arrived = again[saved.root] = graph.graph.call_function(copies.wait_on_device, (begun,))
-        arrived.meta["val"] = saved.root.meta["val"]
+        begun.meta["val"] = arrived.meta["val"] = saved.root.meta["val"]
         for node in saved.shown:
             if node.target is WAIT or changes(node):
                 [*_, source] = [item for item in node.all_input_nodes if item in again]

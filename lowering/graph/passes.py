@@ -17,6 +17,7 @@ from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.offload import offload_activations
+from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
@@ -32,6 +33,7 @@ Property = Literal[
     "overlapped",
     "prefetched",
     "activations offloaded",
+    "state offloaded",
     "kept",
 ]
 
@@ -96,7 +98,13 @@ PASSES: Final = (
         offload_activations,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"activations offloaded"}),
-        conflicts=frozenset({"activations offloaded", "kept"}),
+        conflicts=frozenset({"activations offloaded", "state offloaded", "kept"}),
+    ),
+    Contract(
+        offload_optimizer_state,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"state offloaded"}),
+        conflicts=frozenset({"state offloaded", "kept"}),
     ),
     Contract(
         keep_unsharded,

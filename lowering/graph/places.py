@@ -24,7 +24,7 @@ from legoai.runtime.torch_internals.operators import (
 )
 
 Phase = Literal["forward", "recompute", "backward"]
-Makes = Literal["", "unsharded_parameter", "communication", "activation"]
+Makes = Literal["", "unsharded_parameter", "communication", "activation", "optimizer_state"]
 
 LOSS: Final = "loss"
 

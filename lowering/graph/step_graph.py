@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
 from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.sharding import Unit
+from legoai.runtime.state_copies import StateCopies
 
 
 class StepGraph:
@@ -23,18 +24,28 @@ class StepGraph:
             are any, and the targets; gives the loss and the gradients of the shards.
         parameters: the names of the parameters in the order of the inputs.
         units: whose parameters are gathered together.
+        micro_batches: of a step.
+        state: copies of the optimizer's state, where it leaves the device while the graph runs.
         on_node: is told of each node before it runs.
         later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
             behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
     """
 
     def __init__(
-        self, model: nn.Module, module: fx.GraphModule, *, parameters: tuple[str, ...], units: tuple[Unit, ...]
+        self,
+        model: nn.Module,
+        module: fx.GraphModule,
+        *,
+        parameters: tuple[str, ...],
+        units: tuple[Unit, ...],
+        micro_batches: int = 1,
     ) -> None:
         self.model = model
         self.module = module
         self.parameters = parameters
         self.units = units
+        self.micro_batches = micro_batches
+        self.state: StateCopies | None = None
         self.on_node: list[Callable[[fx.Node], None]] = []
         self.later: fx.GraphModule | None = None
         self._kept: list[torch.Tensor] | None = None
@@ -92,10 +103,27 @@ class StepGraph:
 
     @torch.no_grad()
     def __call__(
-        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor, *, positions: torch.Tensor | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor,
+        *,
+        positions: torch.Tensor | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        is_last: bool = True,
     ) -> torch.Tensor:
-        """Return the loss of a micro batch, and add its gradients to those of the parameters."""
+        """Return the loss of a micro batch, and add its gradients to those of the parameters.
+
+        Args:
+            inputs: of the model.
+            targets: of the loss.
+            positions: of the tokens, where the model takes them.
+            optimizer: whose state leaves the device meanwhile, where it does.
+            is_last: whether the micro batch is the last of its step, at whose end the state is back.
+        """
         parameters = list(self.model.parameters())
+        if self.state is not None:
+            assert optimizer is not None, "whose state leaves"
+            self.state.begin(optimizer, dict(zip(self.parameters, parameters, strict=True)), is_last=is_last)
         shards = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
         given = (*shards, *self.model.buffers(), *inputs, *(() if positions is None else (positions,)), targets)
         if self.later is None or self._kept is None:

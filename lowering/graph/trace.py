@@ -87,7 +87,7 @@ def trace_step(
             "targets",
         ],
     )
-    graph = StepGraph(model, module, parameters=tuple(paths), units=units)
+    graph = StepGraph(model, module, parameters=tuple(paths), units=units, micro_batches=micro_batches)
     _erase_unread(graph)
     _wait_late(graph)
     module.recompile()

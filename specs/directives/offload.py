@@ -16,7 +16,14 @@ class Offload(Directive):
 
     keyword: ClassVar[str] = "offload"
 
-    optimizer: Any = option(_AMOUNT, doc="Optimizer state, but for the optimizer's step.", default="none")
+    optimizer: Any = option(
+        _AMOUNT,
+        doc=(
+            "Optimizer state, but for the optimizer's step. Under `backend = graph` copies run beside forward and "
+            "backward; `bytes(n)`: so much of it; `adaptive`: what exceeds the bound of `require peak_memory`."
+        ),
+        default="none",
+    )
     parameters: Any = option(
         _AMOUNT, doc="Sharded parameters and gradients, and with them the optimizer.", default="none"
     )

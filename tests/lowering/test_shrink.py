@@ -258,10 +258,12 @@ offload (optimizer = all)
 
 def test_copies_of_a_graph_are_made_on_a_cpu_too():
     small = big(
-        "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\noffload (activations = all)"
+        "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
+        "offload (activations = all, optimizer = adaptive)\nrequire peak_memory <= 70GiB"
     )
     assert small.plan.offload is not None
-    assert small.plan.offload.activations == "all"
+    assert (small.plan.offload.activations, small.plan.offload.optimizer) == ("all", "all")
+    assert any("all of the optimizer's state" in change for change in small.changes)
 
 
 def test_the_plans_own_dtypes_can_be_kept():

@@ -49,7 +49,20 @@ CASES = {
     "offload of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
         "  activations = adaptive)",
-        {3: "`optimizer` of `offload`", 4: "no limit of memory alone"},
+        {3: "without a limit of memory", 4: "no limit of memory alone"},
+    ),
+    "parameters of a graph on the host": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (parameters = all)",
+        {3: "the optimizer updates shards where they are"},
+    ),
+    "offload of no state": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = all)\noptimizer sgd(lr = 0.1)",
+        {3: "keeps no state"},
+    ),
+    "a part of the state of a graph beside muon": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = bytes(1MiB))\n"
+        "optimizer adamw(lr = 1e-3) { layers.*.attention.wq.weight = muon }",
+        {3: "beside `muon`"},
     ),
     "a part of the activations without a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard\noffload (activations = bytes(1GiB))",

@@ -110,6 +110,11 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"{_SHARDED}{_fsdp()}comm (reorder = true, prefetch = proactive(limit = 64KiB))\n"
         "offload (activations = all)\n".replace("on dp_shard {", "on dp_shard (backend = graph) {")
     ),
+    "fsdp, as one graph, optimizer state on the host": _two(
+        f"{_SHARDED}{_fsdp()}{_CLIP}offload (optimizer = all)\n".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        )
+    ),
     "fsdp, checkpointed": _two(f"{_SHARDED}{_fsdp()}{_FULL}"),
     "fsdp, selectively checkpointed": _two(
         f"{_SHARDED}{_fsdp()}checkpoint {{ layers.* = selective([attention, alternate_matmul]) }}\n"

@@ -16,7 +16,14 @@ def simulated_peaks(text: str, world: int) -> list[int]:
     return [memory(capture(text, world=world, rank=rank, kind="cpu")).peak for rank in range(world)]
 
 
-HOW = ("", ", never resharded", ", checkpointed", ", operators kept", ", activations on the host")
+HOW = (
+    "",
+    ", never resharded",
+    ", checkpointed",
+    ", operators kept",
+    ", activations on the host",
+    ", optimizer state on the host",
+)
 EXACT = tuple(f"fsdp, as one graph{how}" for how in HOW)
 ROUNDED = ("context parallel, as one graph", "experts on every rank, as one graph")
 """Positions and numbers of rows are a few bytes, each of which counts as a block of 512."""

@@ -19,6 +19,7 @@ from legoai.lowering.graph import (
     deduplicate_unshards,
     keep_activations,
     offload_activations,
+    offload_optimizer_state,
     overlap_communication,
     reshard_after_forward,
     rewritten,
@@ -50,6 +51,7 @@ PASSES = (
     bucket_units,  # tiny.plan:11
     overlap_communication,  # tiny.plan:11
     partial(offload_activations, most=21474836480),  # tiny.plan:14
+    partial(offload_optimizer_state, moments=2, limit=75161927680),  # tiny.plan:14
 )
 
 
@@ -118,7 +120,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.01,
         fused=True,
-    )  # tiny.plan:15
+    )  # tiny.plan:16
 
 
 def build_loss() -> LossFunction:
@@ -133,7 +135,12 @@ def build_graph(model: nn.Module, loss: LossFunction, batch: Batch) -> StepGraph
 def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
     total = torch.zeros((), dtype=torch.float64, device=training.device)
     for batch in batches.take(MICRO_BATCHES):
-        total += training.step_graph(batch.inputs, batch.targets)
+        total += training.step_graph(
+            batch.inputs,
+            batch.targets,
+            optimizer=training.optimizer,  # tiny.plan:14
+            is_last=batch.is_last,
+        )
     return total / MICRO_BATCHES
 
 
@@ -141,7 +148,7 @@ def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
     if training.may_update(result):
-        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:16
+        clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:17
         training.optimizer.step()
     training.optimizer.zero_grad()
     return result

@@ -75,6 +75,17 @@ PLANS = {
         f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
         "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all)",
     ),
+    "optimizer state on the host": (
+        HEAD,
+        "mesh (dp_shard = 2)\n"
+        f"fsdp on dp_shard {{ layers.{{0, 1}} = unit(reshard = never), layers.{{2, 3}} = unit }}\n{MIXED}",
+        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (optimizer = all, activations = bytes(1MiB))",
+    ),
+    "what exceeds a limit on the host": (
+        HEAD,
+        f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true)\noffload (optimizer = adaptive)\nrequire peak_memory <= 9MiB",
+    ),
     "replicas of shards": (
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
@@ -171,6 +182,7 @@ PLANS = {
         in (
             "operators kept",
             "activations on the host",
+            "what exceeds a limit on the host",
             "tensor and sequence parallel",
             "context parallel, keys around the ring",
         )

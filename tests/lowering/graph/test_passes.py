@@ -16,6 +16,7 @@ from legoai.lowering.graph import (
     keep_activations,
     keep_unsharded,
     offload_activations,
+    offload_optimizer_state,
     overlap_communication,
     prefetch_proactively,
     reshard_after_forward,
@@ -39,6 +40,7 @@ ALL = (
     overlap_communication,
     prefetch_proactively,
     offload_activations,
+    offload_optimizer_state,
     keep_unsharded,
 )
 
@@ -161,7 +163,7 @@ def test_passes_stand_in_their_order():
             (deduplicate_unshards, bucket_units, reshard_after_forward),
             "reshard_after_forward comes before it is bucketed",
         ),
-        ((*ALL[:-3], overlap_communication), "overlap_communication comes before it is overlapped"),
+        ((*ALL[:-4], overlap_communication), "overlap_communication comes before it is overlapped"),
     ],
 )
 def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):

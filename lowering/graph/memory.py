@@ -1,0 +1,101 @@
+"""Memory of a step's graph: which node makes the memory that a value shows, and how much lives while each node runs.
+
+What is counted is what the interpreter holds: a value lives from its node to its last reader. Memory that a kernel uses
+inside is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from legoai.lowering.graph.activations import changes
+from legoai.lowering.graph.collectives import in_order, shows
+from legoai.lowering.graph.operators import WAIT
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.host_copies import HostCopies
+
+BLOCK: Final = 512
+"""Bytes to which torch's allocator rounds."""
+
+
+def roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
+    """Return, for each node, the one that has made the memory that it shows; itself, if it makes its own."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        source = shown_by(node)
+        found[node] = node if source is None else found[source]
+    return found
+
+
+def shown_by(node: fx.Node) -> fx.Node | None:
+    """Return the node whose memory a node shows or changes; None where it makes its own."""
+    if node.op != "call_function":
+        return None
+    if shows(node):
+        source = node.all_input_nodes[0]
+        return None if is_part(node) and not shows(source) else source
+    if getattr(node.target, "__name__", "") == HostCopies.wait_on_device.__name__:
+        return node.all_input_nodes[0]
+    given = node.kwargs.get("out")
+    return given if isinstance(given, fx.Node) else next(iter(changes(node)), None)
+
+
+def is_part(node: fx.Node) -> bool:
+    """Whether a node takes one of several results."""
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+def memory_curve(graph: StepGraph, *, throughout: Collection[fx.Node] = ()) -> list[int]:
+    """Return the bytes of all values that live while each node runs, but for what the graph is given.
+
+    Args:
+        graph: of the step.
+        throughout: nodes whose values live before the graph, or behind it.
+    """
+    place = in_order(graph)
+    difference = [0] * (len(place) + 1)
+    for first, last, size in _lives(graph, place, {*throughout}):
+        difference[first] += size
+        difference[last + 1] -= size
+    found, total = [], 0
+    for change in difference[:-1]:
+        total += change
+        found.append(total)
+    return found
+
+
+def _lives(graph: StepGraph, place: dict[fx.Node, int], throughout: set[fx.Node]) -> Iterator[tuple[int, int, int]]:
+    """Yield the first and last place of what lives, with its bytes."""
+    waited = _with_waits(graph)
+    last: dict[fx.Node, int] = {}
+    always = {waited[node] for node in throughout}
+    for node, root in waited.items():
+        last[root] = max([last.get(root, place[node]), *(place[user] for user in node.users)])
+    for root, end in last.items():
+        if root.op in ("placeholder", "output"):
+            continue
+        begin = place[root]
+        if is_part(root):  # which its source makes
+            begin = place[root.all_input_nodes[0]]
+        size = bytes_of(root.meta.get("val"))
+        yield (0, len(place) - 1, size) if root in always else (begin, end, size)
+
+
+def _with_waits(graph: StepGraph) -> dict[fx.Node, fx.Node]:
+    """Return the roots, where what is waited for is that of its collective."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.graph.nodes:
+        source = node.args[0] if node.target is WAIT else shown_by(node)
+        found[node] = node if source is None else found[source]
+    return found
+
+
+def bytes_of(value: Any) -> int:
+    """Return the bytes of a node's own memory; of several results, what nobody takes is gone at once."""
+    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return 0
+    return -(-value.untyped_storage().nbytes() // BLOCK) * BLOCK

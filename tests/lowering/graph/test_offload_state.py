@@ -1,0 +1,93 @@
+"""Offloading of the optimizer's state: what leaves under a limit, where its copies stand, and what is held then."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from legoai.cost.capture import capture
+from legoai.cost.memory.storages import memory
+from legoai.cost.trace.records import Copy
+from legoai.cost.trace.trace import Trace
+from legoai.lowering.graph.offload_state import Fragment, backs_under, frees_under, held_beside_state
+from legoai.lowering.graph.passes import watched
+from support.plans import HEAD, lowered
+from support.simulated import in_a_fork
+from support.step_graphs import BODY
+
+BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 128")
+
+
+def held(curve: list[int], fragments: list[Fragment], frees: list, backs: list[int]) -> list[int]:
+    """Bytes at each place: of the curve, and of the fragments that are there."""
+    away = {fragment.parameter: (free, back) for (fragment, free), back in zip(frees, backs, strict=True)}
+    found = []
+    for place, rest in enumerate(curve):
+        spans = [(fragment.bytes, *away.get(fragment.parameter, (len(curve), 0))) for fragment in fragments]
+        found.append(rest + sum(size for size, free, back in spans if not free <= place < back))
+    return found
+
+
+def test_what_leaves_is_needed_late_and_back_as_early_as_there_is_room():
+    for seed in range(300):
+        chosen = random.Random(seed)
+        top = chosen.randint(2, 8)
+        curve = [chosen.randint(0, 20) + 10 * min(place, 2 * top - place) for place in range(2 * top + 1)]
+        fragments = [Fragment(str(index), chosen.randint(1, 15)) for index in range(chosen.randint(1, 8))]
+        state = sum(fragment.bytes for fragment in fragments)
+        limit = chosen.randint(max(curve), max(curve) + state)
+        frees = frees_under(curve, fragments, limit)
+        first = min(len(curve) - 1, max([top, *(place + 1 for _, place in frees)]))
+        backs = backs_under(curve, [fragment for fragment, _ in frees], state, limit, first=first)
+        assert max(held(curve, fragments, frees, backs)[:-1]) <= limit
+        resident = state
+        for fragment, place in frees:
+            assert max(curve) + resident > limit, "all that leaves has to"
+            assert curve[place] + resident > limit, "and no earlier"
+            resident -= fragment.bytes
+        assert max(curve) + resident <= limit
+        for (fragment, _), place in zip(reversed(frees), reversed(backs), strict=True):
+            resident += fragment.bytes
+            assert place == first or max(curve[place - 1 :]) + resident > limit, "there was no room before"
+
+
+def taken(text: str) -> tuple[Trace, int]:
+    """The trace of a program, and the peak of all but the state by its graph."""
+    peaks = []
+    with watched(lambda _, graph: peaks.append(max(held_beside_state(graph)))):
+        trace = capture(text, world=2, kind="cuda")
+    return trace, peaks[-1]
+
+
+def moved(trace: Trace) -> Counter[str]:
+    """Bytes that copies beside computation move in the last step, by direction."""
+    span, found = trace.steps[-1], Counter[str]()
+    for item in trace.records[span.start : span.stop]:
+        if isinstance(item, Copy) and item.stream:
+            found[item.direction] += item.bytes
+    return found
+
+
+def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
+    plain, beside = in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+    peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
+    numbers = 39 * 512  # of Adam's steps, which stay
+    assert 0 <= beside - (peak - state + numbers) < 8 * 512
+    limit = peak - state // 2
+    text = lowered(f"{BODY_OF_GPUS}offload (optimizer = adaptive)\nrequire peak_memory <= {limit}B\n").text
+    assert f"partial(offload_optimizer_state, moments=2, limit={limit})" in text
+    trace, _ = in_a_fork(taken, text)
+    found = moved(trace)
+    assert found["device_to_host"] == found["host_to_device"]
+    assert 0.49 * state < found["device_to_host"] < 0.75 * state
+    assert memory(trace).peak <= limit
+
+
+def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
+    plan = f"{BODY_OF_GPUS}offload (optimizer = all)\n"
+    plain, _ = in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+    trace, _ = in_a_fork(taken, lowered(plan).text)
+    state = memory(plain).by_category["optimizer_state"]
+    assert moved(trace)["device_to_host"] == moved(trace)["host_to_device"] <= state
+    assert memory(trace).peak <= memory(plain).peak - 0.5 * state
+    assert memory(trace).start == memory(plain).start
