@@ -61,7 +61,7 @@ CASES = {
     ),
     "a part of the state of a graph beside muon": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = bytes(1MiB))\n"
-        "optimizer adamw(lr = 1e-3) { layers.*.attention.wq.weight = muon }",
+        "optimizer adamw(lr = 1e-3) { layers.*.attention.wq.weight = muon(lr = 0.02) }",
         {3: "beside `muon`"},
     ),
     "a part of the activations without a graph": (
