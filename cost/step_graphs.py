@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 from legoai.cost.capture import capture_piece
 from legoai.cost.simulated.device import Kind
-from legoai.lowering.graph.passes import watched
-from legoai.lowering.graph.readable import readable
+from legoai.cost.simulated.program import trainer_of
+from legoai.lowering.graph.passes import TRACE, watched
+from legoai.lowering.graph.readable import readable, readable_part
+from legoai.lowering.graph.split import ACTIONS, split_actions
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.program import Program
 
@@ -19,16 +23,30 @@ def step_graphs(program: Program, *, world: int, kind: Kind) -> dict[str, str]:
         kind: whose kernels the device has.
 
     Returns:
-        `trace`, and each pass by its name, in their order.
+        `trace`, and each pass by its name, in their order. Of a pipeline each of them for every stage of the rank, as
+        `stage_0_trace`, and then the graphs of the stages' actions.
 
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
     """
     found: dict[str, str] = {}
+    of_stages: dict[str, StepGraph] = {}
+    pipeline = trainer_of(program).pipeline
+    stages = None if pipeline is None else itertools.cycle(pipeline.stages_of_rank[0])
 
     def keep(name: str, graph: StepGraph) -> None:
-        found.setdefault(name, readable(graph))
+        if stages is None:
+            found.setdefault(name, readable(graph))
+            return
+        if name == TRACE:
+            of_stages[f"stage_{next(stages)}"] = graph
+        *_, stage = of_stages
+        found.setdefault(f"{stage}_{name}", readable(graph))
 
     with watched(keep):
         capture_piece(program, world=world, kind=kind)
+    for stage, graph in of_stages.items():
+        actions = split_actions(graph)
+        for name in ACTIONS:
+            found[f"{stage}_{name}"] = readable_part(getattr(actions, name))
     return found

@@ -26,9 +26,11 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from legoai.cost.pipelines.actions import Action, Repeats
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
+from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, Mark, Phase, WaitWork
+from legoai.lowering.graph.stage import StageModule
 from legoai.runtime import Trainer
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.pipeline import PipelineSchedule
@@ -58,7 +60,10 @@ def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) ->
     heard = Heard(recorder, repeats)
 
     def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: Any) -> PipelineStage:
-        stage = pipeline.build_stage(model, index, mesh, device)
+        with collectives_as_traced():
+            stage = pipeline.build_stage(model, index, mesh, device)
+        if isinstance(stage.submod, StageModule):
+            stage.submod.on_node.append(recorder.at_node)
         _Stage(stage, recorder, repeats)
         heard.stages.append(stage)
         return stage

@@ -144,10 +144,10 @@ class Capture(Recorder):
         self._begin("")
 
     def at_node(self, node: fx.Node) -> None:
-        """Note which node of a step's graph runs next; behind its output the optimizer follows."""
+        """Note which node of a step's graph runs next; behind the output of a whole step the optimizer follows."""
         self.of_node = place_of(node)
         self.makes = ""
-        if node.op == "output":
+        if node.op == "output" and not self.staged:
             self.outside = "optimizer"
 
     def locate(self) -> None:

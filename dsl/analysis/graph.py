@@ -12,10 +12,12 @@ from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
+from legoai.dsl.analysis.pipeline import is_staged, splits_backward
 from legoai.dsl.analysis.shard import placement
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import Declared
 from legoai.specs.directives.checkpoint import Budget
+from legoai.specs.directives.comm import Proactive
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.precision import HighPrecision
@@ -24,8 +26,12 @@ from legoai.specs.span import Span
 
 EAGERLY: Final = "write `backend = eager`"
 
-_AXES: Final = {"pp": "schedules run forward and backward of a stage apart, and the graph holds both"}
 _OTHER_AXES: Final = "the graph has only collectives of shards, replicas, tensor, context and expert parallelism"
+_BESIDE_STAGES: Final = {
+    "cp": "the graph of a stage takes no positions of tokens",
+    "ep": "what the rows of experts are is not handed from the graph of forward to that of backward",
+}
+"""Why an axis is not lowered beside stages that are traced."""
 
 
 def is_traced(analysis: Analysis) -> bool:
@@ -45,6 +51,8 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
+    if is_staged(analysis):
+        yield from _stages(analysis)
     yield from _model(analysis)
     yield from _units(analysis)
     yield from _statements(analysis)
@@ -60,16 +68,58 @@ def _not_traced(span: Span, what: str, why: str, *help: str) -> Unsupported:
 def _mesh(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     assert plan.fsdp is not None
-    traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp", "ep"}
+    traced = {*sharded_axes(analysis), *replicating_axes(analysis), "tp", "cp", "ep", "pp"}
     for axis in plan.mesh.used():
         if axis not in traced:
-            yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}`", _AXES.get(axis, _OTHER_AXES))
+            yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}`", _OTHER_AXES)
     if shard_ranks(analysis) == 1:
         yield _not_traced(
             analysis.place(plan.fsdp, "backend"),
             "one rank",
             "there is nothing to gather",
             "write `dp_shard = 2` or more",
+        )
+
+
+def _stages(analysis: Analysis) -> Iterator[Unsupported]:
+    """What a schedule does with stages that are graphs."""
+    plan = analysis.plan
+    assert plan.pipeline is not None
+    if splits_backward(analysis):
+        schedule = plan.pipeline.schedule
+        yield _not_traced(
+            analysis.place(plan.pipeline, "schedule"),
+            f"`{schedule}`" if isinstance(schedule, str) else "this order",
+            "it computes the gradients of inputs and weights apart, and the graph of backward computes both",
+            "use `1F1B`, `Interleaved1F1B`, `GPipe` or `LoopedBFS`",
+        )
+    for axis, why in _BESIDE_STAGES.items():
+        if axis in plan.mesh.used():
+            yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}` with stages", why)
+    for path, unit in fsdp_units(analysis).items():
+        if unit.is_resharded_after_forward and not isinstance(unit.reshard, int):
+            assert unit.rule is not None, "by default the model stays gathered"
+            yield _not_traced(
+                unit.rule.origin.span or analysis.start,
+                f"`{path or 'root'}`, which reshards after forward,",
+                "the graphs of a stage gather parameters once for all micro batches of a pass",
+                "write `unit(reshard = after_backward)`",
+            )
+            break
+    for field in ("optimizer", "activations"):
+        if plan.offload is not None and getattr(plan.offload, field) != "none":
+            yield _not_traced(
+                analysis.place(plan.offload, field),
+                f"`{field}` of `offload` with stages",
+                "its copies to the host run beside one micro batch, and several are in flight",
+                "recompute activations with `checkpoint` instead",
+            )
+    if plan.comm is not None and isinstance(plan.comm.prefetch, Proactive):
+        yield _not_traced(
+            analysis.place(plan.comm, "prefetch"),
+            "`prefetch = proactive` with stages",
+            "how many micro batches are in flight is not known to the pass that gathers ahead",
+            "leave `prefetch` out",
         )
 
 

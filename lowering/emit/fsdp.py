@@ -13,6 +13,7 @@ from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.experts import axes_of_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.lowering.emit import comm, graph
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
@@ -86,11 +87,12 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 
 def _units(lowering: Lowering, fsdp: Fsdp) -> dict[str, Sharded]:
     """How each unit is made; the model itself is always one, since something must hold the rest."""
+    freed = is_traced(lowering.analysis) and is_staged(lowering.analysis)  # behind each pass
     return {
         path: Sharded(
             _reshard(unit),
             lowering.note(fsdp) if unit.rule is None else rule_note(unit.rule),
-            kept=unit.reshard == "never",
+            kept=unit.reshard == "never" and not freed,
         )
         for path, unit in fsdp_units(lowering.analysis).items()
     }

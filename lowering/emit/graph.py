@@ -1,4 +1,4 @@
-"""`fsdp … (backend = graph)`: the function that traces the step, and the passes over its graph."""
+"""`fsdp … (backend = graph)`: the function that traces the step, or a stage of a pipeline, and the passes over it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import reorders, supports
 from legoai.dsl.analysis.offload import memory_limit, offloads_some
 from legoai.dsl.analysis.optimizer import moments
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
 from legoai.specs.directives.comm import ByBytes, Proactive
@@ -20,15 +21,19 @@ _STATE = "offload_optimizer_state"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Add `PASSES`, and what `build_graph` does."""
+    """Add `PASSES`, and what `build_graph` does where `build_stage` does not trace the stages of a pipeline."""
     fsdp = lowering.plan.fsdp
     assert fsdp is not None and not list(supports(lowering.analysis)), "see `supports` of the graph backend"
     assert not compiled_modules(lowering.analysis), "see the rule `compile-under-graph`"
     passes = graph_passes(lowering)[: lowering.passes]
-    for name in ("StepGraph", "rewritten", "trace_step", *(name for name, _ in passes)):
+    for name, _ in passes:
         draft.imports.name(_PACKAGE, name)
     items = tuple(Item(_with_options(lowering, draft, name), note=note) for name, note in passes)
     draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
+    if is_staged(lowering.analysis):
+        return
+    for name in ("StepGraph", "rewritten", "trace_step"):
+        draft.imports.name(_PACKAGE, name)
     draft.step.traced = lowering.note(fsdp, "backend"), Line("rewritten(graph, PASSES)", "return ")
     if offloads_some(lowering.analysis, "optimizer"):
         assert lowering.plan.offload is not None
@@ -38,6 +43,22 @@ def emit(lowering: Lowering, draft: Draft) -> None:
             Item("batch.is_last", "is_last="),
         ]
     draft.train_with("build_graph", "build_graph")
+
+
+def stage(lowering: Lowering, draft: Draft, arrives: str) -> tuple[Line, str]:
+    """Return the line that traces a stage of a pipeline, and the name of the class that runs it.
+
+    Args:
+        lowering: of the plan.
+        draft: that imports what is named.
+        arrives: what the stage takes.
+    """
+    fsdp = lowering.plan.fsdp
+    assert fsdp is not None, "a graph has units"
+    for name in ("rewritten", "trace_stage"):
+        draft.imports.name(_PACKAGE, name)
+    made = call("trace_stage", "model", arrives, device="device")
+    return Line(made, "graph = ", lowering.note(fsdp, "backend")), draft.imports.name(f"{_PACKAGE}.stage", "GraphStage")
 
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
@@ -78,7 +99,7 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if resharded:
         rule = resharded[0].rule
         found.append(("reshard_after_forward", of_units if rule is None else rule_note(rule)))
-    kept = [unit for unit in fsdp_units(analysis).values() if unit.reshard == "never"]
+    kept = [unit for unit in fsdp_units(analysis).values() if unit.reshard == "never" and not is_staged(analysis)]
     buckets = unit_buckets(analysis)
     found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
     if reorders(analysis):

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from legoai.dsl.analysis.batch import pass_micro_batches
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.orders import Order
 from legoai.dsl.analysis.pipeline import (
     Cuts,
@@ -16,6 +17,7 @@ from legoai.dsl.analysis.pipeline import (
     order,
     stages_of_ranks,
 )
+from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
 from legoai.lowering.emit.precision import DTYPES
@@ -85,14 +87,18 @@ def _add_build_stage(lowering: Lowering, draft: Draft, pipeline: Pipeline, hidde
         return call("torch.empty", literal(tuple(shape)), dtype=dtype, device='"meta"', **options)
 
     draft.imports.module("torch")
-    draft.imports.name("torch.distributed.pipelining", "PipelineStage")
+    kind = draft.imports.name("torch.distributed.pipelining", "PipelineStage")
+    arrives, traced, run = "tokens if index == 0 else hidden", list[Line](), "model"
+    if is_traced(lowering.analysis):
+        trace, kind = graph.stage(lowering, draft, arrives)
+        traced, run = [trace], "rewritten(graph, PASSES)"
     made = call(
-        "PipelineStage",
-        "model",
+        kind,
+        run,
         "index",
         "len(STAGES)",
         "device",
-        input_args="tokens if index == 0 else hidden",
+        input_args=arrives,
         output_args="logits if index == len(STAGES) - 1 else hidden",
         group='mesh.get_group("pp")',
     )
@@ -103,6 +109,7 @@ def _add_build_stage(lowering: Lowering, draft: Draft, pipeline: Pipeline, hidde
                 Line(empty(tokens, "torch.int64"), "tokens = ", note),
                 Line(empty(hidden, dtype, requires_grad="True"), "hidden = ", note),
                 Line(empty(logits, dtype, requires_grad="True"), "logits = ", note),
+                *traced,
                 Line(made, "return ", lowering.note(pipeline)),
             ),
         )

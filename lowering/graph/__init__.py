@@ -1,4 +1,7 @@
-"""The step of a program as one graph, and the passes that rewrite it: what programs of the graph backend import."""
+"""The step of a program as one graph, and the passes that rewrite it: what programs of the graph backend import.
+
+Those with a pipeline import :mod:`legoai.lowering.graph.stage` as well.
+"""
 
 from legoai.lowering.graph.activations import keep_activations
 from legoai.lowering.graph.bucket import bucket_units
@@ -12,7 +15,7 @@ from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.sharding import shard_unit
 from legoai.lowering.graph.step_graph import StepGraph
-from legoai.lowering.graph.trace import trace_step
+from legoai.lowering.graph.trace import trace_stage, trace_step
 
 __all__ = [
     "StepGraph",
@@ -27,5 +30,6 @@ __all__ = [
     "reshard_after_forward",
     "rewritten",
     "shard_unit",
+    "trace_stage",
     "trace_step",
 ]

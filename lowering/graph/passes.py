@@ -115,6 +115,9 @@ PASSES: Final = (
 )
 """All passes, in the order in which programs name them."""
 
+TRACE: Final = "trace"
+"""What a graph is called that no pass has rewritten."""
+
 _WATCHES: Final[list[Watch]] = []
 
 _CONTRACTS: Final = {contract.rewrite: contract for contract in PASSES}
@@ -158,7 +161,7 @@ def rewritten(graph: StepGraph, passes: Sequence[Pass]) -> StepGraph:
     """
     check(passes)
     for watch in _WATCHES:
-        watch("trace", graph)
+        watch(TRACE, graph)
     for rewrite in passes:
         rewrite(graph)
         graph.graph.lint()

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from legoai.lowering.graph.operators import GATHERS
-from legoai.lowering.graph.sharding import is_of_unit
+from legoai.lowering.graph.sharding import is_of_pass, is_of_unit
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.operators import (
@@ -24,7 +24,7 @@ from legoai.runtime.torch_internals.operators import (
 )
 
 Phase = Literal["forward", "recompute", "backward"]
-Makes = Literal["", "unsharded_parameter", "communication", "activation", "optimizer_state"]
+Makes = Literal["", "unsharded_parameter", "unsharded_gradient", "communication", "activation", "optimizer_state"]
 
 LOSS: Final = "loss"
 
@@ -43,12 +43,14 @@ class Place(NamedTuple):
         phase: of the step.
         makes: what its result is, where that is not what the phase says.
         of_unit: whether it belongs to the gathers of a unit's parameters or to the reductions of their gradients.
+        of_pass: whether it is done once for all micro batches of a pipeline's pass, as what it reads are sums.
     """
 
     module: str
     phase: Phase
     makes: Makes = ""
     of_unit: bool = False
+    of_pass: bool = False
 
 
 def place_of(node: fx.Node) -> Place | None:
@@ -114,6 +116,8 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node, place = last.next, self._place()
         if is_of_unit():
             place = place._replace(makes="unsharded_parameter" if func in GATHERS else place.makes, of_unit=True)
+        if is_of_pass():
+            place = place._replace(of_pass=True)
         while node.op != "root":
             set_place(node, place)
             node = node.next

@@ -22,11 +22,12 @@ def readable(graph: StepGraph) -> str:
     Where micro batches behind the first of a step run another graph, that follows.
     """
     if graph.later is None:
-        return _text(graph.module)
-    return f"{_text(graph.module)}\n\n# micro batches behind the first of a step\n{_text(graph.later)}"
+        return readable_part(graph.module)
+    return f"{readable_part(graph.module)}\n\n# micro batches behind the first of a step\n{readable_part(graph.later)}"
 
 
-def _text(module: fx.GraphModule) -> str:
+def readable_part(module: fx.GraphModule) -> str:
+    """Return one of a step's graphs as Python."""
     text = module.print_readable(print_output=False)
     text = _RELEASED.sub("", _NO_SOURCE.sub("", text))
     return "\n".join(_with_places(module.graph, text.splitlines())).strip("\n") + "\n"

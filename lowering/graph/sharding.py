@@ -63,6 +63,9 @@ _MESHES: Final[weakref.WeakKeyDictionary[nn.Module, DeviceMesh]] = weakref.WeakK
 same ranks: DTensor's tables go by the shape of a mesh, and outlive it."""
 
 _COMMUNICATING: Final[list[None]] = []
+_REDUCING: Final[list[None]] = []
+_ADDED_UP: Final[ContextVar[bool]] = ContextVar("_ADDED_UP", default=False)
+"""Whether gradients of several micro batches are added up before they are reduced."""
 _BEFORE: Final[ContextVar[dict[int, torch.Tensor] | None]] = ContextVar("_BEFORE", default=None)
 """Parameters that were gathered before they are read, by the identity of their shards."""
 
@@ -110,6 +113,34 @@ def _of_unit() -> Iterator[None]:
         yield
     finally:
         _COMMUNICATING.pop()
+
+
+def is_of_pass() -> bool:
+    """Return whether what is called now is done once for all micro batches of a pass."""
+    return bool(_REDUCING)
+
+
+@contextlib.contextmanager
+def _of_pass() -> Iterator[None]:
+    """Say that what is called while entered is done once for all micro batches of a pass."""
+    _REDUCING.append(None)
+    try:
+        yield
+    finally:
+        _REDUCING.pop()
+
+
+@contextlib.contextmanager
+def added_up() -> Iterator[None]:
+    """While entered, let gradients be reduced on the axis of tensor parallelism behind the cast, with those of shards.
+
+    Sums of several micro batches are taken in the dtype of the reduction, and reduced as a whole.
+    """
+    token = _ADDED_UP.set(True)
+    try:
+        yield
+    finally:
+        _ADDED_UP.reset(token)
 
 
 @contextlib.contextmanager
@@ -252,15 +283,27 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient of the shards in their dtype."""
         [gradient] = gradients
-        if isinstance(gradient, DTensor):
-            gradient = gradient.redistribute(placements=ctx.gathered.placements)._local_tensor
-        sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
+        if _ADDED_UP.get():
+            sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
+            with _of_pass():
+                sent = _as_gathered(sent, ctx.gathered)
+        else:
+            sent = _as_gathered(gradient, ctx.gathered)
+            sent = sent if ctx.reduce_dtype is None else sent.to(ctx.reduce_dtype)
         with _of_unit():
             reduced = wait(reduce_scatter(sent.contiguous(), "avg", ctx.shards.size(), ctx.shards.group_name))
             for group in ctx.replicas:
                 reduced = wait(all_reduce(reduced, "avg", group.group_name))
         local = reduced.to(ctx.dtype)
         return DTensor(local, ctx.spec, requires_grad=False), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _as_gathered(gradient: torch.Tensor, gathered: DTensorSpec | None) -> torch.Tensor:
+    """Return the local tensor of a gradient that lies as the gathered parameter does."""
+    if not isinstance(gradient, DTensor):
+        return gradient
+    assert gathered is not None, "a parameter that tensor parallelism has placed"
+    return gradient.redistribute(placements=gathered.placements)._local_tensor
 
 
 def _groups(mesh: DeviceMesh) -> list[dist.ProcessGroup]:

@@ -13,6 +13,7 @@ from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
 from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.sharding import Unit
 from legoai.runtime.state_copies import StateCopies
+from legoai.runtime.torch_internals.meshes import DTensorSpec
 
 
 class StepGraph:
@@ -27,6 +28,7 @@ class StepGraph:
         micro_batches: of a step.
         state: copies of the optimizer's state, where it leaves the device while the graph runs.
         on_node: is told of each node before it runs.
+        output_spec: how the output of a stage lies on its mesh; None where it is a plain tensor, and of no stage.
         later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
             behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
     """
@@ -47,6 +49,7 @@ class StepGraph:
         self.micro_batches = micro_batches
         self.state: StateCopies | None = None
         self.on_node: list[Callable[[fx.Node], None]] = []
+        self.output_spec: DTensorSpec | None = None
         self.later: fx.GraphModule | None = None
         self._kept: list[torch.Tensor] | None = None
 
@@ -66,12 +69,12 @@ class StepGraph:
 
     def gradients(self) -> dict[str, fx.Node]:
         """Return the nodes that give the gradients of the shards by the parameters' names."""
-        nodes = self._outputs()[1 : 1 + len(self.parameters)]
+        nodes = self.outputs()[1 : 1 + len(self.parameters)]
         return dict(zip(self.parameters, nodes, strict=True))
 
     def set_gradient(self, parameter: str, node: fx.Node) -> None:
         """Let another node give the gradient of a parameter."""
-        outputs = self._outputs()
+        outputs = self.outputs()
         outputs[1 + self.parameters.index(parameter)] = node
         self.graph.output_node().args = (outputs,)
 
@@ -92,13 +95,14 @@ class StepGraph:
                 taken[node] = later.node_copy(node, taken.__getitem__)
         later.lint()
         self.later = fx.GraphModule(self.module, later)
-        self.graph.output_node().args = ([*self._outputs(), *given],)
+        self.graph.output_node().args = ([*self.outputs(), *given],)
 
     def reshard(self) -> None:
         """Free all gathered parameters, so that the next micro batch gathers them as they are then."""
         self._kept = None
 
-    def _outputs(self) -> list[fx.Node]:
+    def outputs(self) -> list[fx.Node]:
+        """Return the nodes that give what the graph gives, in their order."""
         return list(self.graph.output_node().args[0])  # type: ignore[arg-type]
 
     @torch.no_grad()
@@ -127,18 +131,18 @@ class StepGraph:
         shards = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
         given = (*shards, *self.model.buffers(), *inputs, *(() if positions is None else (positions,)), targets)
         if self.later is None or self._kept is None:
-            loss, *values = _Runner(self.module, self.on_node).run(*given)
+            loss, *values = Runner(self.module, self.on_node).run(*given)
         else:
-            loss, *values = _Runner(self.later, self.on_node).run(*given, *self._kept)
+            loss, *values = Runner(self.later, self.on_node).run(*given, *self._kept)
         if len(values) > len(parameters):
             self._kept = values[len(parameters) :]
         for parameter, gradient in zip(parameters, values, strict=False):
-            _add_gradient(parameter, gradient)
+            add_gradient(parameter, gradient)
         assert isinstance(loss, torch.Tensor)
         return loss
 
 
-class _Runner(fx.Interpreter):
+class Runner(fx.Interpreter):
     """Runs a graph node by node, and frees each value behind its last use."""
 
     def __init__(self, module: fx.GraphModule, on_node: Sequence[Callable[[fx.Node], None]]) -> None:
@@ -146,12 +150,14 @@ class _Runner(fx.Interpreter):
         self._on_node = on_node
 
     def run_node(self, n: fx.Node) -> Any:
+        """Run a node."""
         for look in self._on_node:
             look(n)
         return super().run_node(n)
 
 
-def _add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+def add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+    """Add the gradient of a parameter's shard to that which it has."""
     assert isinstance(parameter, DTensor)
     if parameter.grad is not None:
         parameter.grad.to_local().add_(gradient)  # type: ignore[attr-defined]

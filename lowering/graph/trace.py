@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -16,14 +16,18 @@ from legoai.lowering.graph.collectives import in_order, shows
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import Places
 from legoai.lowering.graph.routing import read_once
-from legoai.lowering.graph.sharding import units_of
+from legoai.lowering.graph.sharding import added_up, units_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.activation import traced_by
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.loss import LossFunction, local_value
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from legoai.runtime.torch_internals.graph_passes import ShapeEnv, make_fx, rename
+from legoai.runtime.torch_internals.graph_passes import ShapeEnv, get_proxy_mode, make_fx, rename
 from legoai.runtime.torch_internals.graphs import reparametrize_module
+from legoai.runtime.torch_internals.meshes import DTensorSpec
+
+GRADIENT: Final = "gradient"
+"""The input of a stage's graph that is the gradient of its output."""
 
 
 def trace_step(
@@ -46,6 +50,78 @@ def trace_step(
         positions: of the tokens in their sequence, where the model takes them.
         micro_batches: of a step, by which the gradient is divided.
     """
+
+    def compute(leaves: list[DTensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
+        *read, wanted = given
+        value = loss(model(*read[: len(inputs)], **_named(read[len(inputs) :])), wanted)
+        gradients = torch.autograd.grad(value / micro_batches, leaves)
+        return [local_value(value), *map(_local, gradients)]
+
+    given = {
+        **{f"input {index}": item for index, item in enumerate(inputs)},
+        **_named(() if positions is None else (positions,)),
+        "targets": targets,
+    }
+    return _traced(model, compute, given, micro_batches=micro_batches)
+
+
+def trace_stage(model: nn.Module, given: torch.Tensor, *, device: torch.device) -> StepGraph:
+    """Trace one micro batch through a stage of a pipeline: its output, and from the gradient of that all others.
+
+    Args:
+        model: the stage, whose units gather their parameters, with values or without.
+        given: the shape and dtype of what the stage takes, on the meta device; it needs a gradient where another stage
+            made it.
+        device: on which the stage computes.
+    """
+    gradient_of: list[fx.Node] = []
+    specs: list[DTensorSpec | None] = []
+
+    def compute(leaves: list[DTensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
+        [arrived] = given
+        output = model(arrived)
+        gradient = torch.empty_like(_local(output))
+        tracing = get_proxy_mode()
+        assert tracing is not None, "a function that is traced"
+        gradient_of.append(next(iter(reversed(tracing.tracer.graph.nodes))))
+        specs.append(output._spec if isinstance(output, DTensor) else None)
+        wanted = [*leaves, *([arrived] if arrived.requires_grad else [])]
+        gradients = torch.autograd.grad(output, wanted, _like_output(gradient, output))
+        return [_local(output), *map(_local, gradients)]
+
+    example = torch.empty(given.shape, dtype=given.dtype, device=device, requires_grad=given.requires_grad)
+    with added_up():
+        graph = _traced(model, compute, {"arrived": example})
+    [made], [graph.output_spec] = gradient_of, specs
+    *_, last = graph.graph.find_nodes(op="placeholder")
+    with graph.graph.inserting_after(last):
+        taken = graph.graph.placeholder(GRADIENT)
+    taken.meta["val"] = made.meta["val"]
+    made.replace_all_uses_with(taken)
+    graph.graph.erase_node(made)
+    graph.module.recompile()
+    return graph
+
+
+def _like_output(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of an output from its local tensor."""
+    if not isinstance(output, DTensor):
+        return gradient
+    return DTensor(gradient, output._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _traced(
+    model: nn.Module,
+    compute: Callable[[list[DTensor], list[torch.Tensor]], list[torch.Tensor]],
+    given: Mapping[str, torch.Tensor],
+    *,
+    micro_batches: int = 1,
+) -> StepGraph:
+    """Trace a function of the parameters' shards and of what is given, by name."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -53,9 +129,7 @@ def trace_step(
     assert len(specs) == len(names), "all parameters are in shards"
     buffers, units = dict(model.named_buffers()), units_of(model)
 
-    def step(
-        shards: list[torch.Tensor], held: list[torch.Tensor], given: list[torch.Tensor], wanted: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def step(shards: list[torch.Tensor], held: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves = [
             DTensor(shard, spec, requires_grad=True)  # type: ignore[no-untyped-call]
             for shard, spec in zip(shards, specs, strict=True)
@@ -64,29 +138,18 @@ def trace_step(
         for leaf, known in zip(leaves, names.values(), strict=True):
             substitutes.update(dict.fromkeys(known, leaf))
         places = Places(model)
-        with places.followed(), read_once(places):
-            with reparametrize_module(model, substitutes):
-                value = loss(model(*given[: len(inputs)], **_named(given[len(inputs) :])), wanted)
-                gradients = torch.autograd.grad(value / micro_batches, leaves)
-            return [local_value(value), *(gradient._local_tensor for gradient in gradients)]  # type: ignore[attr-defined]
+        with places.followed(), read_once(places), reparametrize_module(model, substitutes):
+            return compute(leaves, given)
 
-    with _fake_mode(inputs[0]) as fake, torch.enable_grad(), _one_thread(), traced_by(KeptOutputs()):
-        shards = [_like(parameter._local_tensor, fake) for parameter in names]  # type: ignore[attr-defined]
+    example = next(iter(given.values()))
+    with _fake_mode(example) as fake, torch.enable_grad(), _one_thread(), traced_by(KeptOutputs()):
+        shards = [_like(_local(parameter), fake) for parameter in names]
         held = [_like(buffer, fake) for buffer in buffers.values()]
-        given = [_like(item, fake) for item in (*inputs, *(() if positions is None else (positions,)))]
-        module = make_fx(step)(shards, held, given, _like(targets, fake))
+        fakes = [_like(item, fake).requires_grad_(item.requires_grad) for item in given.values()]
+        module = make_fx(step)(shards, held, fakes)
     module.graph.set_codegen(CodeGen())  # lists of inputs and outputs, whose lengths passes may change
     paths = [plain_path(known[0]) for known in names.values()]
-    _name_inputs(
-        module.graph,
-        [
-            *paths,
-            *map(plain_path, buffers),
-            *(f"input {i}" for i in range(len(inputs))),
-            *_named(given[len(inputs) :]),
-            "targets",
-        ],
-    )
+    _name_inputs(module.graph, [*paths, *map(plain_path, buffers), *given])
     graph = StepGraph(model, module, parameters=tuple(paths), units=units, micro_batches=micro_batches)
     _erase_unread(graph)
     _wait_late(graph)

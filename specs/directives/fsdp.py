@@ -66,7 +66,7 @@ class Fsdp(Directive):
         Choice(("eager", "graph")),
         doc=(
             "`eager`: FSDP2's hooks. `graph`: forward, loss, backward and communication as one traced graph, whose "
-            "collectives passes merge, move and leave out; for built-in dense decoders."
+            "collectives passes merge, move and leave out, or each stage of a pipeline as such; for built-in decoders."
         ),
         default="eager",
     )

@@ -59,6 +59,18 @@ require   peak_memory <= 70GiB
 optimizer adamw(lr = 3e-4)
 clip      (norm = 1.0)
 """,
+    "graph_stages": f"""\
+{HEAD}
+batch    (global = 32, micro = 2, seq_len = 64)
+mesh     (pp = 2, dp_shard = 2)
+pipeline on pp (schedule = Interleaved1F1B, microbatches = 4)
+
+fsdp on dp_shard (backend = graph) {{
+  layers.* = unit(reshard = after_backward)
+}}
+comm (reorder = true)
+checkpoint {{ layers.* = full }}
+""",
     "replicas": """\
 plan replicas
 model   llama3("1b")

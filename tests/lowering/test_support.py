@@ -82,9 +82,18 @@ CASES = {
         "mesh (cp = 4)\nfsdp on cp { layers.* = unit }\ncontext on cp\ncheckpoint {\n  layers.* = budget(50%)\n}",
         {5: "beside ranks of `cp`"},
     ),
-    "axes beside a graph": (
-        "mesh (dp_shard = 2,\n  pp = 2)\npipeline on pp\nfsdp on dp_shard (backend = graph)",
-        {2: "beside `backend = graph`: schedules run forward and backward of a stage apart"},
+    "stages beside a graph": (
+        "mesh (dp_shard = 2, pp = 2,\n  cp = 2)\npipeline on pp (\n  schedule = ZBVZeroBubble)\ncontext on cp\n"
+        "fsdp on dp_shard (backend = graph) {\n  layers.* = unit\n}\n"
+        "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB))\noffload (activations = all,\n  optimizer = all)",
+        {
+            2: "takes no positions of tokens",
+            4: "the graph of backward computes both",
+            7: "gather parameters once for all micro batches of a pass",
+            10: "how many micro batches are in flight",
+            11: "`activations` of `offload` with stages",
+            12: "`optimizer` of `offload` with stages",
+        },
     ),
     "a graph without ranks": ("fsdp on dp_shard (backend = graph)", {1: "one rank"}),
     "parameters that a graph cannot cut": (

@@ -207,6 +207,13 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"pipeline on pp (schedule = Interleaved1F1B)\n{_CLIP}",
         data=2,
     ),
+    "pipeline and fsdp, as graphs": _four(
+        f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}{_FULL}comm (reorder = true)\n"
+        f"pipeline on pp (schedule = Interleaved1F1B)\n{_CLIP}".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+        data=2,
+    ),
     "pipeline and fsdp, resharded after forward": _four(
         f"mesh (pp = 2, dp_shard = 2)\n{_fsdp()}pipeline on pp (schedule = 1F1B)\n{_FULL}", data=2
     ),

@@ -164,6 +164,48 @@ PLANS = {
         f"fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "stages": (
+        HEAD,
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "stages, several on each rank, twice in a step": (
+        HEAD,
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B, microbatches = 2)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "stages, all forward first, operators kept": (
+        HEAD,
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = GPipe)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        "checkpoint { layers.{0,2} = selective([attention, matmul]), layers.1 = budget(50%) }\n"
+        "precision (param = bf16, reduce = bf16)\n",
+        "",
+    ),
+    "stages in breadth, another decoder": (
+        HEAD.replace(
+            'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 4, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
+        ),
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = LoopedBFS)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\nprecision (param = fp32, reduce = fp32)\n",
+        "(reorder = true)",
+    ),
+    "stages beside tensor and sequence parallel": (
+        HEAD,
+        f"mesh (pp = 2, dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}pipeline on pp (schedule = 1F1B)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "stages of replicas": (
+        HEAD,
+        "mesh (pp = 2, dp_replicate = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
+        f"fsdp on dp_replicate, dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "another decoder, kept after forward": (
         HEAD.replace(
             'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 2, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
@@ -180,6 +222,7 @@ PLANS = {
         name
         if name
         in (
+            "stages",
             "operators kept",
             "activations on the host",
             "what exceeds a limit on the host",

@@ -1,0 +1,177 @@
+"""Split of a stage's graph into those of its actions: forward, backward, and the reduction of a pass's gradients.
+
+The schedule of a pipeline runs forward and backward of a micro batch apart. What forward computes and backward reads
+crosses from one graph to the other. Parameters are gathered by the first forward of a pass, and stay gathered up to its
+end; gradients of gathered parameters are added up over the micro batches of a pass, and reduced once, as under the
+eager backend.
+
+    gather(w), forward(x, w), backward(g, w), scatter(dw)
+        ->  forward        x             ->  gather(w), forward(x, w), w
+            later forward  x, w          ->  forward(x, w)
+            backward       g, w, …       ->  backward(g, w)
+            reduction      sum of dw     ->  scatter(dw)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from legoai.lowering.graph.collectives import shows
+from legoai.lowering.graph.places import place_of, set_place
+from legoai.lowering.graph.step_graph import StepGraph
+
+ACTIONS: Final = ("forward", "later_forward", "backward", "reduction")
+"""The graphs of a stage, by the names of :class:`ActionGraphs`."""
+
+_CLONE: Final[Any] = torch.ops.aten.clone.default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionGraphs:
+    """The graphs of a stage's actions.
+
+    Attributes:
+        forward: of the first micro batch of a pass: takes the shards of the parameters, the buffers and what arrives;
+            gives the output, what backward takes of this micro batch, and what stays gathered.
+        later_forward: of the others: takes the buffers, what arrives and what stays gathered; gives the output and what
+            backward takes.
+        backward: takes the shards, the buffers, what stays gathered, the gradient of the output and what forward left;
+            gives the gradient of what arrived, where that needs one, and those of gathered parameters.
+        reduction: takes the sums of the gradients of gathered parameters, and gives those of the shards.
+        kept: how many values stay gathered.
+    """
+
+    forward: fx.GraphModule
+    later_forward: fx.GraphModule
+    backward: fx.GraphModule
+    reduction: fx.GraphModule
+    kept: int
+
+
+def split_actions(graph: StepGraph) -> ActionGraphs:
+    """Split the graph of a stage, whose passes have been run.
+
+    Args:
+        graph: which takes shards, buffers, what arrives and the gradient of the output, and gives the output, the
+            gradients of the shards, and that of what arrived where it needs one.
+    """
+    nodes: list[fx.Node] = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
+    inputs: list[fx.Node] = list(graph.graph.find_nodes(op="placeholder"))
+    count = len(graph.parameters)
+    shards, (*buffers, arrived, gradient) = inputs[:count], inputs[count:]
+    output, *gradients = graph.outputs()
+    of_shards, of_arrived = gradients[:count], gradients[count:]
+
+    gathered = _gathered(nodes, shards)
+    forward, backward, reduction = _parts(nodes, gathered)
+    reduced = [node for node in _read(reduction, of_shards) if node not in reduction]
+    read = _read(backward, (*of_arrived, *reduced))
+    kept = [node for node in forward if node in gathered and any(user not in gathered for user in node.users)]
+    saved = [node for node in (arrived, *forward) if node in read and node not in gathered]
+    root = graph.module
+    return ActionGraphs(
+        forward=_module(root, (*shards, *buffers, arrived), forward, (output, *saved, *kept)),
+        later_forward=_module(
+            root, (*buffers, arrived, *kept), [node for node in forward if node not in gathered], (output, *saved)
+        ),
+        backward=_module(
+            root, (*shards, *buffers, *kept, gradient, *saved), backward, (*of_arrived, *reduced), owned=reduced
+        ),
+        reduction=_module(root, reduced, reduction, of_shards),
+        kept=len(kept),
+    )
+
+
+def _parts(nodes: Iterable[fx.Node], gathered: Container[fx.Node]) -> tuple[dict[fx.Node, None], ...]:
+    """Return the nodes of forward, of backward, and of the reduction, to which all belongs that reads one."""
+    forward, backward, reduction = dict[fx.Node, None](), dict[fx.Node, None](), dict[fx.Node, None]()
+    for node in nodes:
+        place = place_of(node)
+        assert place is not None, f"{node} was traced"
+        if place.phase == "forward":
+            forward[node] = None
+        elif node not in gathered and (
+            place.of_unit or place.of_pass or any(source in reduction for source in node.all_input_nodes)
+        ):
+            reduction[node] = None
+        else:
+            backward[node] = None
+    return forward, backward, reduction
+
+
+def _gathered(nodes: Iterable[fx.Node], shards: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that gather parameters, up to the parameters themselves."""
+    known, found = set(shards), set[fx.Node]()
+    for node in nodes:
+        sources, place = node.all_input_nodes, place_of(node)
+        first = any(source in known for source in sources) or (place is not None and place.of_unit)
+        if sources and first and all(source in known or source in found for source in sources):
+            found.add(node)
+    return found
+
+
+def _read(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
+    """Return what nodes read, and what is given."""
+    return dict.fromkeys((*(source for node in nodes for source in node.all_input_nodes), *outputs))
+
+
+def _module(
+    root: fx.GraphModule,
+    inputs: Iterable[fx.Node],
+    nodes: Iterable[fx.Node],
+    outputs: Sequence[fx.Node],
+    *,
+    owned: Container[fx.Node] = (),
+) -> fx.GraphModule:
+    """Return a part of a graph as a module.
+
+    Args:
+        root: of the whole graph.
+        inputs: what it takes.
+        nodes: what it computes, in their order.
+        outputs: what it gives.
+        owned: unsharded gradients, to which those of other micro batches are added in place, so that each has a
+            storage of its own.
+    """
+    part, taken = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        copied = taken[node] = part.placeholder(node.name)
+        copied.meta = dict(node.meta)
+    for node in nodes:
+        taken[node] = part.node_copy(node, taken.__getitem__)
+    bases = Counter(_base(node) for node in outputs)
+    given = []
+    for node in outputs:
+        made = taken[node]
+        if node in owned:
+            storage = taken[_base(node)]
+            if bases[_base(node)] > 1 or not _owns(node):
+                made = storage = part.call_function(_CLONE, (made,))
+                made.meta = dict(node.meta)
+            place = place_of(node)
+            assert place is not None, "a gradient was computed"
+            set_place(storage, place._replace(makes="unsharded_gradient"))
+        given.append(made)
+    part.output(given)
+    part.lint()
+    return fx.GraphModule(root, part)
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """Return the node that made the storage of a value."""
+    while shows(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _owns(node: fx.Node) -> bool:
+    """Whether a value is all of a storage that was made for it."""
+    value = node.meta["val"]
+    whole: bool = value.untyped_storage().nbytes() == value.numel() * value.itemsize
+    return whole and _base(node).op != "placeholder"

@@ -1,0 +1,146 @@
+"""Stage of a pipeline whose actions are graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor
+
+from legoai.lowering.graph.split import split_actions
+from legoai.lowering.graph.step_graph import Runner, StepGraph, add_gradient
+
+
+class GraphStage(PipelineStage):
+    """A stage that runs the graph of each action, node by node.
+
+    Args:
+        graph: of the stage, behind its passes.
+        arguments: of torch's stage, behind the module.
+        options: of torch's stage.
+    """
+
+    def __init__(self, graph: StepGraph, *arguments: Any, **options: Any) -> None:
+        super().__init__(StageModule(graph), *arguments, **options)
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce the gradients of a pass, behind its last backward."""
+        assert isinstance(self.submod, StageModule)
+        self.submod.reduce_gradients()
+        super().perform_reduce_grad(grad_scale_factor)
+
+
+class StageModule(nn.Module):
+    """The modules of a stage under their names, whose forward and backward run graphs.
+
+    Validation calls the modules themselves: it needs no gradients, and forward's graph would keep what backward reads.
+
+    Attributes:
+        graphs: of its actions.
+        on_node: is told of each node before it runs.
+    """
+
+    def __init__(self, graph: StepGraph) -> None:
+        super().__init__()
+        for name, child in graph.model.named_children():
+            self.add_module(name, child)
+        for name, buffer in graph.model.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, persistent=False)  # those of a decoder follow from its sizes
+        assert not list(graph.model.named_parameters(recurse=False)), "the modules of a decoder hold its parameters"
+        self.on_node: list[Callable[[fx.Node], None]] = []
+        self._whole: Callable[..., torch.Tensor] = graph.model.__call__
+        self.graphs = split_actions(graph)
+        self._output_spec = graph.output_spec
+        self._needs_gradient = torch.empty(0, requires_grad=True)
+        self._kept: list[torch.Tensor] | None = None
+        self._sums: list[torch.Tensor] = []
+
+    def forward(self, arrived: torch.Tensor) -> torch.Tensor:
+        """Return what the next stage takes, or the logits."""
+        if not torch.is_grad_enabled():
+            return self._whole(arrived)
+        output: torch.Tensor = _MicroBatch.apply(self, self._needs_gradient, arrived)  # type: ignore[no-untyped-call]
+        return output
+
+    def run_forward(self, arrived: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the output of a micro batch, and what its backward takes; the first of a pass gathers parameters."""
+        graphs = self.graphs
+        if self._kept is None:
+            output, *left = self._run(graphs.forward, [*self._shards(), *self.buffers(), arrived])
+            saved = len(left) - graphs.kept
+            self._kept = left[saved:]
+            del left[saved:]
+        else:
+            output, *left = self._run(graphs.later_forward, [*self.buffers(), arrived, *self._kept])
+        return output, [value.detach() if value is output else value for value in left]
+
+    def run_backward(self, gradient: torch.Tensor, saved: list[torch.Tensor]) -> torch.Tensor | None:
+        """Return the gradient of what arrived, and add up those of the gathered parameters.
+
+        Args:
+            gradient: of the output.
+            saved: what forward has left, which is taken out of the list.
+        """
+        assert self._kept is not None, "backward comes behind forward"
+        given = [*self._shards(), *self.buffers(), *self._kept, gradient, *saved]
+        saved.clear()
+        made = self._run(self.graphs.backward, given)
+        count = len(self.graphs.reduction.graph.find_nodes(op="placeholder"))
+        gradients = made[len(made) - count :]
+        if not self._sums:
+            self._sums = gradients
+        else:
+            for total, addend in zip(self._sums, gradients, strict=True):
+                total.add_(addend)
+        return made[0] if len(made) > count else None
+
+    @torch.no_grad()
+    def reduce_gradients(self) -> None:
+        """Free the gathered parameters, and reduce the gradients of a pass, if there are any."""
+        self._kept = None
+        given, self._sums = self._sums, []
+        if not given:
+            return
+        for parameter, gradient in zip(self.parameters(), self._run(self.graphs.reduction, given), strict=True):
+            add_gradient(parameter, gradient)
+
+    def _shards(self) -> list[torch.Tensor]:
+        return [parameter.to_local() for parameter in self.parameters() if isinstance(parameter, DTensor)]
+
+    def _run(self, module: fx.GraphModule, given: list[Any]) -> list[torch.Tensor]:
+        """Run a graph, which takes its inputs out of the list."""
+        made: list[torch.Tensor] = Runner(module, self.on_node).boxed_run(given)
+        return made
+
+    def as_output(self, local: torch.Tensor) -> torch.Tensor:
+        """Return a local output as the modules give it."""
+        if self._output_spec is None:
+            return local
+        return DTensor(local, self._output_spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+    def local_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of an output as the graph takes it."""
+        if not isinstance(gradient, DTensor):
+            return gradient
+        assert self._output_spec is not None, "a gradient is laid out as its output"
+        return gradient.redistribute(placements=self._output_spec.placements).to_local()
+
+
+class _MicroBatch(torch.autograd.Function):
+    """Forward and backward of a micro batch through a stage."""
+
+    @staticmethod
+    def forward(ctx: Any, stage: StageModule, _: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+        """Return the output."""
+        output, ctx.saved = stage.run_forward(arrived.detach())
+        ctx.stage = stage
+        return stage.as_output(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradient of what arrived."""
+        [gradient] = gradients
+        return None, None, ctx.stage.run_backward(ctx.stage.local_gradient(gradient), ctx.saved)

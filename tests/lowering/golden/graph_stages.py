@@ -1,0 +1,181 @@
+"""tiny: lowered from tiny.plan by legoai 0.0.0.
+
+Cluster: cpu, 1 host, 4 devices each; 4 processes.
+Start it with: torchrun --nproc-per-node 4 tiny.py
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+from legoai.lowering.graph import (
+    bucket_units,
+    deduplicate_unshards,
+    overlap_communication,
+    rewritten,
+    shard_unit,
+    trace_stage,
+)
+from legoai.lowering.graph.stage import GraphStage
+from legoai.runtime import (
+    Batches,
+    LossFunction,
+    Pipeline,
+    StepResult,
+    Trainer,
+    Training,
+    add_losses,
+    divided,
+    reduce_loss_and_norm,
+    token_cross_entropy,
+)
+from legoai.specs.models.configs import LlamaConfig
+from legoai.specs.models.llama import Llama
+
+PLAN = "tiny"
+PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+MICRO_BATCHES = 8  # tiny.plan:6
+STAGES = (("tok_embeddings", "layers.0"), ("layers.1",), ("layers.2",), ("layers.3", "norm", "output"))  # tiny.plan:8
+STAGES_OF_RANK = ((0, 2), (1, 3))  # tiny.plan:8
+PASSES = (
+    deduplicate_unshards,  # tiny.plan:10
+    bucket_units,  # tiny.plan:10
+    overlap_communication,  # tiny.plan:13
+)
+
+
+def build_model() -> nn.Module:
+    config = LlamaConfig(
+        dim=128,
+        n_layers=4,
+        n_heads=8,
+        n_kv_heads=4,
+        hidden_dim=384,
+        vocab_size=256,
+        max_seq_len=1024,
+        norm_eps=1e-5,
+        rope_theta=500000.0,
+        rope_scaling=1.0,
+        rope_low_freq_factor=1.0,
+        rope_high_freq_factor=4.0,
+        rope_original_seq_len=8192,
+        tie_embeddings=False,
+    )  # tiny.plan:3
+    return Llama(config)
+
+
+def build_mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (2, 2), mesh_dim_names=("pp", "dp_shard"))  # tiny.plan:7
+
+
+def apply_checkpoint(model: nn.Module) -> None:
+    for name, layer in model.layers.items():
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # tiny.plan:14
+
+
+def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # default
+    for layer in model.layers.values():
+        shard_unit(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:11
+    shard_unit(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # tiny.plan:10
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Change the model in place, in this order:
+
+    1. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
+    2. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
+    """
+    apply_checkpoint(model)  # tiny.plan:14
+    apply_fsdp(model, mesh["dp_shard"])  # tiny.plan:10
+    return model
+
+
+def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.device) -> PipelineStage:
+    tokens = torch.empty((2, 64), dtype=torch.int64, device="meta")  # tiny.plan:6
+    hidden = torch.empty((2, 64, 128), dtype=torch.bfloat16, device="meta", requires_grad=True)  # tiny.plan:6
+    logits = torch.empty((2, 64, 256), dtype=torch.bfloat16, device="meta", requires_grad=True)  # tiny.plan:6
+    graph = trace_stage(model, tokens if index == 0 else hidden, device=device)  # tiny.plan:10
+    return GraphStage(
+        rewritten(graph, PASSES),
+        index,
+        len(STAGES),
+        device,
+        input_args=tokens if index == 0 else hidden,
+        output_args=logits if index == len(STAGES) - 1 else hidden,
+        group=mesh.get_group("pp"),
+    )  # tiny.plan:8
+
+
+def build_schedule(stages: list[PipelineStage], loss: LossFunction) -> ScheduleInterleaved1F1B:
+    share = divided(loss, by=MICRO_BATCHES)
+    return ScheduleInterleaved1F1B(stages, n_microbatches=4, loss_fn=share, scale_grads=False)  # tiny.plan:8
+
+
+def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        parameters,
+        lr=0.001,
+        betas=(0.9, 0.999),
+        eps=1e-8,
+        weight_decay=0.01,
+        fused=True,
+    )  # default
+
+
+def build_loss() -> LossFunction:
+    return token_cross_entropy  # default
+
+
+def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for batch in batches.take(MICRO_BATCHES, together=4):
+        losses: list[torch.Tensor] = []
+        training.schedule.step(*batch.inputs, target=batch.targets, losses=losses, return_outputs=False)
+        add_losses(total, losses, scale=MICRO_BATCHES)
+    return total / MICRO_BATCHES
+
+
+def train_step(training: Training, batches: Batches) -> StepResult:
+    mean_loss = forward_backward(training, batches)
+    result = reduce_loss_and_norm(training, mean_loss)
+    if training.may_update(result):
+        training.optimizer.step()
+    training.optimizer.zero_grad()
+    return result
+
+
+def trainer() -> Trainer:
+    return Trainer(
+        plan=PLAN,
+        plan_hash=PLAN_HASH,
+        device_type="cpu",  # tiny.plan:4
+        build_model=build_model,
+        build_mesh=build_mesh,
+        parallelize=parallelize,
+        pipeline=Pipeline(
+            stages=STAGES,
+            stages_of_rank=STAGES_OF_RANK,
+            microbatches=4,
+            build_stage=build_stage,
+            build_schedule=build_schedule,
+        ),  # tiny.plan:8
+        build_optimizer=build_optimizer,
+        build_loss=build_loss,
+        train_step=train_step,
+        data_axes=("dp_shard",),  # tiny.plan:7
+        global_batch=32,  # tiny.plan:6
+        micro_batch=2,  # tiny.plan:6
+        seq_len=64,  # tiny.plan:6
+        vocab_size=256,  # tiny.plan:3
+        master_dtype=torch.float32,  # default
+    )
+
+
+if __name__ == "__main__":
+    trainer().main()

@@ -1,0 +1,110 @@
+"""Graphs of a pipeline stage's actions: which of them communicate, and that no value crosses without need."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from legoai.cost.capture import capture
+from legoai.cost.step_graphs import step_graphs
+from legoai.cost.trace.records import Collective
+from legoai.lowering.graph.operators import GATHERS, SCATTERS
+from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.split import ACTIONS
+from legoai.runtime.device import Device
+from legoai.runtime.torch_internals.fake_world import FakeStore
+from support.plans import HEAD, lowered
+from support.simulated import in_a_fork
+
+BODY = """\
+batch    (global = 16, micro = 2, seq_len = 16)
+mesh     (pp = 2, dp_shard = 2)
+pipeline on pp (schedule = 1F1B)
+fsdp on dp_shard (backend = graph) { layers.* = unit(reshard = after_backward) }
+comm     (reorder = true)
+"""
+ATEN_MM = torch.ops.aten.mm.default
+KINDS = {"all_gather": GATHERS, "reduce_scatter": SCATTERS}
+
+
+def of_last_stage(text: str) -> dict[str, Seen]:
+    """What is seen of the graph of each action of the last stage."""
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        namespace: dict = {"__name__": "program"}
+        exec(compile(text, "program.py", "exec"), namespace)
+        training = namespace["trainer"]().prepare(Device(type="cpu"), seed=0)
+        [module] = training.parts
+        return {name: seen(getattr(module.graphs, name).graph) for name in ACTIONS}
+    finally:
+        dist.destroy_process_group()
+
+
+class Seen(NamedTuple):
+    """Gathers, reductions, outputs, the phases of what is computed, and what forward has left that nothing reads."""
+
+    gathers: int
+    reductions: int
+    outputs: int
+    phases: set[str]
+    unread: list[str]
+
+
+def seen(graph: fx.Graph) -> Seen:
+    targets = Counter(node.target for node in graph.nodes)
+    [output] = graph.find_nodes(op="output")
+    inputs = graph.find_nodes(op="placeholder")
+    names = [node.name for node in inputs]
+    left = inputs[names.index("gradient") :] if "gradient" in names else []
+    places = [place_of(node) for node in graph.find_nodes(op="call_function", target=ATEN_MM)]
+    return Seen(
+        sum(targets[target] for target in GATHERS),
+        sum(targets[target] for target in SCATTERS),
+        len(output.args[0]),
+        {place.phase for place in places},
+        [node.name for node in left if not node.users],
+    )
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_each_action_of_a_stage_does_its_part_of_the_graph(recomputed: bool):
+    checkpoint = "checkpoint { layers.* = full }\n" if recomputed else ""
+    found = in_a_fork(of_last_stage, lowered(HEAD + BODY + checkpoint).text)
+    communication = {name: item[:2] for name, item in found.items()}
+    assert communication == {"forward": (3, 0), "later_forward": (0, 0), "backward": (0, 0), "reduction": (0, 3)}
+    assert found["forward"].phases == found["later_forward"].phases == {"forward"}
+    assert found["backward"].phases == ({"recompute", "backward"} if recomputed else {"backward"})
+    assert found["backward"].unread == []
+    parameters = 20  # two blocks of nine, the last norm, and the output layer
+    assert found["forward"].outputs - found["later_forward"].outputs == parameters
+    assert found["backward"].outputs == 1 + parameters
+    assert found["reduction"].outputs == parameters
+
+
+def test_each_stage_of_a_rank_is_written_as_text():
+    body = BODY.replace("1F1B", "Interleaved1F1B")
+    found = in_a_fork(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
+    passes = ("trace", "deduplicate_unshards", "bucket_units", "overlap_communication")
+    names = [f"stage_{stage}_{name}" for part in (passes, ACTIONS) for stage in (0, 2) for name in part]
+    assert list(found) == names
+    assert "all_gather" in found["stage_2_forward"]
+    assert "all_gather" not in found["stage_2_later_forward"] + found["stage_2_backward"]
+    assert "# backward of layers.2" in found["stage_2_backward"]
+
+
+def issued(text: str) -> list[str]:
+    """What the last rank gathers and reduces in a step on the simulated device."""
+    trace = capture(text, world=4, rank=2, kind="cpu", replay=False)
+    seen = trace.records[trace.steps[-1].start : trace.steps[-1].stop]
+    return [item.kind for item in seen if isinstance(item, Collective) and item.kind in KINDS]
+
+
+def test_a_simulated_rank_issues_the_collectives_of_its_graphs():
+    """That a real one does too is tested in `tests/cost/test_against_gloo.py`."""
+    assert in_a_fork(issued, lowered(HEAD + BODY).text) == ["all_gather"] * 3 + ["reduce_scatter"] * 3
