@@ -159,8 +159,9 @@ def run(
             Path(data).write_text(_text(plan, reads, steps), encoding="ascii")
         clips = plan.clip is not None
         looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
+        traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
         ranks = {
-            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory, looks, clips)
+            f"rank {rank}": _Rank(rank, world, program.text, data, folder, steps, directory, looks, traced, clips)
             for rank in range(world)
         }
         jobs: dict[str, Job] = {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory), **ranks}
@@ -251,6 +252,7 @@ class _Rank:
     steps: int
     directory: Path
     looks_at_reductions: bool
+    traced: bool
     clips: bool
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> dict[str, Any]:
@@ -269,8 +271,7 @@ class _Rank:
             build = trainer.build_model
             trainer = replace(trainer, build_model=lambda: without_dropout(build()), seed=SEED)
             seen = Watch(tell, self.steps, clips=self.clips)
-            traced = trainer.build_graph is not None
-            reductions = Reductions(traced=traced) if self.looks_at_reductions else None
+            reductions = Reductions(traced=self.traced) if self.looks_at_reductions else None
             options = RunOptions(
                 device="cpu",
                 steps=self.steps,

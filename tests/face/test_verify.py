@@ -220,6 +220,18 @@ def test_a_sharded_plan_computes_what_one_device_computes(capsys: pytest.Capture
     assert "the clipped gradient of tok_embeddings.weight" in out
 
 
+@pytest.mark.slow
+def test_the_graphs_of_stages_compute_what_one_device_computes(capsys: pytest.CaptureFixture[str]):
+    stages = SHARDED.replace("devices = 2", "devices = 4").replace("mesh    (", "pipeline on pp\nmesh    (pp = 2, ")
+    units = stages.replace("on dp_shard {", "on dp_shard (backend = graph) {").replace(
+        "layers.* = unit", "layers.* = unit(reshard = after_backward)"
+    )
+    status, out, _ = verified(capsys, units)
+    assert status == 0, out
+    assert "a.plan: 4 ranks compute what one device computes" in out
+    assert re.search(r"reductions +\d+ as planned .*float64\n", out), out
+
+
 def test_a_program_of_another_plan_is_not_verified(capsys: pytest.CaptureFixture[str]):
     Path("other.py").write_text("PLAN_HASH = 'sha256:other'\n")
     status, _, err = verified(capsys, SHARDED, "--program", "other.py")
