@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from legoai.cost.compilation import async_tp
 from legoai.cost.compilation.schedule import MODULE, Given, Pieces, Schedule, Slot, Step, Work
 from legoai.cost.compilation.schedule import Call as Communication
-from legoai.cost.simulated.device import SIM, Kind, current_stream
+from legoai.cost.simulated.device import SIM, Kind, SimulationError, current_stream
 from legoai.cost.simulated.dispatch import NEW_CATEGORY
 from legoai.cost.simulated.process import collectives_as_traced
 from legoai.cost.simulated.recorder import Capture
@@ -61,6 +61,22 @@ class Options:
 
     inductor: bool
     replayed: bool
+
+    @classmethod
+    def of(cls, backend: Any, mode: str | None) -> Options:
+        """Return what a backend and a mode of `torch.compile` mean.
+
+        Raises:
+            SimulationError: it is not captured.
+        """
+        if backend not in ("inductor", "aot_eager"):
+            raise SimulationError(f"torch.compile with the backend {backend} is not captured")
+        if mode in ("max-autotune", "max-autotune-no-cudagraphs"):
+            raise SimulationError(
+                f"{mode} chooses kernels by measuring them on the device, which is not captured; write "
+                "`mode = default`, which is no faster"
+            )
+        return cls(inductor=backend == "inductor", replayed=mode == "reduce-overhead")
 
 
 def is_of_unit(hook: Any) -> bool:
@@ -132,8 +148,8 @@ class Graph:
         self.call = call
         self.compiled = aot_function(
             call,
-            fw_compiler=functools.partial(self._compile, is_backward=False),
-            bw_compiler=functools.partial(self._compile, is_backward=True),
+            fw_compiler=functools.partial(self._compile_part, is_backward=False),
+            bw_compiler=functools.partial(self._compile_part, is_backward=True),
             partition_fn=partition_prepared if self.options.inductor else partition,
             decompositions=decompositions,
             num_params_buffers=len(call.names),
@@ -165,7 +181,13 @@ class Graph:
         out = [next(results) if constant is None else constant for constant in call.constants]
         return tree_unflatten(out, call.out_spec)
 
-    def _compile(self, graph: torch.fx.GraphModule, inputs: Any, *, is_backward: bool) -> Runner:
+    def compile(self, graph: torch.fx.GraphModule, *, is_backward: bool) -> Runner:
+        """Compile a graph of `aten` operators, and return what takes its arguments in a list, which it empties.
+
+        Args:
+            graph: of forward or of backward, or of both; changed.
+            is_backward: whether what it takes may be overwritten where autograd needs it no more.
+        """
         if not self.options.inductor:
             runner: Runner = functools.partial(_run_operators, graph)
         else:
@@ -180,6 +202,9 @@ class Graph:
             runner = functools.partial(self._run_kernels, planned)
         runner._boxed_call = True  # type: ignore[attr-defined]
         return runner
+
+    def _compile_part(self, graph: torch.fx.GraphModule, _: Any, *, is_backward: bool) -> Runner:
+        return self.compile(graph, is_backward=is_backward)
 
     def _run_kernels(self, planned: Schedule, args: list[Any]) -> list[Any]:
         return _Run(self.capture, planned, args, replayed=self.options.replayed).take()

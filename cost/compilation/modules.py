@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.cost.compilation.async_tp import symmetric_memory
 from legoai.cost.compilation.graphs import Call, Graph, Options, is_of_unit
+from legoai.cost.compilation.regions import compiled_regions
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.recorder import Capture
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
@@ -32,7 +33,7 @@ from legoai.specs.cluster import Device
 
 @contextlib.contextmanager
 def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iterator[None]:
-    """Let modules that are compiled while this is entered run as compiled modules do.
+    """Let modules, and regions of a step's graph, that are compiled while this is entered run as compiled ones do.
 
     Args:
         capture: takes the records.
@@ -41,7 +42,11 @@ def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iter
     """
     compiler = _Compiler(capture, kind, gpu)
     try:
-        with patched("torch:compile", compiler.compile), symmetric_memory():
+        with (
+            patched("torch:compile", compiler.compile),
+            symmetric_memory(),
+            compiled_regions(capture, kind, gpu),
+        ):
             yield
     finally:
         for key in [key for key in _GRAPHS if key[2] == compiler.simulation]:
@@ -51,14 +56,7 @@ def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iter
 def _options(backend: Any, mode: str | None, options: Mapping[str, Any] | None) -> Options:
     if options:
         raise SimulationError(f"torch.compile with options {', '.join(options)} is not captured")
-    if backend not in ("inductor", "aot_eager"):
-        raise SimulationError(f"torch.compile with the backend {backend} is not captured")
-    if mode in ("max-autotune", "max-autotune-no-cudagraphs"):
-        raise SimulationError(
-            f"{mode} chooses kernels by measuring them on the device, which is not captured; write "
-            "`mode = default`, which is no faster"
-        )
-    return Options(inductor=backend == "inductor", replayed=mode == "reduce-overhead")
+    return Options.of(backend, mode)
 
 
 _GRAPHS: Final[dict[Any, Graph]] = {}

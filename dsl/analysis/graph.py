@@ -171,9 +171,7 @@ def _units(analysis: Analysis) -> Iterator[Unsupported]:
 def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     yield from _budgets(analysis)
-    root = compiled_modules(analysis).get("")  # what is compiled below has a rule of its own
-    if root is not None:
-        yield _not_traced(analysis.rule_span(root), "`compile`", "the graph runs node by node")
+    yield from _compiled_experts(analysis)
     if plan.offload is not None and plan.offload.parameters != "none":
         yield _not_traced(
             analysis.place(plan.offload, "parameters"),
@@ -188,12 +186,28 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
         )  # fmt: skip
 
 
+def _compiled_experts(analysis: Analysis) -> Iterator[Unsupported]:
+    """Compiled modules that hold experts."""
+    for path, rule in compiled_modules(analysis).items():
+        if _holds_experts(analysis, path):
+            yield _not_traced(
+                analysis.rule_span(rule),
+                f"`{rule.treatment.name}` of `{path or 'root'}`",
+                "how many rows its experts take is only known in a step, and regions are compiled for known shapes",
+                "compile the attention instead",
+            )
+            return
+
+
+def _holds_experts(analysis: Analysis, path: str) -> bool:
+    modules = {} if analysis.manifest is None else analysis.manifest.modules
+    return any(module.kind == "moe" and (name == path or below(name, path)) for name, module in modules.items())
+
+
 def _budgets(analysis: Analysis) -> Iterator[Unsupported]:
     """Budgets of modules that hold experts."""
-    modules = {} if analysis.manifest is None else analysis.manifest.modules
-    experts = [name for name, module in modules.items() if module.kind == "moe"]
     for path, rule in recomputed_modules(analysis).items():
-        if isinstance(rule.treatment, Budget) and any(name == path or below(name, path) for name in experts):
+        if isinstance(rule.treatment, Budget) and _holds_experts(analysis, path):
             yield _not_traced(
                 analysis.rule_span(rule),
                 f"`budget` of `{path}`",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
@@ -13,7 +12,6 @@ from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 
 
@@ -116,19 +114,24 @@ class CompileOverUnits(Check):
 
 
 class CompileUnderGraph(Check):
-    """Compilation by module under the graph backend, which traces the whole step.
+    """Options of compilation that have no effect under the graph backend, or no place in it.
+
+    The step is traced as one graph of known shapes, so that it has no breaks and no shapes that vary. What a compiled
+    module computes between two collectives is a region, which is compiled by itself: no region holds a collective
+    that `async_tp` could split, and the parameters that it takes are gathered to another place each time, which CUDA
+    graphs do not allow.
 
     ## Example
     ```
     mesh (dp_shard = 32)
     fsdp on dp_shard (backend = graph) { layers.* = unit }
-    compile { layers.* = inductor }
+    compile { layers.* = inductor(mode = reduce_overhead) }
     ```
 
     ## Use instead
     ```
     mesh (dp_shard = 32)
-    fsdp on dp_shard { layers.* = unit }
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
     compile { layers.* = inductor }
     ```
     """
@@ -141,20 +144,34 @@ class CompileUnderGraph(Check):
         if plan.compile is None or not is_traced(analysis):
             return
         assert plan.fsdp is not None
-        ruled = following(analysis, plan.compile, (Inductor, AotEager, NotCompiled))
-        for rule, paths in grouped((path, rule) for path, rule in ruled.items() if path or _eager(rule)):
-            assert rule.path_origin.span is not None
+        traced = Label(analysis.place(plan.fsdp, "backend"), "traces the step as one graph")
+        if plan.compile.async_tp:
             yield self.at(
-                rule.path_origin.span,
-                f"`{name_of(paths[0])}` cannot be compiled by itself: `backend = graph` traces the whole step",
-                label="part of the one graph",
-                others=[Label(analysis.place(plan.fsdp, "backend"), "traces all")],
-                help=["use `backend = eager`"],
-            )
+                analysis.place(plan.compile, "async_tp"),
+                "`async_tp` has no effect under `backend = graph`: what is compiled lies between the collectives",
+                label="finds no collectives", others=[traced], fix=replacement(plan.compile, "async_tp", "false"),
+            )  # fmt: skip
+        for rule in plan.compile.rules:
+            for option, given, value, why in _without_place(rule.treatment):
+                yield self.at(
+                    analysis.place(rule.treatment, option),
+                    f"`{option} = {given}` is not for `backend = graph`: {why}",
+                    label="not in the graph", others=[traced], fix=replacement(rule.treatment, option, value),
+                )  # fmt: skip
 
 
-def _eager(rule: PathRule[Any]) -> bool:
-    return isinstance(rule.treatment, NotCompiled)
+def _without_place(treatment: object) -> Iterator[tuple[str, str, str, str]]:
+    """The options that regions of a graph do not have: name, value, the value to write, and the reason."""
+    if isinstance(treatment, Inductor):
+        moved = "CUDA graphs need parameters that stay where they are, and gathered ones do not"
+        if treatment.mode == "reduce_overhead":
+            yield "mode", treatment.mode, "default", moved
+        if treatment.mode == "max_autotune":
+            yield "mode", treatment.mode, "max_autotune_no_cudagraphs", moved
+        if treatment.dynamic:
+            yield "dynamic", "true", "false", "its shapes do not vary"
+    if isinstance(treatment, Inductor | AotEager) and not treatment.fullgraph:
+        yield "fullgraph", "false", "true", "the step is traced as one graph, without breaks"
 
 
 class CheckpointInsideCompiled(Check):
@@ -233,7 +250,7 @@ class AsyncTensorParallel(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        if plan.compile is None or not plan.compile.async_tp:
+        if plan.compile is None or not plan.compile.async_tp or is_traced(analysis):
             return
         place = analysis.place(plan.compile, "async_tp")
         fix = replacement(plan.compile, "async_tp", "false")
@@ -269,7 +286,7 @@ class AsyncTensorParallel(Check):
                 fix=fix,
             )  # fmt: skip
         decided(plan.compile)
-        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules) and not is_traced(analysis):
+        if not any(isinstance(rule.treatment, Inductor) for rule in plan.compile.rules):
             yield self.at(
                 place, "`async_tp` has no effect: no module is compiled by inductor", label="a pass of inductor",
                 help=["compile the blocks: `compile (async_tp = true) { layers.* = inductor }`"], fix=fix,

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, grouped, holders, name_of
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
@@ -39,6 +40,8 @@ class HiddenOperators(Check):
     slug = "hidden-operators"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if is_traced(analysis):  # which chooses operators before it compiles
+            return
         compiled = compiled_modules(analysis)
         for rule, paths in grouped(recomputed_modules(analysis).items()):
             if not isinstance(rule.treatment, Selective | Budget):
@@ -93,7 +96,7 @@ class CompiledAttention(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        if plan.mesh.tp == 1 or plan.shard_on("tp") is None:
+        if plan.mesh.tp == 1 or plan.shard_on("tp") is None or is_traced(analysis):
             return
         compiled = compiled_modules(analysis)
         for rule, paths in grouped(recomputed_modules(analysis).items()):

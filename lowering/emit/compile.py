@@ -14,6 +14,7 @@ from typing import Any, Final
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
@@ -29,6 +30,7 @@ Rules = Mapping[str, PathRule[Any]]
 _WHY: Final = "before units are made, whose hooks stay outside of the graphs"
 _WHY_BEFORE: Final = "before modules are wrapped to recompute: graphs cannot hold what recomputes DTensors"
 _WHY_AFTER: Final = "after modules are wrapped to keep chosen operators, which graphs have no more"
+_WHY_NAMED: Final = "says what the pass `compile_regions` compiles"
 _MODES: Final = {
     "reduce_overhead": "reduce-overhead",
     "max_autotune": "max-autotune",
@@ -41,6 +43,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `apply_compile`, before checkpointing or after it; where the plan needs both, two functions."""
     directive = lowering.plan.compile
     if directive is None:
+        return
+    if is_traced(lowering.analysis):
+        _name_regions(lowering, draft, lowering.note(directive))
         return
     compiled, recomputed = compiled_modules(lowering.analysis), recomputed_modules(lowering.analysis)
     body: list[Statement] = []
@@ -62,6 +67,29 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if body:
         name = "apply_compile_after_checkpoint" if first else "apply_compile"
         draft.apply(name, mesh=mesh, body=body, note=note, why=_WHY_AFTER if selective else _WHY)
+
+
+def _name_regions(lowering: Lowering, draft: Draft, note: Note) -> None:
+    """Add `apply_compile`, which names the modules whose regions the last pass over the graph compiles."""
+    made = {
+        path: Compiled(_options_of_regions(rule), rule_note(rule))
+        for path, rule in compiled_modules(lowering.analysis).items()
+    }
+    if not made:
+        return
+    draft.imports.name("legoai.lowering.graph", "compile_module")
+    body = [item for group in lowering.groups(made) for item in _compile(lowering, group, of_regions=True)]
+    draft.apply("apply_compile", mesh=None, body=body, note=note, why=_WHY_NAMED)
+
+
+def _options_of_regions(rule: PathRule[Any]) -> tuple[tuple[str, Node], ...]:
+    treatment = rule.treatment
+    if isinstance(treatment, AotEager):
+        return (("backend", quoted("aot_eager")),)
+    assert isinstance(treatment, Inductor) and not treatment.dynamic and treatment.fullgraph, (
+        "see `compile-under-graph`"
+    )
+    return (("mode", quoted(_MODES[treatment.mode])),) if treatment.mode in _MODES else ()
 
 
 def _is_selective(rule: PathRule[Any] | None) -> bool:
@@ -97,13 +125,15 @@ def _options(rule: PathRule[Any]) -> tuple[tuple[str, Node], ...]:
     return tuple(options.items())
 
 
-def _compile(lowering: Lowering, group: BlockGroup[Compiled]) -> list[Statement]:
+def _compile(lowering: Lowering, group: BlockGroup[Compiled], *, of_regions: bool = False) -> list[Statement]:
     blocks = blocks_of(lowering, group)
     body: list[Statement] = []
     for relative, compiled in group.members:
         path = f"{blocks.base}.{relative}" if blocks.base and relative else blocks.base or relative
         module = expression(lowering.manifest, path, base=blocks.base, block=blocks.block)
-        line = Line(call(f"{module}.compile", **dict(compiled.options)), "", compiled.note)
+        options = dict(compiled.options)
+        value = call("compile_module", module, **options) if of_regions else call(f"{module}.compile", **options)
+        line = Line(value, "", compiled.note)
         body += where_held(lowering, group, path, line)
     return blocks.loop(body)
 

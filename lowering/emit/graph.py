@@ -24,7 +24,6 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `PASSES`, and what `build_graph` does where `build_stage` does not trace the stages of a pipeline."""
     fsdp = lowering.plan.fsdp
     assert fsdp is not None and not list(supports(lowering.analysis)), "see `supports` of the graph backend"
-    assert not compiled_modules(lowering.analysis), "see the rule `compile-under-graph`"
     passes = graph_passes(lowering)[: lowering.passes]
     for name, _ in passes:
         draft.imports.name(_PACKAGE, name)
@@ -116,4 +115,7 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if kept:
         assert kept[0].rule is not None, "no default keeps a unit"
         found.append(("keep_unsharded", rule_note(kept[0].rule)))
+    if compiled_modules(analysis):
+        assert plan.compile is not None
+        found.append(("compile_regions", lowering.note(plan.compile)))
     return found

@@ -5,6 +5,7 @@ Those with a pipeline import :mod:`legoai.lowering.graph.stage` as well.
 
 from legoai.lowering.graph.activations import keep_activations
 from legoai.lowering.graph.bucket import bucket_units
+from legoai.lowering.graph.compile_regions import compile_regions
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.offload import offload_activations
@@ -12,6 +13,7 @@ from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.passes import rewritten
 from legoai.lowering.graph.prefetch import prefetch_proactively
+from legoai.lowering.graph.regions import compile_module
 from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.sharding import shard_unit
 from legoai.lowering.graph.step_graph import StepGraph
@@ -20,6 +22,8 @@ from legoai.lowering.graph.trace import trace_stage, trace_step
 __all__ = [
     "StepGraph",
     "bucket_units",
+    "compile_module",
+    "compile_regions",
     "deduplicate_unshards",
     "keep_activations",
     "keep_unsharded",

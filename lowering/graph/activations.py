@@ -189,16 +189,17 @@ def changes(node: fx.Node) -> list[fx.Node]:
 
 def _check(graph: StepGraph, kept: Any) -> None:
     """Prove that nothing that is kept is changed, itself or through what shows it."""
-    memory = {_shown(node) for node in kept}
+    memory = {shown_by(node) for node in kept}
     for node in graph.graph.nodes:
         for value in changes(node):
-            if _shown(value) in memory:
+            if shown_by(value) in memory:
                 raise ChangedInPlaceError(
                     f"`{node.name}` changes `{value.name}` in place, which is kept for the backward pass"
                 )
 
 
-def _shown(node: fx.Node) -> fx.Node:
+def shown_by(node: fx.Node) -> fx.Node:
+    """Return the node whose memory a value is."""
     while shows(node):
         node = node.all_input_nodes[0]
     return node

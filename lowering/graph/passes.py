@@ -14,6 +14,7 @@ from typing import Final, Literal, TypeAlias
 
 from legoai.lowering.graph.activations import keep_activations
 from legoai.lowering.graph.bucket import bucket_units
+from legoai.lowering.graph.compile_regions import compile_regions
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.offload import offload_activations
@@ -35,6 +36,7 @@ Property = Literal[
     "activations offloaded",
     "state offloaded",
     "kept",
+    "compiled",
 ]
 
 
@@ -63,54 +65,61 @@ PASSES: Final = (
     Contract(
         deduplicate_unshards,
         provides=frozenset({"gathered once"}),
-        conflicts=frozenset({"gathered again for backward", "bucketed"}),
+        conflicts=frozenset({"gathered again for backward", "bucketed", "compiled"}),
     ),
     Contract(
         keep_activations,
         requires=frozenset({"gathered once"}),
         provides=frozenset({"activations kept"}),
-        conflicts=frozenset({"gathered again for backward", "bucketed"}),
+        conflicts=frozenset({"gathered again for backward", "bucketed", "compiled"}),
     ),
     Contract(
         reshard_after_forward,
         requires=frozenset({"gathered once"}),
         provides=frozenset({"gathered again for backward"}),
-        conflicts=frozenset({"bucketed"}),
+        conflicts=frozenset({"bucketed", "compiled"}),
     ),
     Contract(
         bucket_units,
         requires=frozenset({"gathered once"}),
         provides=frozenset({"bucketed"}),
+        conflicts=frozenset({"compiled"}),
     ),
     Contract(
         overlap_communication,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"overlapped"}),
-        conflicts=frozenset({"overlapped", "kept"}),
+        conflicts=frozenset({"overlapped", "kept", "compiled"}),
     ),
     Contract(
         prefetch_proactively,
         requires=frozenset({"overlapped"}),
         provides=frozenset({"prefetched"}),
-        conflicts=frozenset({"kept"}),
+        conflicts=frozenset({"kept", "compiled"}),
     ),
     Contract(
         offload_activations,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"activations offloaded"}),
-        conflicts=frozenset({"activations offloaded", "state offloaded", "kept"}),
+        conflicts=frozenset({"activations offloaded", "state offloaded", "kept", "compiled"}),
     ),
     Contract(
         offload_optimizer_state,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"state offloaded"}),
-        conflicts=frozenset({"state offloaded", "kept"}),
+        conflicts=frozenset({"state offloaded", "kept", "compiled"}),
     ),
     Contract(
         keep_unsharded,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"kept"}),
-        conflicts=frozenset({"kept"}),
+        conflicts=frozenset({"kept", "compiled"}),
+    ),
+    Contract(
+        compile_regions,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"compiled"}),
+        conflicts=frozenset({"compiled"}),
     ),
 )
 """All passes, in the order in which programs name them."""

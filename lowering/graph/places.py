@@ -64,6 +64,11 @@ def set_place(node: fx.Node, place: Place) -> None:
     node.meta["custom"] = {**node.meta.get("custom", {}), _KEY: place}
 
 
+def holds(module: str, path: str) -> bool:
+    """Whether what is computed on behalf of ``path`` is so of a module too: that of the model holds the loss."""
+    return module in ("", path) or path.startswith(f"{module}.")
+
+
 class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives each node that is traced while entered its place.
 

@@ -153,7 +153,12 @@ class Runner(fx.Interpreter):
         """Run a node."""
         for look in self._on_node:
             look(n)
-        return super().run_node(n)
+        if n.op != "call_module":
+            return super().run_node(n)
+        region, given = self.fetch_attr(str(n.target)), [self.env[source] for source in n.all_input_nodes]
+        for read in self.user_to_last_uses.get(n, ()):
+            self.env[read] = None  # the region frees what it takes
+        return region.run(given)
 
 
 def add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:

@@ -1,0 +1,194 @@
+"""Compilation of regions: what a compiled module computes between two collectives becomes one function.
+
+    mul, add, mm, gather 2, wait 1, mm, add       ->  region, gather 2, wait 1, region
+
+A region is a run of nodes that stand behind one another in the graph, of one compiled module and one phase. Collectives
+and waits, and what fills their buffers or takes parameters out of them, stay where earlier passes have put them, so
+that no gathered buffer lives longer. Regions that compute the same, such as those of equal blocks, are compiled once.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from legoai.lowering.graph.activations import changes, shown_by
+from legoai.lowering.graph.collectives import shows
+from legoai.lowering.graph.places import Place, holds, place_of, set_place
+from legoai.lowering.graph.regions import Compilation, Region, Source, compiled_modules_of
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.activation import is_collective
+from legoai.runtime.torch_internals.operators import OpOverload
+
+_FEWEST: Final = 2
+"""Operators that compute; one alone is a kernel already."""
+
+_UNKNOWN: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+def compile_regions(graph: StepGraph) -> None:
+    """Compile the regions of the modules that :func:`~legoai.lowering.graph.regions.compile_module` names."""
+    modules = compiled_modules_of(graph.model)
+    known: dict[Hashable, tuple[str, Region]] = {}
+    for module in (graph.module, *(() if graph.later is None else (graph.later,))):
+        for nodes in _regions(module.graph, modules):
+            _compile(module, nodes, modules[_owner(nodes[0], modules)], known)
+        module.graph.lint()
+        module.recompile()
+
+
+def _regions(graph: fx.Graph, modules: Mapping[str, Compilation]) -> list[list[fx.Node]]:
+    """Return the nodes of each region in their order."""
+    apart: set[fx.Node] = set()
+    while True:
+        found = list(_runs(graph, modules, apart))
+        more = set(_changed_elsewhere(graph, found)) - apart
+        if not more:
+            return [nodes for nodes in found if sum(not shows(node) for node in nodes) >= _FEWEST]
+        apart |= more
+
+
+def _runs(graph: fx.Graph, modules: Mapping[str, Compilation], apart: set[fx.Node]) -> Iterator[list[fx.Node]]:
+    nodes: list[fx.Node] = []
+    last: tuple[str, str] | None = None
+    for node in graph.nodes:
+        if node.op == "get_attr":  # a constant, which a region takes
+            continue
+        place = place_of(node)
+        here = None
+        if place is not None and node not in apart and _computes(node, place):
+            owner = _owner(node, modules)
+            here = None if owner is None else (owner, place.phase)
+        if here != last and nodes:
+            yield nodes
+            nodes = []
+        last = here
+        if here is not None:
+            nodes.append(node)
+    if nodes:
+        yield nodes
+
+
+def _owner(node: fx.Node, modules: Mapping[str, Compilation]) -> Any:
+    place = place_of(node)
+    assert place is not None, "a node that was traced"
+    return next((path for path in modules if holds(path, place.module)), None)
+
+
+def _computes(node: fx.Node, place: Place) -> bool:
+    """Whether a node is an operator on tensors of known shapes that no unit communicates."""
+    target = node.target
+    if place.makes or place.of_unit or node.op != "call_function":
+        return False
+    if isinstance(target, OpOverload):
+        if (
+            is_collective(target)
+            or target.namespace in ("_c10d_functional", "bucketing")
+            or _UNKNOWN & set(target.tags)
+        ):
+            return False
+    elif target is not operator.getitem:
+        return False
+    return all(_is_known(item.meta.get("val")) for item in (node, *node.all_input_nodes))
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value is made of tensors of known shapes."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_known, value))
+    if value is None:
+        return True
+    return isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+
+
+def _changed_elsewhere(graph: fx.Graph, found: Sequence[Sequence[fx.Node]]) -> Iterator[fx.Node]:
+    """Yield what changes values in place that another region, or none, has made; and what makes such values."""
+    region = {node: index for index, nodes in enumerate(found) for node in nodes}
+    for node in graph.nodes:
+        for value in changes(node):
+            made = shown_by(value)
+            if region.get(node) != region.get(made):
+                yield from (node, made)
+
+
+def _compile(
+    module: fx.GraphModule, nodes: Sequence[fx.Node], how: Compilation, known: dict[Hashable, tuple[str, Region]]
+) -> None:
+    """Replace nodes by a call of their region."""
+    inside = set(nodes)
+    given = list(dict.fromkeys(item for node in nodes for item in node.all_input_nodes if item not in inside))
+    results = [node for node in nodes if any(user not in inside for user in node.users)]
+    source = _source(module, nodes, given, results, how)
+    first = place_of(nodes[0])
+    assert first is not None, "a node that was traced"
+    if source.key not in known:
+        name = f"{source.path.replace('.', '_') or 'root'}_{first.phase}"
+        taken = {of for of, _ in known.values()}
+        known[source.key] = _free_name(name, taken), Region(source)
+    name, region = known[source.key]
+    module.add_submodule(name, region)
+    graph = module.graph
+    with graph.inserting_after(nodes[-1]):
+        call = graph.call_module(name, tuple(given))
+    call.meta["val"] = [node.meta["val"] for node in results]
+    set_place(call, Place(source.path, first.phase))
+    last = call
+    for index, node in enumerate(results):
+        with graph.inserting_after(last):
+            last = graph.call_function(operator.getitem, (call, index))
+        last.meta = dict(node.meta)
+        node.replace_all_uses_with(last, delete_user_cb=lambda user: user not in inside)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    return next(
+        found for number in range(len(taken) + 1) if (found := f"{name}_{number}" if number else name) not in taken
+    )
+
+
+def _source(
+    module: fx.GraphModule,
+    nodes: Sequence[fx.Node],
+    given: Sequence[fx.Node],
+    results: Sequence[fx.Node],
+    how: Compilation,
+) -> Source:
+    """Return what a region computes; its nodes are named by their operators alone, so that equal regions are equal."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for index, node in enumerate(given):
+        copies[node] = graph.placeholder(f"given_{index}")
+    for node in nodes:
+        arguments = map_arg((node.args, node.kwargs), copies.__getitem__)
+        copies[node] = graph.create_node(node.op, node.target, *arguments)
+    graph.output([copies[node] for node in results])
+    for node, copy in copies.items():
+        copy.meta = dict(node.meta)
+    places = [place for node in nodes if (place := place_of(node)) is not None]
+    path = _common([place.module for place in places])
+    tensors = tuple(node.meta["val"] for node in given)
+    key = (
+        how,
+        graph.python_code("self").src,
+        tuple(
+            (tuple(item.shape), item.stride(), item.storage_offset(), item.dtype, str(item.device)) for item in tensors
+        ),
+        tuple(place.module[len(path) :] for place in places),
+    )
+    return Source(module=fx.GraphModule(module, graph), path=path, given=tensors, how=how, key=key)
+
+
+def _common(paths: Sequence[str]) -> str:
+    """Return the innermost module that holds all of some."""
+    same: list[str] = []
+    for parts in zip(*(path.split(".") for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        same.append(parts[0])
+    return ".".join(same)

@@ -1,0 +1,70 @@
+"""Compiled regions of a step's graph: they train as the eager backend does, whatever is checkpointed or kept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.meshed import text_of
+from support.plans import SEQUENCE_PARALLEL
+from support.staged import together, train
+
+SMALL = """\
+plan small
+model llama3("tiny", n_layers = 3, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 256)
+cluster cpu(devices = 2)
+"""
+BODY = """\
+mesh (dp_shard = 2)
+fsdp on dp_shard { layers.* = unit }
+precision (param = bf16, reduce = fp32)
+"""
+COMM = "comm (reorder = true)\n"
+
+
+def both(body: str, compiled: str, gloo, folder: Path, head: str = SMALL) -> tuple[dict, dict]:
+    """What the same training gives under the eager backend, and compiled under the graph's."""
+    data = folder / "data.txt"
+    data.write_text("the same text for both of them, over and over; " * 400)
+    ranks = 4 if "tp" in body else 2
+    eager = together(gloo(ranks)(train, text_of(body, head), str(data), steps=3))
+    graph = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", body)
+    text = text_of(f"{graph}{COMM}compile {{ {compiled} }}\n", head)
+    return eager, together(gloo(ranks)(train, text, str(data), steps=3))
+
+
+def test_operators_of_regions_agree_to_the_bit(gloo, tmp_path: Path):
+    eager, graph = both(
+        f"{BODY}checkpoint {{ layers.1 = full, layers.2 = selective([attention, alternate_matmul]) }}\n",
+        "root = aot_eager", gloo, tmp_path,
+    )  # fmt: skip
+    assert (graph["loss"], graph["norm"]) == (eager["loss"], eager["norm"])
+    for parameter, value in graph["parameters"].items():
+        assert torch.equal(value, eager["parameters"][parameter]), parameter
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["plain", "checkpointed", "operators kept", "never resharded", "whole", "tensor parallel"]
+)
+def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
+    body, compiled = {
+        "plain": (BODY, "layers.* = inductor"),
+        "checkpointed": (f"{BODY}checkpoint {{ layers.* = full }}\n", "layers.* = inductor"),
+        "operators kept": (
+            f"{BODY}checkpoint {{ layers.1 = budget(50%), layers.2 = selective([attention, alternate_matmul]) }}\n",
+            "layers.* = inductor",
+        ),
+        "never resharded": (BODY.replace("= unit", "= unit(reshard = never)"), "root = inductor"),
+        "whole": (BODY, "root = inductor"),
+        "tensor parallel": (
+            f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}fsdp on dp_shard {{ layers.* = unit }}\n",
+            "root = inductor",
+        ),
+    }[name]
+    eager, graph = both(body, compiled, gloo, tmp_path)
+    assert graph["loss"] == pytest.approx(eager["loss"], rel=2e-3)
+    assert graph["norm"] == pytest.approx(eager["norm"], rel=2e-2)
