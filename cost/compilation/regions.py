@@ -48,16 +48,16 @@ def compiled_regions(capture: Capture, kind: Kind, gpu: Device | None) -> Iterat
 
 def _compiled(graph: Graph, source: Source) -> Runner:
     """Compile a region; nothing of it is recorded."""
-    decompositions: dict[Any, Any] = {}
+    decompositions, once = {}, None
     if graph.options.inductor:
-        from legoai.runtime.torch_internals.inductor import select_decomp_table
+        from legoai.runtime.torch_internals.regions import fx_graph_cse, select_decomp_table
 
-        decompositions = select_decomp_table()
+        decompositions, once = select_decomp_table(), fx_graph_cse
     mode, capture = fake_mode_of(source), graph.capture
     before, capture.paused = capture.paused, True
     try:
         with disable_current_modes(), tracing(TracingContext(mode)):
-            module = functional(source, decompositions)
+            module = functional(source, decompositions, once=once)
             _name_modules(module.graph, source.path)
             if graph.options.inductor:
                 from legoai.cost.compilation.inductor import prepare

@@ -36,8 +36,14 @@ def compile_regions(graph: StepGraph) -> None:
     modules = compiled_modules_of(graph.model)
     known: dict[Hashable, tuple[str, Region]] = {}
     for module in (graph.module, *(() if graph.later is None else (graph.later,))):
-        for nodes in _regions(module.graph, modules):
+        found = _regions(module.graph, modules)
+        for nodes in found:
+            _show_outside(module.graph, nodes)
+        for nodes in found:
             _compile(module, nodes, modules[_owner(nodes[0], modules)], known)
+        for node in reversed(list(module.graph.nodes)):
+            if not node.users and _is_view(node):
+                module.graph.erase_node(node)
         module.graph.lint()
         module.recompile()
 
@@ -116,20 +122,45 @@ def _changed_elsewhere(graph: fx.Graph, found: Sequence[Sequence[fx.Node]]) -> I
                 yield from (node, made)
 
 
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node shows memory that another one has made, and is none of several results."""
+    if node.target is operator.getitem:
+        return _is_view(node.all_input_nodes[0])
+    return shows(node)
+
+
+def _show_outside(graph: fx.Graph, nodes: Sequence[fx.Node]) -> None:
+    """Let others than a region's nodes read views of what it gives or takes, which need not be given."""
+    inside, copies = set(nodes), dict[fx.Node, fx.Node]()
+    last = nodes[-1]
+
+    def outside(node: fx.Node) -> fx.Node:
+        nonlocal last
+        if node not in inside or not _is_view(node):
+            return node
+        if node not in copies:
+            sources = {source: outside(source) for source in node.all_input_nodes}
+            with graph.inserting_after(last):
+                last = copies[node] = graph.node_copy(node, sources.__getitem__)
+        return copies[node]
+
+    for node in nodes:
+        if _is_view(node) and any(user not in inside for user in node.users):
+            node.replace_all_uses_with(outside(node), delete_user_cb=lambda user: user not in inside)
+
+
 def _compile(
     module: fx.GraphModule, nodes: Sequence[fx.Node], how: Compilation, known: dict[Hashable, tuple[str, Region]]
 ) -> None:
     """Replace nodes by a call of their region."""
     inside = set(nodes)
-    given = list(dict.fromkeys(item for node in nodes for item in node.all_input_nodes if item not in inside))
     results = [node for node in nodes if any(user not in inside for user in node.users)]
-    source = _source(module, nodes, given, results, how)
+    given, source = _source(module, nodes, results, how)
     first = place_of(nodes[0])
     assert first is not None, "a node that was traced"
     if source.key not in known:
         name = f"{source.path.replace('.', '_') or 'root'}_{first.phase}"
-        taken = {of for of, _ in known.values()}
-        known[source.key] = _free_name(name, taken), Region(source)
+        known[source.key] = _free_name(name, {of for of, _ in known.values()}), Region(source)
     name, region = known[source.key]
     module.add_submodule(name, region)
     graph = module.graph
@@ -154,17 +185,28 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 
 def _source(
-    module: fx.GraphModule,
-    nodes: Sequence[fx.Node],
-    given: Sequence[fx.Node],
-    results: Sequence[fx.Node],
-    how: Compilation,
-) -> Source:
-    """Return what a region computes; its nodes are named by their operators alone, so that equal regions are equal."""
+    module: fx.GraphModule, nodes: Sequence[fx.Node], results: Sequence[fx.Node], how: Compilation
+) -> tuple[list[fx.Node], Source]:
+    """Return what a region takes, views left to it, and what it computes.
+
+    Its nodes are named by their operators alone, so that equal regions are equal.
+    """
+    inside, given, body = set(nodes), dict[fx.Node, None](), dict[fx.Node, None]()
+
+    def take(node: fx.Node) -> None:
+        if node not in inside and not _is_view(node):
+            given[node] = None
+        elif node not in body:
+            for source in node.all_input_nodes:
+                take(source)
+            body[node] = None
+
+    for node in nodes:
+        take(node)
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for index, node in enumerate(given):
         copies[node] = graph.placeholder(f"given_{index}")
-    for node in nodes:
+    for node in body:
         arguments = map_arg((node.args, node.kwargs), copies.__getitem__)
         copies[node] = graph.create_node(node.op, node.target, *arguments)
     graph.output([copies[node] for node in results])
@@ -181,7 +223,7 @@ def _source(
         ),
         tuple(place.module[len(path) :] for place in places),
     )
-    return Source(module=fx.GraphModule(module, graph), path=path, given=tensors, how=how, key=key)
+    return list(given), Source(module=fx.GraphModule(module, graph), path=path, given=tensors, how=how, key=key)
 
 
 def _common(paths: Sequence[str]) -> str:

@@ -107,12 +107,13 @@ def compiled(source: Source) -> Run:
         V,
         compile_fx_inner,
         config,
+        fx_graph_cse,
         joint_graph_passes,
         list_mode_options,
         select_decomp_table,
     )
 
-    module = functional(source, select_decomp_table())
+    module = functional(source, select_decomp_table(), once=fx_graph_cse)
     with V.set_fake_mode(fake_mode_of(source)), config.patch(list_mode_options(source.how.mode)):
         run: Run = compile_fx_inner(joint_graph_passes(module), list(source.given))
     return run
@@ -123,12 +124,18 @@ def interpreted(module: fx.GraphModule) -> Run:
     return lambda given: fx.Interpreter(module).boxed_run(given)
 
 
-def functional(source: Source, decompositions: Mapping[Any, Callable[..., Any]]) -> fx.GraphModule:
+def functional(
+    source: Source,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    *,
+    once: Callable[[fx.Graph], fx.Graph] | None = None,
+) -> fx.GraphModule:
     """Return the graph of a region without updates in place; strides of results stay as they are.
 
     Args:
         source: what it computes.
         decompositions: operators that are replaced by others, as inductor wants them.
+        once: computes once what a graph computes twice, if it is to.
     """
 
     def run(*given: torch.Tensor) -> Any:
@@ -137,6 +144,8 @@ def functional(source: Source, decompositions: Mapping[Any, Callable[..., Any]])
     with torch.no_grad(), preserve_node_meta(), fake_mode_of(source):
         made = make_fx(torch.func.functionalize(run), decomposition_table=dict(decompositions))(*source.given)
     made.graph.eliminate_dead_code()
+    if once is not None:
+        made.graph = once(made.graph)
     output = made.graph.output_node()
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))

@@ -14,12 +14,13 @@ from legoai.cost.report import document as whole
 from legoai.cost.report import graph_passes
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.pictures import passes_picture
-from legoai.cost.trace.records import Collective, Copy
+from legoai.cost.trace.records import Collective, Copy, Kernel
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.graph import StepGraph
 from legoai.lowering.graph.operators import GATHERS, SCATTERS
 from legoai.lowering.graph.passes import watched
 from legoai.lowering.program import lower
+from legoai.specs.cluster import device
 from support.combinations import COMBINATIONS
 from support.plans import HEAD, lowered, manifest_of, resolved
 from support.simulated import in_a_fork
@@ -129,3 +130,29 @@ def test_numbers_of_rows_are_read_in_each_run_of_the_graph_and_not_in_recomputat
     assert len(of_forward) == 2 * 2 * (1 + 3)  # micro batches, layers; the exchange, and three products of groups
     assert of_graph == of_forward
     assert len(of_eager) == 2 * len(of_forward)
+
+
+REORDERED = "comm (reorder = true)\n"
+
+
+def kernels(text: str, kind: str) -> list[tuple[str, str, str]]:
+    """The phase, module and operator of each kernel of the blocks in forward and backward, without copies of units."""
+    trace = capture(text, world=2, kind=kind, gpu=device("h100_sxm"), replay=False)
+    seen = trace.records[trace.steps[-1].start : trace.steps[-1].stop]
+    return [
+        (item.phase, item.module, item.op)
+        for item in seen
+        if isinstance(item, Kernel) and item.module.startswith("layers.") and item.phase in ("forward", "backward")
+    ]
+
+
+def test_regions_have_the_kernels_of_modules_that_are_compiled_under_the_eager_backend():
+    graph = COMBINATIONS["fsdp, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
+    graph += "compile { layers.* = inductor }\n"
+    of_graph = in_a_fork(kernels, lowered(graph).text, "cuda")
+    of_eager = in_a_fork(kernels, lowered(graph.replace("(backend = graph) ", "").replace(REORDERED, "")).text, "cuda")
+    fused = [[item for item in found if item[2].startswith("fused")] for found in (of_graph, of_eager)]
+    products = [[item for item in found if item[2] == "aten.mm"] for found in (of_graph, of_eager)]
+    assert sorted(products[0]) == sorted(products[1])
+    forward = [[item[1:] for item in found if item[0] == "forward"] for found in fused]
+    assert forward[0] == forward[1]

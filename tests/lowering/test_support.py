@@ -112,8 +112,8 @@ CASES = {
         {3: "`reshard = 2` of `layers.0`"},
     ),
     "statements beside a graph": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncompile { root = inductor }\nloss chunked(2)",
-        {3: "`compile`", 4: "`loss chunked`"},
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nloss chunked(2)",
+        {3: "`loss chunked`"},
     ),
     "prefetching where one graph is not reordered": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\ncomm (prefetch = proactive(limit = 1GiB))\n",
@@ -141,6 +141,9 @@ def test_experts_of_a_graph_are_cut_on_dim_0_and_have_no_budget():
     assert "`layers.0.feed_forward.experts` in shards of dim 1" in found.message
     head = head.replace("n_experts = 2", "n_experts = 4")
     assert not refusals(head + body)
+    [found] = refusals(f"{head}{body}compile {{ layers.*.attention = inductor, layers.3 = aot_eager }}")
+    assert "`aot_eager` of `layers.3` is not lowered beside `backend = graph`" in found.message
+    assert not refusals(f"{head}{body}compile {{ layers.*.attention = inductor }}")
     assert not refusals(
         f"{head}{body}checkpoint {{ layers.* = selective([matmul]), layers.0.attention = budget(50%) }}"
     )

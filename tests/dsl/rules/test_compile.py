@@ -41,11 +41,32 @@ def test_one_graph_cannot_hold_the_hooks_of_units(units: str, compiled: str, wro
     assert ("LP623" in codes(plan)) is wrong
 
 
-def test_the_graph_backend_compiles_everything_or_nothing() -> None:
-    plan = "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\ncompile {{ {} }}"
-    assert "LP624" in codes(plan.format("layers.* = inductor"))
-    assert "LP624" in codes(plan.format("root = none"))
-    assert not codes(plan.format("root = inductor")) & {"LP622", "LP623", "LP624"}
+@pytest.mark.parametrize(
+    ("compiled", "wrong"),
+    [
+        ("layers.* = inductor", False),
+        ("root = inductor", False),
+        ("root = none", False),
+        ("root = inductor(mode = max_autotune_no_cudagraphs)", False),
+        ("root = inductor(mode = max_autotune)", True),
+        ("layers.* = inductor(mode = reduce_overhead)", True),
+        ("layers.* = inductor(dynamic = true)", True),
+        ("layers.* = aot_eager(fullgraph = false)", True),
+    ],
+)
+def test_regions_of_a_graph_have_neither_breaks_nor_cuda_graphs_nor_shapes_that_vary(compiled: str, wrong: bool):
+    plan = f"mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\ncompile {{ {compiled} }}"
+    assert ("LP624" in codes(plan)) is wrong
+    assert not codes(plan) & {"LP622", "LP623", "LP626"}
+
+
+def test_operators_of_a_graph_are_chosen_before_they_are_compiled():
+    plan = (
+        "mesh (dp_shard = 8)\nfsdp on dp_shard {} {{ layers.* = unit }}\ncompile {{ layers.* = inductor }}\n"
+        "checkpoint {{ layers.* = budget(50%) }}"
+    )
+    assert "LP628" in codes(plan.format(""))
+    assert "LP628" not in codes(plan.format("(backend = graph)"))
 
 
 def test_a_checkpointed_block_inside_of_a_compiled_module_under_tensor_parallelism() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from torch import fx
 from legoai.lowering.graph import (
     StepGraph,
     bucket_units,
+    compile_module,
+    compile_regions,
     deduplicate_unshards,
     keep_activations,
     keep_unsharded,
@@ -25,8 +28,9 @@ from legoai.lowering.graph import (
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.passes import PASSES, ContractError, check
-from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.places import Place, place_of, set_place
 from legoai.lowering.graph.prefetch import units_ahead
+from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
 from support.step_graphs import BODY, after_each_pass
@@ -42,6 +46,7 @@ ALL = (
     offload_activations,
     offload_optimizer_state,
     keep_unsharded,
+    compile_regions,
 )
 
 
@@ -152,6 +157,61 @@ def test_passes_stand_in_their_order():
     assert tuple(contract.rewrite for contract in PASSES) == ALL
     check(ALL)
     check(())
+
+
+def regions(graph: StepGraph) -> str:
+    """The collectives and waits of a graph in their order, and its regions with the function that each calls."""
+    lines = []
+    for node in graph.graph.nodes:
+        if node.target in (*GATHERS, *SCATTERS, WAIT):
+            lines.append("wait" if node.target is WAIT else "gather" if node.target in GATHERS else "scatter")
+        elif node.op == "call_module":
+            lines.append(f"{place_of(node).phase} of {place_of(node).module}: {node.target}")
+    return "\n".join(lines)
+
+
+def test_what_a_block_computes_between_collectives_is_one_region_and_equal_blocks_share_it():
+    compiled = f"{BODY}compile {{ layers.* = aot_eager }}\n"
+    found = in_a_fork(after_each_pass, lowered(HEAD + compiled).text, regions)
+    before, after = found["overlap_communication"].splitlines(), found["compile_regions"].splitlines()
+    assert [line for line in after if ":" not in line] == before
+    block = [f"forward of layers.{index}: layers_0_forward" for index in range(4)]
+    block += [f"backward of layers.{index}: layers_3_backward" for index in reversed(range(4))]
+    assert [line for line in after if ":" in line] == block
+
+
+def test_what_is_changed_in_place_by_another_region_belongs_to_none():
+    graph = fx.Graph()
+    given = graph.placeholder("given")
+    values = [given]
+    for target, argument, module in (
+        (torch.ops.aten.mul.Tensor, 2, "one"),
+        (torch.ops.aten.add.Tensor, 1, "one"),
+        (torch.ops.aten.neg.default, None, "one"),
+        (torch.ops.aten.exp.default, None, "two"),
+        (torch.ops.aten.add_.Tensor, 1, "two"),
+        (torch.ops.aten.mul.Tensor, 3, "two"),
+        (torch.ops.aten.sin.default, None, "two"),
+    ):
+        source = values[2] if target is torch.ops.aten.add_.Tensor else values[-1]  # what `one` has added up
+        values.append(graph.call_function(target, (source,) if argument is None else (source, argument)))
+        set_place(values[-1], Place(module, "forward"))
+    graph.output([values[2], *values[-2:]])
+    with FakeTensorMode():
+        for node in values:
+            node.meta["val"] = torch.empty(4)
+    model = torch.nn.ModuleDict({"one": torch.nn.Identity(), "two": torch.nn.Identity()})
+    for part in model.values():
+        compile_module(part, backend="aot_eager")
+    step = StepGraph(model, fx.GraphModule({}, graph), parameters=(), units=())
+    tensor = torch.arange(4.0)
+    expected = step.module(tensor)
+    compile_regions(step)
+    alone = [node.target for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
+    assert alone == [node.target for node in values[1:6]]
+    assert [node.target for node in graph.nodes if node.op == "call_module"] == ["two_forward"]
+    for value, wanted in zip(step.module(tensor), expected, strict=True):
+        assert torch.equal(value, wanted)
 
 
 @pytest.mark.parametrize(
