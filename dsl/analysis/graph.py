@@ -171,7 +171,7 @@ def _units(analysis: Analysis) -> Iterator[Unsupported]:
 def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
     yield from _budgets(analysis)
-    yield from _compiled_experts(analysis)
+    yield from _compiled(analysis)
     if plan.offload is not None and plan.offload.parameters != "none":
         yield _not_traced(
             analysis.place(plan.offload, "parameters"),
@@ -186,9 +186,17 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
         )  # fmt: skip
 
 
-def _compiled_experts(analysis: Analysis) -> Iterator[Unsupported]:
-    """Compiled modules that hold experts."""
+def _compiled(analysis: Analysis) -> Iterator[Unsupported]:
+    """Compiled modules of a pipeline, and those that hold experts."""
     for path, rule in compiled_modules(analysis).items():
+        if is_staged(analysis):
+            yield _not_traced(
+                analysis.rule_span(rule),
+                f"`{rule.treatment.name}` of `{path or 'root'}` in a pipeline",
+                "the graphs of a stage's actions run node by node",
+                "leave `compile` out",
+            )
+            return
         if _holds_experts(analysis, path):
             yield _not_traced(
                 analysis.rule_span(rule),

@@ -95,6 +95,11 @@ CASES = {
             12: "`optimizer` of `offload` with stages",
         },
     ),
+    "compiled stages of graphs": (
+        "mesh (dp_shard = 2, pp = 2)\npipeline on pp\nfsdp on dp_shard (backend = graph)\n"
+        "compile { layers.* = inductor }",
+        {4: "of `layers.0` in a pipeline is not lowered beside `backend = graph`"},
+    ),
     "a graph without ranks": ("fsdp on dp_shard (backend = graph)", {1: "one rank"}),
     "parameters that a graph cannot cut": (
         "mesh (dp_shard = 3)\nfsdp on dp_shard (backend = graph)",
