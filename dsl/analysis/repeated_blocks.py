@@ -13,6 +13,7 @@ from legoai.dsl.analysis.facts import below, following
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.replicate import gradient_buckets
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -32,13 +33,14 @@ def block_classes(analysis: Analysis) -> BlockClasses:
     """The lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
 
     They are equal in structure, and every statement treats them by the same rules. Lists are left out of which a block
-    is not gathered and reduced by itself, and all lists where the step is one graph, in which blocks overlap.
+    is not gathered and reduced by itself, and all lists where the step is one graph, in which blocks overlap. Stages
+    that are graphs are compared as a whole.
 
     Raises:
         Undecided: a rule's treatment is a hole.
     """
     assert analysis.manifest is not None
-    if is_traced(analysis):
+    if is_traced(analysis) and not is_staged(analysis):
         return ()
     treatments = list(_treatments(analysis))
     apart = _treated_apart(analysis)

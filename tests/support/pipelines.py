@@ -43,12 +43,20 @@ def two_ranks(folder: Path, schedule: str, *, sharded: bool = False, micro_batch
 
 
 def four_ranks(
-    folder: Path, schedule: str, *, sharded: bool = False, layers: int = 14, body: str = "", passes: int = 1
+    folder: Path,
+    schedule: str,
+    *,
+    sharded: bool = False,
+    traced: bool = False,
+    layers: int = 14,
+    body: str = "",
+    passes: int = 1,
 ) -> Program:
     """A program of four pipeline ranks, of which the middle two are alike, with 8 micro batches in each pass."""
     shards = 2 if sharded else 1
     file = folder / "tiny.plan"
-    more, body = (", dp_shard = 2", KEPT + body) if sharded else ("", body)
+    units = KEPT.replace("on dp_shard {", "on dp_shard (backend = graph) {") if traced else KEPT
+    more, body = (", dp_shard = 2", units + body) if sharded else ("", body)
     batch = {"ranks": 4 * shards, "batch": 16 * shards * passes}
     file.write_text(FOUR.format(layers=layers, more=more, body=body, schedule=schedule, **batch))
     return lower(file)
