@@ -26,7 +26,7 @@ _DEPTH: Final = "n_layers"
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
 """Micro batches of a step from which on all are like a few: more where the program asks which is the last."""
-_SOURCES: Final = ("cost", "runtime", "specs")
+_SOURCES: Final = ("cost", "lowering", "runtime", "specs")
 """Folders of the package that decide what is captured of a program."""
 
 

@@ -13,7 +13,7 @@ numbers; and what the loss makes or reads, which backward reads at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,20 +57,27 @@ def offload_activations(graph: StepGraph, *, most: int | None = None) -> None:
 
     Args:
         graph: whose gathers stand where they are to be.
-        most: bytes that leave, of what is saved first; None for all.
+        most: bytes that leave, evenly over what is saved; None for all.
     """
-    blocks, copies, left = Blocks(graph), HostCopies(), most
+    blocks, copies = Blocks(graph), HostCopies()
     leaving: list[tuple[Saved, fx.Node]] = []
     behind: dict[fx.Node, fx.Node] = {}
-    for saved in list(saved_activations(graph)):
-        if left is not None:
-            left -= saved.bytes
-            if left < 0:
-                break
+    every = list(saved_activations(graph))
+    for saved in every if most is None else evenly(every, most):
         leaving.append((saved, _leave(graph, saved, blocks, copies, behind)))
     place = in_order(graph)
     for saved, host in sorted(leaving, key=lambda item: place[item[0].readers[0]]):
         _return(graph, saved, host, blocks, copies)
+
+
+def evenly(every: Sequence[Saved], most: int) -> Iterator[Saved]:
+    """Yield so many bytes of what is saved, from begin to end, so that all blocks hide as much of the copies."""
+    total, seen, taken = sum(saved.bytes for saved in every), 0, 0
+    for saved in every:
+        seen += saved.bytes
+        if (taken + saved.bytes) * max(total, most) <= most * seen:
+            taken += saved.bytes
+            yield saved
 
 
 def saved_activations(graph: StepGraph) -> Iterator[Saved]:
