@@ -28,9 +28,12 @@ def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
     if plan.offload is not None and (plan.fsdp is None or plan.fsdp.backend != "graph"):
         changes.append("offload: left out, since a CPU has no other memory")
         found = replace(found, offload=None)
-    elif plan.offload is not None and plan.offload.optimizer == "adaptive":
-        changes.append("offload: all of the optimizer's state, since the limit is that of the whole model")
-        found = replace(found, offload=changed(plan.offload, optimizer="all"))
+    elif plan.offload is not None:
+        for field in ("optimizer", "activations"):
+            if getattr(plan.offload, field) == "adaptive":
+                changes.append(f"offload: `{field} = all`, since the limit is that of the whole model")
+                assert found.offload is not None
+                found = replace(found, offload=changed(found.offload, **{field: "all"}))
     if plan.compile is not None:
         found = replace(found, compile=_compile(plan.compile, changes))
     return replace(found, shard=tuple(_without_drops(item, changes) for item in found.shard))

@@ -46,14 +46,8 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if offload is None or offload.activations in ("none", "all"):
         return
     if is_traced(analysis):
-        if offload.activations == "adaptive":
-            yield Unsupported(
-                analysis.place(offload, "activations"),
-                "`activations = adaptive` of `offload` is not lowered: which activations leave decides how long copies "
-                "take, and no limit of memory alone says so",
-                "not in this program",
-                ("write `bytes(n)`, `all` or `none`", "`checkpoint` can choose what is kept at a budget"),
-            )
+        if offload.activations == "adaptive" and memory_limit(analysis) is None:
+            yield Unsupported(analysis.place(offload, "activations"), *without_limit("activations"))
     else:
         amount = getattr(offload.activations, "name", offload.activations)
         yield Unsupported(
@@ -63,3 +57,12 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             "not in this program",
             ("write `all` or `none`, or `fsdp … (backend = graph)`",),
         )
+
+
+def without_limit(what: str) -> tuple[str, str, tuple[str, ...]]:
+    """Message, label and help for an adaptive amount where the plan states no limit of memory."""
+    return (
+        f"`{what} = adaptive` of `offload` is not lowered without a limit of memory, which decides what leaves",
+        "what is the limit?",
+        ("add `require peak_memory <= 70GiB`, with the bytes that a step may take", "write `all` or `bytes(n)`"),
+    )

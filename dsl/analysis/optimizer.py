@@ -8,7 +8,7 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
 from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.offload import memory_limit, offloads
+from legoai.dsl.analysis.offload import memory_limit, offloads, without_limit
 from legoai.dsl.analysis.replicate import replicas
 from legoai.dsl.analysis.shard import DISTRIBUTING, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -164,9 +164,4 @@ def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
             ("write `all`, or leave `muon` out",),
         )
     elif amount == "adaptive" and memory_limit(analysis) is None:
-        yield Unsupported(
-            place,
-            "`optimizer = adaptive` of `offload` is not lowered without a limit of memory, which decides what leaves",
-            "what is the limit?",
-            ("add `require peak_memory <= 70GiB`, with the bytes that a step may take", "write `all` or `bytes(n)`"),
-        )
+        yield Unsupported(place, *without_limit("optimizer"))

@@ -75,14 +75,28 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
         prefetch = plan.comm.prefetch if plan.comm is not None else None
         assert isinstance(prefetch, Proactive), "the pass is of its treatment"
         return {"limit": str(prefetch.limit)}
-    if name == _ACTIVATIONS and plan.offload is not None and isinstance(plan.offload.activations, ByBytes):
-        return {"most": str(plan.offload.activations.n)}
-    if name == _STATE and plan.offload is not None and plan.offload.optimizer != "all":
-        amount, kept = plan.offload.optimizer, str(moments(lowering.analysis))
-        if isinstance(amount, ByBytes):
-            return {"moments": kept, "most": str(amount.n)}
-        return {"moments": kept, "limit": str(memory_limit(lowering.analysis))}
+    if name in (_ACTIVATIONS, _STATE):
+        return _amount(lowering, is_state=name == _STATE)
     return {}
+
+
+def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
+    """How much leaves: all, so many bytes, or what exceeds the limit of memory; state leaves before activations do."""
+    offload = lowering.plan.offload
+    assert offload is not None, "the pass is of its statement"
+    amount, kept = offload.optimizer if is_state else offload.activations, moments(lowering.analysis)
+    found = {}
+    if isinstance(amount, ByBytes):
+        found["most"] = str(amount.n)
+    elif amount == "adaptive":
+        found["limit"] = str(memory_limit(lowering.analysis))
+    if is_state and found:
+        found["moments"] = str(kept)
+    elif amount == "adaptive" and offload.optimizer not in ("all", "adaptive"):
+        found["moments"] = str(kept)
+        if isinstance(offload.optimizer, ByBytes):
+            found["state_away"] = str(offload.optimizer.n)
+    return found
 
 
 def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:

@@ -14,6 +14,7 @@ from torch import fx
 
 from legoai.lowering.graph.activations import changes
 from legoai.lowering.graph.collectives import in_order, shows
+from legoai.lowering.graph.keep import kept_values
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.host_copies import HostCopies
@@ -99,3 +100,20 @@ def bytes_of(value: Any) -> int:
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0
     return -(-value.untyped_storage().nbytes() // BLOCK) * BLOCK
+
+
+def state_bytes(graph: StepGraph, moments: int) -> dict[str, int]:
+    """Return the bytes of the optimizer's state of each parameter, of which it keeps so many numbers per element."""
+    return {name: moments * bytes_of(node.meta["val"]) for name, node in graph.inputs().items()}
+
+
+def held_beside_state(graph: StepGraph) -> list[int]:
+    """Return the bytes that live while each node runs, in the micro batch that has most, but for the state."""
+    given, _ = kept_values(graph)
+    inputs = sum(bytes_of(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder"))
+    gradients = 0
+    if graph.micro_batches > 1:  # those of the micro batches before
+        gradients = sum(bytes_of(node.meta["val"]) for node in graph.inputs().values())
+    numbers = BLOCK * len(graph.parameters)  # the count of steps of each parameter, which stays
+    throughout = given if graph.micro_batches > 1 else ()
+    return [inputs + gradients + numbers + held for held in memory_curve(graph, throughout=throughout)]

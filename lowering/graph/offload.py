@@ -13,9 +13,10 @@ numbers; and what the loss makes or reads, which backward reads at once.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -23,11 +24,14 @@ from torch import fx
 from legoai.lowering.graph.activations import changes
 from legoai.lowering.graph.blocks import Blocks
 from legoai.lowering.graph.collectives import in_order, shows
-from legoai.lowering.graph.memory import roots
+from legoai.lowering.graph.memory import held_beside_state, roots, state_bytes
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import LOSS, Place, place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.host_copies import HostCopies
+
+_PARTS: Final = 16
+"""Into how many parts what is saved is divided to find how much exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,21 @@ class Saved:
         return int(self.root.meta["val"].nbytes)
 
 
-def offload_activations(graph: StepGraph, *, most: int | None = None) -> None:
+def offload_activations(
+    graph: StepGraph, *, most: int | None = None, limit: int | None = None, moments: int = 0, state_away: int = 0
+) -> None:
     """Copy what forward saves for backward to the host, and back ahead of its first reader.
 
     Args:
         graph: whose gathers stand where they are to be.
         most: bytes that leave, evenly over what is saved; None for all.
+        limit: of the device's memory: only what exceeds it leaves.
+        moments: under a limit, numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
+        state_away: bytes of these that leave.
     """
+    if limit is not None:
+        state = sum(state_bytes(graph, moments).values())
+        most = _least_under(graph, limit - max(0, state - state_away))
     blocks, copies = Blocks(graph), HostCopies()
     leaving: list[tuple[Saved, fx.Node]] = []
     behind: dict[fx.Node, fx.Node] = {}
@@ -68,6 +80,20 @@ def offload_activations(graph: StepGraph, *, most: int | None = None) -> None:
     place = in_order(graph)
     for saved, host in sorted(leaving, key=lambda item: place[item[0].readers[0]]):
         _return(graph, saved, host, blocks, copies)
+
+
+def _least_under(graph: StepGraph, limit: int) -> int:
+    """Return the least bytes that have to leave, to a sixteenth of all; what lowers the peak no further stays."""
+    total = sum(saved.bytes for saved in saved_activations(graph))
+
+    def peak(parts: int) -> int:
+        trial = graph.copied()
+        offload_activations(trial, most=total * parts // _PARTS)
+        return max(held_beside_state(trial))
+
+    if (now := max(held_beside_state(graph))) <= limit or now <= (least := max(limit, peak(_PARTS))):
+        return 0
+    return total * bisect.bisect_left(range(_PARTS), True, lo=1, key=lambda parts: peak(parts) <= least) // _PARTS
 
 
 def evenly(every: Sequence[Saved], most: int) -> Iterator[Saved]:

@@ -21,8 +21,7 @@ from typing import Final, NamedTuple
 from torch import fx
 
 from legoai.lowering.graph.blocks import Blocks
-from legoai.lowering.graph.keep import kept_values
-from legoai.lowering.graph.memory import BLOCK, bytes_of, memory_curve
+from legoai.lowering.graph.memory import held_beside_state, state_bytes
 from legoai.lowering.graph.overlap import begin_of_backward
 from legoai.lowering.graph.places import Phase, Place, set_place
 from legoai.lowering.graph.step_graph import StepGraph
@@ -58,7 +57,7 @@ def offload_optimizer_state(
         most: bytes that leave, of the first parameters; None for all.
         limit: of the device's memory: only what exceeds it leaves.
     """
-    fragments = [Fragment(name, moments * bytes_of(node.meta["val"])) for name, node in graph.inputs().items()]
+    fragments = [Fragment(name, size) for name, size in state_bytes(graph, moments).items()]
     if limit is not None:
         chosen = _under(graph, fragments, limit)
     elif most is not None:
@@ -148,18 +147,6 @@ def backs_under(curve: Sequence[int], away: Sequence[Fragment], state: int, limi
             place += 1
         found.append(place)
     return found[::-1]
-
-
-def held_beside_state(graph: StepGraph) -> list[int]:
-    """Return the bytes that live while each node runs, in the micro batch that has most, but for the state."""
-    given, _ = kept_values(graph)
-    inputs = sum(bytes_of(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder"))
-    gradients = 0
-    if graph.micro_batches > 1:  # those of the micro batches before
-        gradients = sum(bytes_of(node.meta["val"]) for node in graph.inputs().values())
-    numbers = BLOCK * len(graph.parameters)  # the count of steps of each parameter, which stays
-    throughout = given if graph.micro_batches > 1 else ()
-    return [inputs + gradients + numbers + held for held in memory_curve(graph, throughout=throughout)]
 
 
 def _spread(graph: StepGraph, fragments: Sequence[Fragment]) -> list[Places]:

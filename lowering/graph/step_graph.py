@@ -97,6 +97,18 @@ class StepGraph:
         self.later = fx.GraphModule(self.module, later)
         self.graph.output_node().args = ([*self.outputs(), *given],)
 
+    def copied(self) -> StepGraph:
+        """Return a graph of the same nodes, on which passes can be tried."""
+        graph = fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        return StepGraph(
+            self.model,
+            fx.GraphModule(self.module, graph),
+            parameters=self.parameters,
+            units=self.units,
+            micro_batches=self.micro_batches,
+        )
+
     def reshard(self) -> None:
         """Free all gathered parameters, so that the next micro batch gathers them as they are then."""
         self._kept = None

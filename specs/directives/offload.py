@@ -30,8 +30,9 @@ class Offload(Directive):
     activations: Any = option(
         _AMOUNT,
         doc=(
-            "What the forward pass saves for the backward pass, but for parameters; `bytes(n)`: so much of it, evenly "
-            "over the blocks. Under `backend = graph` copies run beside computation."
+            "What the forward pass saves for the backward pass, but for parameters. Under `backend = graph` copies run "
+            "beside computation; `bytes(n)`: so much of it, evenly over the blocks; `adaptive`: what exceeds the bound "
+            "of `require peak_memory`."
         ),
         default="none",
     )

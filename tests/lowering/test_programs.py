@@ -54,7 +54,7 @@ fsdp on dp_shard (backend = graph) {
 comm (reorder = true) { layers.{0..1} = bucket(group) }
 checkpoint { layers.* = selective([attention, alternate_matmul]) }
 precision (param = bf16, reduce = fp32)
-offload   (activations = bytes(20GiB), optimizer = adaptive)
+offload   (activations = adaptive, optimizer = bytes(20GiB))
 require   peak_memory <= 70GiB
 optimizer adamw(lr = 3e-4)
 clip      (norm = 1.0)

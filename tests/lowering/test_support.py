@@ -49,7 +49,7 @@ CASES = {
     "offload of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
         "  activations = adaptive)",
-        {3: "without a limit of memory", 4: "no limit of memory alone"},
+        {3: "without a limit of memory", 4: "without a limit of memory"},
     ),
     "parameters of a graph on the host": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (parameters = all)",

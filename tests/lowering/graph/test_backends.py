@@ -84,7 +84,7 @@ PLANS = {
     "what exceeds a limit on the host": (
         HEAD,
         f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.1 = full }}\n{MIXED}",
-        "(reorder = true)\noffload (optimizer = adaptive)\nrequire peak_memory <= 9MiB",
+        "(reorder = true)\noffload (optimizer = adaptive, activations = bytes(1MiB))\nrequire peak_memory <= 9MiB",
     ),
     "replicas of shards": (
         HEAD,

@@ -9,7 +9,8 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Copy
 from legoai.cost.trace.trace import Trace
-from legoai.lowering.graph.offload_state import Fragment, backs_under, frees_under, held_beside_state
+from legoai.lowering.graph.memory import held_beside_state
+from legoai.lowering.graph.offload_state import Fragment, backs_under, frees_under
 from legoai.lowering.graph.passes import watched
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
@@ -75,7 +76,7 @@ def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
     assert 0 <= beside - (peak - state + numbers) < 8 * 512
     limit = peak - state // 2
     text = lowered(f"{BODY_OF_GPUS}offload (optimizer = adaptive)\nrequire peak_memory <= {limit}B\n").text
-    assert f"partial(offload_optimizer_state, moments=2, limit={limit})" in text
+    assert f"partial(offload_optimizer_state, limit={limit}, moments=2)" in text
     trace, _ = in_a_fork(taken, text)
     found = moved(trace)
     assert found["device_to_host"] == found["host_to_device"]
@@ -91,3 +92,20 @@ def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
     assert moved(trace)["device_to_host"] == moved(trace)["host_to_device"] <= state
     assert memory(trace).peak <= memory(plain).peak - 0.5 * state
     assert memory(trace).start == memory(plain).start
+
+
+def test_as_many_activations_leave_as_exceed_the_limit():
+    plan = BODY_OF_GPUS.replace("seq_len = 128", "seq_len = 256")
+    plain, _ = in_a_fork(taken, lowered(plan).text)
+    peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
+    adaptive, both = "offload (activations = adaptive)\n", "offload (activations = adaptive, optimizer = adaptive)\n"
+    limit = peak - state - 2**20
+    text = lowered(f"{plan}{both}require peak_memory <= {limit}B\n").text
+    assert f"partial(offload_activations, limit={limit})" in text
+    trace, _ = in_a_fork(taken, text)
+    assert memory(trace).peak <= limit
+    alone = lowered(f"{plan}{adaptive}require peak_memory <= {peak - 2**20}B\n").text
+    assert f"partial(offload_activations, limit={peak - 2**20}, moments=2)" in alone
+    trace, _ = in_a_fork(taken, alone)
+    assert memory(trace).peak <= peak - 2**20
+    assert 2**20 <= moved(trace)["device_to_host"] < 8 * 2**20
