@@ -27,12 +27,12 @@ def roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
     """Return, for each node, the one that has made the memory that it shows; itself, if it makes its own."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
-        source = shown_by(node)
+        source = source_of(node)
         found[node] = node if source is None else found[source]
     return found
 
 
-def shown_by(node: fx.Node) -> fx.Node | None:
+def source_of(node: fx.Node) -> fx.Node | None:
     """Return the node whose memory a node shows or changes; None where it makes its own."""
     if node.op != "call_function":
         return None
@@ -90,7 +90,7 @@ def _with_waits(graph: StepGraph) -> dict[fx.Node, fx.Node]:
     """Return the roots, where what is waited for is that of its collective."""
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.graph.nodes:
-        source = node.args[0] if node.target is WAIT else shown_by(node)
+        source = node.args[0] if node.target is WAIT else source_of(node)
         found[node] = node if source is None else found[source]
     return found
 
