@@ -37,6 +37,10 @@ _MOST_CHOICES: Final = 4096
 """Members of a domain: more than the divisors of any number of devices, and few enough to be looked at."""
 
 
+_MOST_CANDIDATES: Final = 2048
+"""Candidates that are kept: the same ones are asked for a few times, one soon after the other."""
+
+
 class OpenHole(Record, kw_only=True):
     """A hole to be filled.
 
@@ -113,6 +117,7 @@ class OpenPlan:
         self._open = open_answers
         self._base = linted.analysis
         self._kept = Kept()
+        self._candidates: dict[tuple[tuple[int | None, ...], tuple[Span, ...]], Candidate] = {}
         self.refused: list[Diagnostic] = []
         """What is wrong with holes that cannot be searched."""
         self.analysis: Analysis | None = None
@@ -136,6 +141,14 @@ class OpenPlan:
             choices: for each of :attr:`holes`.
             without: spans of `require` lines that are left out.
         """
+        key = tuple(choices), tuple(without)
+        if key not in self._candidates:
+            if len(self._candidates) >= _MOST_CANDIDATES:
+                self._candidates.clear()
+            self._candidates[key] = self._candidate(choices, without)
+        return self._candidates[key]
+
+    def _candidate(self, choices: Sequence[int | None], without: Sequence[Span]) -> Candidate:
         answers: dict[Span, Value | None] = dict(self._open)
         for hole, index in zip(self.holes, choices, strict=True):
             if index is not None:

@@ -23,17 +23,25 @@ the backward of a micro batch begins, parameters and optimizer state with what t
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.least_costs import collectives
-from legoai.cost.search.least_costs.activations import kept_by_blocks
+from legoai.cost.search.least_costs.activations import held_in_backward, inputs_of_blocks, kept_by_blocks, worked_on
+from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.least_costs.recomputation import (
+    Output,
+    by_treatments,
+    least_recomputed,
+    outputs_of_blocks,
+)
 from legoai.cost.search.least_costs.shared_work import BlockWork, SharedWork
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
@@ -45,15 +53,20 @@ from legoai.cost.search.stages.costs import (
     least_problem,
     raised_problem,
 )
-from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
-from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
-from legoai.dsl.analysis.pipeline import is_staged, splits_backward, stage_count, stage_of, stages_of_ranks
+from legoai.dsl.analysis.pipeline import (
+    is_staged,
+    split_points,
+    splits_backward,
+    stage_count,
+    stage_of,
+    stages_of_ranks,
+)
 from legoai.dsl.analysis.state import state_bytes
 from legoai.runtime.linear_program import installed
-from legoai.specs.directives.checkpoint import Every, Full
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
@@ -61,6 +74,8 @@ from legoai.specs.directives.pipeline import OrderFile
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Tokens
+
+T = TypeVar("T")
 
 ASSIGNED_GAP: Final = 1e-3
 """Share of the time by which an assignment of stages may be above the best: far less than what a simulation adds."""
@@ -93,6 +108,8 @@ class BoundsOf:
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], str], LocalKernels] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
+    _own: object = field(default_factory=object)
+    """Tells what is kept of these bounds from that of others."""
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -136,52 +153,62 @@ class BoundsOf:
         except Undecided:
             return least
 
+    def _once(self, analysis: Analysis, compute: Callable[[Analysis], T]) -> T:
+        """What a method that reads nothing but the plan gives, computed once for all candidates that it reads alike."""
+        return analysis.once((self._own, compute.__name__), lambda: compute(analysis))
+
     def _seconds(self, analysis: Analysis) -> float:
-        plan = analysis.plan
-        found = self._of_token(analysis)
-        if found is None:
-            return 0.0
-        layers, of_token = found
-        fastest = {path: Pass(took, _FACTORS * took) for path, took in of_token.items()}
-        tokens = plan.batch.global_batch * plan.batch.length
-        everything = _added(analysis, fastest) * tokens / plan.mesh.world_size
+        everything = self._once(analysis, self._of_all_ranks)
         try:
-            return max(everything, self._on_rank(analysis, self._of_layers(analysis, layers, of_token)))
+            return max(everything, self._on_rank(analysis)) if everything else 0.0
         except Undecided:
             return everything
 
-    def _of_token(self, analysis: Analysis) -> tuple[list[Layer], dict[str, float]] | None:
-        """The layers, and least seconds of the forward of one token in each; None where nothing is known."""
-        plan, manifest = analysis.plan, analysis.manifest
-        if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
-            return None
-        linear, attention = rates_of(analysis, self.machine(analysis).profile)
-        if not linear:
-            return None
+    def _of_all_ranks(self, analysis: Analysis) -> float:
+        """Seconds of a step on a rank, if all share the work of the model, at the fastest rates."""
+        plan, of_token = analysis.plan, self._once(analysis, self._of_token)
+        if not of_token:
+            return 0.0
+        fastest = {path: Pass(took, _FACTORS * took) for path, took in of_token.items()}
+        tokens = plan.batch.global_batch * plan.batch.length
+        return _added(analysis, fastest) * tokens / plan.mesh.world_size
+
+    def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
         held, layers = self._layers or (None, [])
         if held is not manifest:
-            layers = list(layers_of(manifest, decoder=plan.model.family in DECODERS))
+            layers = list(layers_of(manifest, decoder=decoder))
             self._layers = manifest, layers
+        return layers
+
+    def _of_token(self, analysis: Analysis) -> dict[str, float]:
+        """Least seconds of the forward of one token in each layer; none where nothing is known."""
+        plan, manifest = analysis.plan, analysis.manifest
+        if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
+            return {}
+        linear, attention = rates_of(analysis, self.machine(analysis).profile)
+        if not linear:
+            return {}
         length = plan.batch.length
         fused = plan.attention.kernel != "flex"
         # The mask leaves half of 4 H Q T.
-        return layers, {
+        return {
             path: 2 * shape.heads * shape.width * length / attention
             if isinstance(shape, AttentionShape)
             else 2 * shape.rows * shape.columns / linear
-            for path, shape in layers
+            for path, shape in self._layers_of(manifest, decoder=plan.model.family in DECODERS)
             if fused or isinstance(shape, LinearShape)
         }
 
-    def _of_layers(
-        self, analysis: Analysis, layers: Sequence[Layer], of_token: Mapping[str, float]
-    ) -> Mapping[str, Pass]:
+    def _of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:
         """Least seconds of each layer for one micro batch on a rank; mesh and micro batch must be decided."""
-        mesh, batch = analysis.plan.mesh, analysis.plan.batch
+        plan, manifest, of_token = analysis.plan, analysis.manifest, self._once(analysis, self._of_token)
+        assert manifest is not None
+        mesh, batch = plan.mesh, plan.batch
         tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
         least = {path: Pass(took * tokens, _FACTORS * took * tokens) for path, took in of_token.items()}
+        layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
-        for path, waits in self._waits(analysis).items():
+        for path, waits in self._once(analysis, self._waits).items():
             least[path] = Pass(least[path].forward + waits, least[path].backward)
         return least
 
@@ -199,29 +226,151 @@ class BoundsOf:
         except Undecided:
             return 0.0
 
-    def _on_rank(self, analysis: Analysis, least: Mapping[str, Pass]) -> float:
-        """Seconds of the busiest rank."""
-        plan = analysis.plan
-        batches = micro_batches(plan)
+    def _again(self, analysis: Analysis) -> dict[str, float]:
+        """Least seconds of recomputation, by the recomputing module."""
+        return by_treatments(analysis, self._once(analysis, self._of_layers))
+
+    def _computes(self, analysis: Analysis) -> float:
+        """Least seconds of the forward and backward of a micro batch in all layers."""
+        return sum(one.forward + one.backward for one in self._once(analysis, self._of_layers).values())
+
+    def _recomputes(self, analysis: Analysis) -> float:
+        """Least seconds in which all stages recompute what a micro batch needs."""
+        return max(sum(self._once(analysis, self._again).values()), self._once(analysis, self._forced))
+
+    def _alone(self, analysis: Analysis) -> float:
+        """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
+        plan, batches = analysis.plan, micro_batches(analysis.plan)
         if batches is None:
             return 0.0
-        again = sum(_recomputed(analysis, least).values())
-        everything = (sum(one.forward + one.backward for one in least.values()) + again) * batches / plan.mesh.pp
-        communicates = self._communicates(analysis)
-        if communicates:
+        computes = self._once(analysis, self._computes) + self._once(analysis, self._recomputes)
+        everything = computes * batches / plan.mesh.pp
+        communicates = self._once(analysis, self._communicates)
+        if communicates and plan.mesh.pp == 1:
             # What is not hidden behind waits for other collectives slows what computes meanwhile.
-            hidden = 2 * batches * sum(self._waits(analysis).values())
+            hidden = 2 * batches * sum(self._once(analysis, self._waits).values())
             share = collectives.slowed(analysis, self.machine(analysis))
-            everything = max(communicates, everything + max(0.0, communicates - hidden) * share)
-        everything = max(everything, self.shared.seconds(analysis, again))
+            everything += max(0.0, communicates - hidden) * share
+        return max(communicates, everything)
+
+    def _on_rank(self, analysis: Analysis) -> float:
+        """Seconds of the busiest rank."""
+        plan = analysis.plan
+        everything = self._once(analysis, self._alone)
+        if not everything:
+            return 0.0
+        everything = max(everything, self.shared.seconds(analysis, self._once(analysis, self._recomputes)))
         if plan.pipeline is None or not is_staged(analysis):
             return everything
-        if isinstance(plan.pipeline.split, Hole):
+        with contextlib.suppress(Undecided):
+            everything = max(everything, self._once(analysis, self._on_last_rank))
+        with contextlib.suppress(Undecided):
+            everything = max(everything, self._on_stage(analysis))
+        return everything
+
+    def _on_last_rank(self, analysis: Analysis) -> float:
+        """Seconds of the last rank of a pipeline with an even split, whichever of torch's schedules it takes.
+
+        These have one stage on each rank, or two, and the last rank holds none of the first stages, one for each other
+        rank: it begins when the first micro batch has passed them.
+        """
+        pipeline, ranks, batches = analysis.plan.pipeline, analysis.plan.mesh.pp, micro_batches(analysis.plan)
+        if pipeline is None or ranks == 1 or batches is None or pipeline.stages is not None or pipeline.split != "even":
+            return 0.0
+        schedule = pipeline.schedule
+        listed = (schedule.domain or ()) if isinstance(schedule, Hole) else (schedule,)
+        blocks = split_points(analysis).blocks
+        if any(isinstance(one, OrderFile) for one in listed) or not blocks:
+            return 0.0
+        forward, backward = dict.fromkeys(blocks, 0.0), dict.fromkeys(blocks, 0.0)
+        for path, took in self._once(analysis, self._of_layers).items():
+            block = next((one for one in (path, *holders(path)) if one in forward), None)
+            if block is not None:
+                forward[block] += took.forward
+                backward[block] += took.backward
+        for path, again in self._once(analysis, self._again).items():
+            if path in backward:
+                backward[path] += again
+        first, second = min(forward.values()), min(backward.values())
+        numbers = [number for number in (1, 2) if number * ranks <= len(blocks)]
+        if not isinstance(schedule, Hole):
+            numbers = [number for number in numbers if number * ranks == stage_count(analysis)]
+        return min(
+            (
+                len(blocks) // (number * ranks) * ((ranks - 1) * first + number * batches * (first + second))
+                for number in numbers
+            ),
+            default=math.inf,  # no schedule has so few blocks on a rank
+        )
+
+    def _on_stage(self, analysis: Analysis) -> float:
+        """Seconds of the busiest rank of a pipeline.
+
+        Raises:
+            Undecided: its schedule is open.
+        """
+        pipeline = analysis.plan.pipeline
+        assert pipeline is not None
+        if isinstance(pipeline.split, Hole):
             found = self.assignment(analysis)
-            return everything if found is None else max(everything, found.bound)
-        everything = max(everything, self._learnt_pipeline(analysis))
-        staged = not isinstance(plan.pipeline.schedule, OrderFile)
-        return max(everything, _pipelined(analysis, least)) if staged else everything
+            return 0.0 if found is None else found.bound
+        learnt = self._learnt_pipeline(analysis)
+        return (
+            learnt if isinstance(pipeline.schedule, OrderFile) else max(learnt, self._once(analysis, self._pipelined))
+        )
+
+    def _pipelined(self, analysis: Analysis) -> float:
+        return _pipelined(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
+
+    def _forced(self, analysis: Analysis) -> float:
+        """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
+        try:
+            state = state_bytes(analysis)
+            waits = self._once(analysis, self._waits)
+            blocks = list(outputs_of_blocks(analysis, self._once(analysis, self._of_layers), waits).values())
+            inputs = inputs_of_blocks(analysis)
+            if state is None or not blocks or not inputs:
+                return 0.0
+            held = state.parameters + state.optimizer + gathered_bytes(analysis)
+            room, stages = min(self.room(analysis)), analysis.plan.mesh.pp
+            if stages > 1:
+                room -= held * _share_of_blocks(analysis)
+                return self._forced_on_stages(analysis, blocks[0], inputs / len(blocks), room)
+            room -= held + inputs
+            logits, read = logits_bytes(analysis) or 0, worked_on(analysis)
+        except Undecided:
+            return 0.0
+        before = least_recomputed([one for outputs in blocks for one in outputs], room - logits)
+        # When the backward of a block begins, all that it reads is there, beside what the others keep.
+        within = least_recomputed([one for outputs in blocks[1:] for one in outputs], room - read)
+        return max(before, within)
+
+    def _forced_on_stages(self, analysis: Analysis, block: Sequence[Output], given: float, room: float) -> float:
+        """The same of stages of an even split, whose blocks are alike.
+
+        Args:
+            analysis: of the plan.
+            block: the outputs of a block that its backward reads.
+            given: bytes of its input.
+            room: bytes that the parameters of a rank's blocks leave.
+
+        Raises:
+            Undecided: the schedule is open.
+        """
+        pipeline, count = analysis.plan.pipeline, stage_count(analysis)
+        graph = graph_of(analysis) if pipeline is not None and pipeline.split == "even" else None
+        if graph is None or count is None or graph.stages != count:
+            return 0.0
+        each = len(split_points(analysis).blocks) // count
+        forced = 0.0
+        for moments in graph.held:
+            most = 0.0
+            for moment in moments:
+                held = moment.micro_batches.values()
+                kept = [Output(each * one.seconds, number * each * one.bytes) for number in held for one in block]
+                most = max(most, least_recomputed(kept, room - sum(held) * each * given))
+            forced += most
+        return forced
 
     def _learnt_pipeline(self, analysis: Analysis) -> float:
         """Seconds of a pipeline whose blocks are known from another candidate; 0 where they are not."""
@@ -230,10 +379,8 @@ class BoundsOf:
         return 0.0 if problem is None else problem.time(blocks_of_stages(analysis))
 
     def _raised(self, analysis: Analysis, work: Mapping[str, BlockWork]) -> StageProblem | None:
-        problem, found = self.stage_problem(analysis), self._of_token(analysis)
-        if problem is None or found is None:
-            return None
-        return raised_problem(problem, analysis, work, _recomputed(analysis, self._of_layers(analysis, *found)))
+        problem = self.stage_problem(analysis)
+        return None if problem is None else raised_problem(problem, analysis, work, self._once(analysis, self._again))
 
     def assignment(self, analysis: Analysis) -> Assignment | None:
         """The split of least cost of a plan in which only the split is open; None of others, or without a solver.
@@ -286,11 +433,10 @@ class BoundsOf:
         split: object = None if pipeline is None else pipeline.split
         if any(item.hole is not split for item in analysis.plan.holes()):
             return None
-        found = self._of_token(analysis) if is_staged(analysis) else None
-        if found is None:
+        if not is_staged(analysis) or not self._once(analysis, self._of_token):
             return None
-        least, room = self._of_layers(analysis, *found), self.room(analysis)
-        return least_problem(analysis, least, _recomputed(analysis, least), min(room))
+        least, again = self._once(analysis, self._of_layers), self._once(analysis, self._again)
+        return least_problem(analysis, least, again, min(self.room(analysis)))
 
     def room(self, analysis: Analysis) -> Room:
         """Bytes that a rank may take, by its device and by what the plan requires."""
@@ -318,12 +464,12 @@ class BoundsOf:
         rates = frozenset({plan.precision.param, plan.precision.master})
         kernel = plan.attention.kernel
         kernels = self._kernels.setdefault((id(machine), rates, kernel), LocalKernels(machine.profile, rates, kernel))
-        whole_loss = isinstance(plan.loss.form, EagerLoss)
+        whole_loss, tokens, sequence = isinstance(plan.loss.form, EagerLoss), local_tokens(plan), plan.batch.length
         for path, shape in layers:
             if isinstance(shape, AttentionShape):
-                found = kernels.attention(shape, plan.batch.micro_batch, plan.batch.length, tp) if cp == 1 else None
+                found = kernels.attention(shape, plan.batch.micro_batch, sequence, tp) if cp == 1 else None
             elif whole_loss or any(below(path, item.path) for item in manifest.block_lists):
-                found = kernels.linear(shape, local_tokens(plan), tp)
+                found = kernels.linear(shape, tokens, tp)
             else:
                 found = None  # a loss in pieces takes the output layer with it
             if found is not None:
@@ -331,33 +477,21 @@ class BoundsOf:
                 yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
 
 
+@fact
+def _share_of_blocks(analysis: Analysis) -> float:
+    """Share of the model's parameters that lie in blocks."""
+    assert analysis.manifest is not None
+    lists = tuple(f"{item.path}." if item.path else "" for item in analysis.manifest.block_lists)
+    sizes = [(name.startswith(lists), math.prod(shape)) for name, shape in analysis.manifest.parameters()]
+    return sum(size for inside, size in sizes if inside) / sum(size for _, size in sizes)
+
+
 def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:
     """Seconds of all layers in forward, backward and recomputation."""
-    return sum(one.forward + one.backward for one in least.values()) + sum(_recomputed(analysis, least).values())
+    return sum(one.forward + one.backward for one in least.values()) + sum(by_treatments(analysis, least).values())
 
 
-def _recomputed(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, float]:
-    """Least seconds of recomputation, by the recomputing module.
-
-    torch stops to recompute when all that was saved is there again, so that the last product of a module may be left
-    out: the largest counts as that one. Compiled modules choose by themselves what they recompute.
-    """
-    if analysis.plan.compile is not None:
-        return {}
-    try:
-        rules = recomputed_modules(analysis)
-    except Undecided:
-        return {}
-    whole = {path for path, rule in rules.items() if isinstance(rule.treatment, Full | Every)}
-    inside: dict[str, list[float]] = {}
-    for path, took in least.items():
-        outermost = [holder for holder in holders(path) if holder in whole][-1:]
-        for holder in outermost:
-            inside.setdefault(holder, []).append(took.forward)
-    return {path: max(0.0, sum(parts) - max(parts)) for path, parts in inside.items()}
-
-
-def _pipelined(analysis: Analysis, least: Mapping[str, Pass]) -> float:
+def _pipelined(analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]) -> float:
     """The longest path through the schedule, or the busiest rank's own work with what comes before and after it."""
     count, batches = stage_count(analysis), micro_batches(analysis.plan)
     if count is None or batches is None:
@@ -368,7 +502,7 @@ def _pipelined(analysis: Analysis, least: Mapping[str, Pass]) -> float:
         if stage is not None:
             forward[stage] += took.forward
             backward[stage] += took.backward
-    for path, again in _recomputed(analysis, least).items():
+    for path, again in recomputed.items():
         stage = stage_of(analysis, path)
         if stage is not None:
             backward[stage] += again
@@ -394,13 +528,15 @@ def _memory(analysis: Analysis, activations: int) -> float:
     if state is None:
         return 0.0
     try:
-        live = state.parameters + state.optimizer + max(activations, _activations(analysis))
+        live = state.parameters + state.optimizer + gathered_bytes(analysis)
+        live += max(activations, _activations(analysis))
     except Undecided:
         live = 0
     return max(state.total, live)
 
 
+@fact
 def _activations(analysis: Analysis) -> int:
     """Least bytes of what one micro batch leaves for its backward, on the fullest rank."""
     logits = (logits_bytes(analysis) or 0) if analysis.plan.mesh.pp == 1 else 0
-    return logits + kept_by_blocks(analysis)
+    return max(logits + kept_by_blocks(analysis), held_in_backward(analysis))

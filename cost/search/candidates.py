@@ -1,12 +1,16 @@
-"""Evaluated candidate: an answer for each hole of a plan, and its figures."""
+"""Candidates of a search: the order in which holes are answered, and the figures of those that were evaluated."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from legoai.cost.estimate import within
 from legoai.cost.search.evaluator import Figures
-from legoai.dsl.open_plan import Candidate
+from legoai.dsl.open_plan import Candidate, OpenHole
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.directives.require import Requirement
 
 Choices = tuple[int | None, ...]
@@ -39,3 +43,21 @@ def evaluated(choices: Choices, candidate: Candidate, figures: Figures) -> Evalu
         item for item in candidate.plan.require if not within(figures.metric(item.metric, item.dimension), item)
     )
     return Evaluated(choices=choices, figures=figures, violated=violated)
+
+
+def order_of(holes: Sequence[OpenHole]) -> list[int]:
+    """Indices of holes in the order in which they are answered: what decides most about others comes first.
+
+    Styles are chosen, and then blocks assigned to stages, when all else is decided.
+    """
+    first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3}
+
+    def rank(index: int) -> tuple[int, int]:
+        hole = holes[index]
+        if hole.line is not None:
+            return 5, index  # a program decides those together
+        # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
+        place = 0 if hole.owner is None else first.get(hole.owner, 4)
+        return 6 if hole.assigns else place, index
+
+    return sorted(range(len(holes)), key=rank)

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.buckets.solved import bucketings
-from legoai.cost.search.candidates import Choices, Evaluated, evaluated
+from legoai.cost.search.candidates import Choices, Evaluated, evaluated, order_of
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan, inside
+from legoai.dsl.open_plan import Candidate, OpenPlan, inside
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
@@ -41,6 +42,9 @@ AT_ONCE: Final = 8
 _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
+_MANY: Final = 4096
+"""Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
+
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
 
@@ -49,24 +53,6 @@ _MOST_ADDED: Final = 3
 
 _Node: TypeAlias = tuple[float, int, Choices]
 """A bound of the cost, the number of open holes, and the choices."""
-
-
-def order_of(holes: Sequence[OpenHole]) -> list[int]:
-    """Indices of holes in the order in which they are answered: what decides most about others comes first.
-
-    Styles are chosen, and then blocks assigned to stages, when all else is decided.
-    """
-    first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3}
-
-    def rank(index: int) -> tuple[int, int]:
-        hole = holes[index]
-        if hole.line is not None:
-            return 5, index  # a program decides those together
-        # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
-        place = 0 if hole.owner is None else first.get(hole.owner, 4)
-        return 6 if hole.assigns else place, index
-
-    return sorted(range(len(holes)), key=rank)
 
 
 class Search:
@@ -114,6 +100,8 @@ class Search:
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
+        self._early: set[Choices] = set()
+        """Candidates that were evaluated before the tree has come to them."""
         self._joint = self._joint_memory()
 
     def _joint_memory(self) -> JointMemory | None:
@@ -160,6 +148,8 @@ class Search:
             self._refuse(nothing, root)
             return
         self._push(nothing, root, -math.inf)
+        if self.found.total >= _MANY and not any(hole.line is not None for hole in self.plan.holes):
+            self._look_around()
         batch: list[_Node] = []
         alike: list[_Node] = []
         most = AT_ONCE
@@ -188,6 +178,28 @@ class Search:
             self._put_back(batch)
             self._put_back(alike)
 
+    def _look_around(self) -> None:
+        """Evaluate likely candidates until one is feasible; then what lies beside the best, as long as that helps."""
+        near = Neighbours(self.plan, self.costs, self.without)
+        for choices in near.first():
+            if self.found.best is not None:
+                break
+            self._evaluate_early([choices])
+        while self.found.best is not None and not self.first_feasible:
+            best, found = self.found.best, []
+            for choices in near.beside(best.choices):
+                self._in_time()
+                least = self.costs.bounded(self.plan.candidate(choices, without=self.without), -math.inf)
+                if choices not in self._early and least is not None and least < self._incumbent():
+                    found.append((least, choices))
+            self._evaluate_early([choices for _, choices in sorted(found)[:AT_ONCE]])
+            if self.found.best is best:
+                return
+
+    def _evaluate_early(self, chosen: Sequence[Choices]) -> None:
+        self._early.update(chosen)
+        self._evaluate([(-math.inf, 0, choices) for choices in chosen])
+
     def _next(self) -> _Node:
         """Take the node of least bound; or one of those with fewest open holes, where candidates are long in coming.
 
@@ -212,6 +224,8 @@ class Search:
 
     def _choose(self, node: _Node, batch: list[_Node], alike: list[_Node]) -> None:
         """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
+        if node[2] in self._early:
+            return
         candidate = self.plan.candidate(node[2], without=self.without)
         least = self.costs.bounded(candidate, node[0])
         if least is None:
@@ -299,7 +313,7 @@ class Search:
                 self._untried.setdefault(self._joint.group(choices), cost)
             if idle:
                 listed = self.plan.holes[hole].listed
-                self.found.bounded += self._below(choices) // listed * (listed - 1)
+                self.found.bounded += self._ways(choices) // listed * (listed - 1)
             elif self.plan.holes[hole].assigns:
                 self._untried[choices] = cost
                 candidate = self.plan.candidate(choices, without=self.without)
@@ -363,10 +377,16 @@ class Search:
         self.found.refused[first.code] += self._below(choices)
         self.found.errors.setdefault(first.code, first)
 
-    def _below(self, choices: Choices) -> int:
-        """How many complete answers a node stands for."""
+    def _ways(self, choices: Choices) -> int:
+        """How many complete answers there are below a node."""
         holes = zip(self.plan.holes, choices, strict=True)
         return math.prod(hole.listed for hole, index in holes if index is None)
+
+    def _below(self, choices: Choices) -> int:
+        """How many complete answers a node stands for that were not evaluated early."""
+        return self._ways(choices) - sum(
+            all(value in (None, own) for value, own in zip(choices, early, strict=True)) for early in self._early
+        )
 
     def _evaluate(self, batch: list[_Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from legoai.dsl.analysis.noted import noted, read
-from legoai.dsl.frontend.kept import Kept
+from legoai.dsl.frontend.kept import Kept, identity
 from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
 from legoai.specs.directives.base import Declared, Directive, Divided, PathRule
 from legoai.specs.directives.hole import Hole
@@ -63,6 +63,7 @@ class Analysis:
         self.file = file if resolution is None else resolution.file.name
         self.resolution = resolution
         self._known: dict[Hashable, Any] = {}
+        self._identities: dict[Any, Hashable] = {}
         if like is not None and manifest is not None and like.manifest is manifest:
             self.module_paths = like.module_paths
             self.module_and_parameter_paths = like.module_and_parameter_paths
@@ -80,12 +81,14 @@ class Analysis:
             compute: reads the plan through this analysis only. Nobody changes its result.
         """
         if what not in self._known:
-            self._known[what] = compute() if self.kept is None else self.kept.result(what, self._read, compute)
+            self._known[what] = compute() if self.kept is None else self.kept.result(what, self._identity, compute)
         found: T = self._known[what] if self.kept is None else self.kept.use(self._known[what])
         return found
 
-    def _read(self, name: Any) -> Any:
-        return read(self._plan, name)
+    def _identity(self, name: Any) -> Hashable:
+        if name not in self._identities:
+            self._identities[name] = identity(read(self._plan, name))
+        return self._identities[name]
 
     @property
     def start(self) -> Span:

@@ -63,17 +63,17 @@ class Kept:
         if self._open:
             self._open[-1][0].setdefault(name, value)
 
-    def result(self, what: Hashable, read: Callable[[Any], Any], compute: Callable[[], Any]) -> Result:
+    def result(self, what: Hashable, identity_of: Callable[[Any], Hashable], compute: Callable[[], Any]) -> Result:
         """The result of ``compute``, or of an earlier one for the same inputs; :meth:`use` gives its value.
 
         Args:
             what: is computed.
-            read: the value of the input of a name.
+            identity_of: :func:`identity` of the input of a name.
             compute: is called where the result is not known. It notes all that it reads.
         """
         found = self._trees.get(what)
         while isinstance(found, _Branch):
-            found = found.next.get(_identity(read(found.name)))
+            found = found.next.get(identity_of(found.name))
         if found is None:
             found = self._computed(compute)
             self._plant(what, found)
@@ -111,11 +111,11 @@ class Kept:
             branch = table.get(key)
             if not isinstance(branch, _Branch) or branch.name != name:
                 branch = table[key] = _Branch(name)
-            table, key = branch.next, _identity(value)
+            table, key = branch.next, identity(value)
         table[key] = result
 
 
-def _identity(value: Any) -> Hashable:
+def identity(value: Any) -> Hashable:
     """What tells values apart: plain ones and records by what they are, others by which object they are.
 
     Holes are not told apart: two in the same place are the same question.
@@ -127,5 +127,5 @@ def _identity(value: Any) -> Hashable:
     if isinstance(value, Hole):
         return Hole
     if isinstance(value, tuple):
-        return tuple(map(_identity, value))
+        return tuple(map(identity, value))
     return ~id(value)  # negative, which no number of a plan of this size is

@@ -13,7 +13,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
-from legoai.dsl.frontend.kept import Kept
+from legoai.dsl.frontend.kept import Kept, identity
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
 from legoai.dsl.frontend.parse import KEYWORDS
@@ -225,9 +225,9 @@ class _Resolver:
         found: T = kept.use(kept.result(what, self._input, compute))
         return found
 
-    def _input(self, name: Any) -> Any:
-        """What a computation reads: the answer of a hole, or a statement that came before."""
-        return self.scope.answered(name) if isinstance(name, Span) else self.found.get(name)
+    def _input(self, name: Any) -> Hashable:
+        """What tells apart what a computation reads: the answer of a hole, or a statement that came before."""
+        return identity(self.scope.answered(name) if isinstance(name, Span) else self.found.get(name))
 
     def _missing(self, keywords: Sequence[str]) -> None:
         if keywords:

@@ -17,16 +17,18 @@ from typing import Any
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.cut_layers import CutLayers, children, cut_layers
-from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.precision import output_bytes
+from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Selective
+from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 
-_FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
+FUSED = frozenset({"default", "flash", "efficient", "cudnn"})
 """Kernels of attention that keep queries, keys, values and output; what others keep is not less, and not bounded."""
 _GATED = 3
 """Linear layers of a feed-forward module with a gate."""
@@ -39,7 +41,23 @@ def kept_by_blocks(analysis: Analysis) -> int:
         Undecided: it depends on a hole.
     """
     widths, mesh = _widths(analysis), analysis.plan.mesh
-    return sum(widths.values()) * _bytes_of_feature(analysis) // (mesh.pp * mesh.tp) if widths else 0
+    return sum(widths.values()) * bytes_of_feature(analysis) // (mesh.pp * mesh.tp) if widths else 0
+
+
+def held_in_backward(analysis: Analysis) -> int:
+    """Bytes that a rank holds when the backward of a block's feed-forward module begins, at least; 0 if not known.
+
+    All that its backward reads is there then, whether it was kept or computed again, beside what other blocks keep.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    widths, mesh = _widths(analysis), analysis.plan.mesh
+    if not widths:
+        return 0
+    inside, given = _in_feed_forward(analysis), _dim(analysis)
+    least = min(max(0, inside.get(block, 0) + given - width) for block, width in widths.items())
+    return (sum(widths.values()) // mesh.pp + least) * bytes_of_feature(analysis) // mesh.tp
 
 
 def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
@@ -49,7 +67,28 @@ def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
         Undecided: it depends on a hole.
     """
     tp = analysis.plan.mesh.tp
-    return {block: width * _bytes_of_feature(analysis) // tp for block, width in _widths(analysis).items()}
+    return {block: width * bytes_of_feature(analysis) // tp for block, width in _widths(analysis).items()}
+
+
+def inputs_of_blocks(analysis: Analysis) -> int:
+    """Bytes of the inputs of all blocks for one micro batch, over all stages, whatever is recomputed; 0 if not known.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    blocks = _blocks(analysis)
+    return len(blocks) * _dim(analysis) * bytes_of_feature(analysis) // analysis.plan.mesh.tp if blocks else 0
+
+
+def worked_on(analysis: Analysis) -> int:
+    """Bytes that the backward of some block's feed-forward module reads, at least, for one micro batch.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    blocks, inside = _blocks(analysis), _in_feed_forward(analysis)
+    least = min((inside.get(block, 0) for block in blocks), default=0)
+    return least * bytes_of_feature(analysis) // analysis.plan.mesh.tp
 
 
 def handed_on(analysis: Analysis) -> int:
@@ -61,28 +100,25 @@ def handed_on(analysis: Analysis) -> int:
     plan = analysis.plan
     if plan.model.family not in DECODERS:
         return 0
-    return int(plan.model.source().config().dim) * _bytes_of_feature(analysis) // plan.mesh.tp
+    return int(plan.model.source().config().dim) * bytes_of_feature(analysis) // plan.mesh.tp
 
 
-def _bytes_of_feature(analysis: Analysis) -> int:
+def bytes_of_feature(analysis: Analysis) -> int:
     """Bytes of a feature of all tokens of a micro batch on a rank."""
     return local_tokens(analysis.plan) * output_bytes(analysis.plan.precision)
 
 
 def _widths(analysis: Analysis) -> dict[str, int]:
     """Features of a token that each block keeps on all tensor-parallel ranks together; none where it is not known."""
-    plan, manifest = analysis.plan, analysis.manifest
+    plan, manifest, blocks = analysis.plan, analysis.manifest, _blocks(analysis)
     assert manifest is not None
-    offloaded = plan.offload is not None and plan.offload.activations != "none"
-    if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
-        return {}
-    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
-    recomputed = recomputed_modules(analysis)
-    if any(below(blocks[0], path) for path in recomputed):
-        return {}
-    widths = dict.fromkeys(blocks, int(plan.model.source().config().dim))
+    widths = dict.fromkeys(blocks, _dim(analysis)) if blocks else {}
+    try:
+        recomputed = recomputed_modules(analysis)
+    except Undecided:
+        return widths  # any treatment keeps the inputs
     if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        features = _Features(manifest, plan.attention.kernel in _FUSED, plan.mesh.tp, cut_layers(analysis))
+        features = _Features(manifest, plan.attention.kernel in FUSED, plan.mesh.tp, cut_layers(analysis))
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
             block = next((one for one in above[1:] if one in widths), None)
@@ -90,6 +126,43 @@ def _widths(analysis: Analysis) -> dict[str, int]:
                 treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
                 widths[block] += sum(features.kept(path, module, treatments))
     return widths
+
+
+@fact
+def _blocks(analysis: Analysis) -> tuple[str, ...]:
+    """The blocks of a decoder; none where it is not known that each keeps its input."""
+    plan, manifest = analysis.plan, analysis.manifest
+    assert manifest is not None
+    offloaded = plan.offload is not None and plan.offload.activations != "none"
+    if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
+        return ()
+    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
+    for rule in plan.checkpoint.rules if plan.checkpoint is not None else ():
+        if any(below(blocks[0], path) for path in analysis.module_paths.matching(pattern(rule.path))):
+            return ()
+    return tuple(blocks)
+
+
+def _dim(analysis: Analysis) -> int:
+    return int(analysis.plan.model.source().config().dim)
+
+
+@fact
+def _in_feed_forward(analysis: Analysis) -> dict[str, int]:
+    """Features of a token that the backward of each block's feed-forward module reads on all `tp` ranks together."""
+    manifest = analysis.manifest
+    assert manifest is not None
+    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules):
+        return {}
+    found = {}
+    for block in _blocks(analysis):
+        for part in children(manifest, block):
+            layers = [item for item in children(manifest, part.path) if item.kind == "linear"]
+            if part.kind == "feed_forward" and layers:
+                hidden = int(layers[0].attributes["out_features"])
+                given = int(layers[0].attributes["in_features"])
+                found[block] = given + hidden * (_GATED if len(layers) == _GATED else 1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,16 @@ from legoai.cost.network.topology import placement
 from legoai.cost.search.least_costs.cut_layers import children, cut_layers
 from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
-from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.experts import distributed_experts
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import sharded_axes
+from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import placement as placed
+from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList, Manifest
@@ -43,7 +44,7 @@ _AXES: Final = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 def of_parameters(analysis: Analysis, machine: Machine) -> float:
     """Seconds of a step in which a rank gathers the parameters of its units, or reduces their gradients.
 
-    0 where it is not known: in a pipeline, where experts are distributed, and under float8.
+    0 where it is not known: where experts are distributed, and under float8.
 
     Raises:
         Undecided: it depends on a hole.
@@ -51,25 +52,18 @@ def of_parameters(analysis: Analysis, machine: Machine) -> float:
     """
     plan, manifest = analysis.plan, analysis.manifest
     batches = micro_batches(plan)
-    if plan.fsdp is None or manifest is None or batches is None or plan.mesh.pp > 1 or is_traced(analysis):
+    if plan.fsdp is None or manifest is None or batches is None or is_traced(analysis):
         return 0.0
     if distributed_experts(analysis) or _is_cast(analysis):
         return 0.0
     units, axes = fsdp_units(analysis), sharded_axes(analysis)
-    joined = {path: bucket.paths[0] for bucket in unit_buckets(analysis) for path in bucket.paths}
-    elements = dict.fromkeys(units, 0)
-    tied = {path for group in manifest.tied_parameters for path in group[1:]}
-    for name, shape in manifest.parameters():
-        if name in tied:
-            continue
-        unit = owner(analysis, name)
-        cut = placed(analysis, name).dim is not None
-        elements[joined.get(unit, unit)] += math.prod(shape) // (plan.mesh.tp if cut else 1)
+    elements = elements_of_units(analysis)
     ranks = _group(analysis, axes)
     gathered, reduced = DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.reduce]
-    reductions = 1 if reduces_last(analysis) else batches
-    alike = Counter((count, _gathers(units[path], batches)) for path, count in elements.items())
-    return sum(
+    stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
+    reductions = 1 if reduces_last(analysis) or stages > 1 else batches
+    alike = Counter((count, _gathers(units[path], batches) if stages == 1 else 1) for path, count in elements.items())
+    return (1 / stages) * sum(
         units_alike
         * (
             gathers * _seconds(machine, ranks, "all_gather", count * gathered)
@@ -77,6 +71,56 @@ def of_parameters(analysis: Analysis, machine: Machine) -> float:
         )
         for (count, gathers), units_alike in alike.items()
     )
+
+
+@fact
+def elements_of_units(analysis: Analysis) -> dict[str, int]:
+    """Elements of the gathered parameters of each unit on a rank; those of units in one bucket at its first.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    manifest, tp = analysis.manifest, analysis.plan.mesh.tp
+    assert manifest is not None
+    joined = {path: bucket.paths[0] for bucket in unit_buckets(analysis) for path in bucket.paths}
+    elements = dict.fromkeys(fsdp_units(analysis), 0)
+    tied = {path for group in manifest.tied_parameters for path in group[1:]}
+    for name, shape in manifest.parameters():
+        if name not in tied:
+            unit = owner(analysis, name)
+            cut = placed(analysis, name).dim is not None
+            elements[joined.get(unit, unit)] += math.prod(shape) // (tp if cut else 1)
+    return elements
+
+
+def gathered_bytes(analysis: Analysis) -> int:
+    """Bytes of the parameters that are gathered when the first backward of a micro batch begins, at least.
+
+    0 where it is not known: in a pipeline, where experts are distributed, and under float8.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan = analysis.plan
+    known = analysis.manifest is not None and plan.fsdp is not None and not is_traced(analysis)
+    if (
+        not known
+        or plan.mesh.pp > 1
+        or shard_ranks(analysis) == 1
+        or distributed_experts(analysis)
+        or _is_cast(analysis)
+    ):
+        return 0
+    units = fsdp_units(analysis)
+    kept = {path for path, unit in units.items() if path and not _may_reshard(unit)}
+    return DTYPE_BYTES[plan.precision.param] * sum(
+        count for path, count in elements_of_units(analysis).items() if path in kept
+    )
+
+
+def _may_reshard(unit: FsdpUnit) -> bool:
+    """Whether a unit is freed after its forward, or might be, as far as that is decided."""
+    return isinstance(unit.reshard, Hole) or unit.is_resharded_after_forward
 
 
 def slowed(analysis: Analysis, machine: Machine) -> float:
@@ -145,6 +189,8 @@ def _parts(manifest: Manifest, blocks: BlockList) -> Iterator[str]:
 
 def _gathers(unit: FsdpUnit, batches: int) -> int:
     """How often a unit is gathered in a step, at least."""
+    if isinstance(unit.reshard, Hole):
+        return 1
     if unit.is_resharded_after_forward and not isinstance(unit.reshard, int):
         return 2 * batches
     return batches if unit.reshard == "after_backward" or isinstance(unit.reshard, int) else 1

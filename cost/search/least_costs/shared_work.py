@@ -173,9 +173,11 @@ class SharedWork:
         """What the blocks of a pipeline take, as far as that is known from others; empty where nothing is."""
         key = _block_key(analysis) if self._blocks else None
         known = self._blocks.get(key, {}) if key is not None else {}
+        if not known:
+            return {}
         same = known.get(_treatments(analysis.plan))
-        if same is not None or not known:
-            return same or {}
+        if same is not None:
+            return same
         other = next(iter(known.values()))
         return {start: work._replace(recomputed=None) for start, work in other.items()}
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from legoai.dsl.frontend.kept import Kept
+from legoai.dsl.frontend.kept import Kept, identity
 from legoai.specs.directives.hole import Hole, Undecided
 
 NAMES = ("a", "b", "c", "d")
@@ -28,7 +28,9 @@ class Plan:
     def once(self, number: int) -> object:
         if self.kept is None:
             return self.compute(number)
-        return self.kept.use(self.kept.result(number, self.values.__getitem__, lambda: self.compute(number)))
+        return self.kept.use(
+            self.kept.result(number, lambda name: identity(self.values[name]), lambda: self.compute(number))
+        )
 
     def compute(self, number: int) -> object:
         """A computation whose reads, and whose use of smaller ones, depend on what it has read."""
@@ -74,7 +76,7 @@ def test_a_boolean_is_no_number_and_two_objects_are_two():
 
     for value in (True, 1, [1], [1, 2]):
         values["a"] = value
-        assert kept.use(kept.result("text", values.__getitem__, named)) == repr(value)
+        assert kept.use(kept.result("text", lambda name: identity(values[name]), named)) == repr(value)
 
 
 def test_what_was_raised_is_raised_again():

@@ -1,0 +1,142 @@
+"""Least seconds of recomputation: by what a plan's treatments recompute, and by what memory makes any recompute.
+
+What a block's backward reads of its forward is either kept or computed again. So the bytes that a rank has room for
+bound what any choice of treatments must recompute: a knapsack whose items are the outputs of a block's layers, of which
+fractions may be kept, takes no more time than the best of them.
+
+An output counts where backward reads it, or something of its size that cannot be made without it: queries, keys and
+values, the output of attention, the sum behind it, and the factors of a feed-forward module. The output of a block's
+last layer is the next one's input, and is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from legoai.cost.kernels.model_flops import DECODERS
+from legoai.cost.search.least_costs.activations import FUSED, bytes_of_feature
+from legoai.cost.search.least_costs.cut_layers import children
+from legoai.cost.search.least_costs.local_kernels import Pass
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.facts import holders
+from legoai.specs.directives.checkpoint import Every, Full, Selective
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.manifest import Manifest
+
+
+class Output(NamedTuple):
+    """Output of a layer: least seconds to compute it again, and its bytes on a rank, both for one micro batch."""
+
+    seconds: float
+    bytes: float
+
+
+def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, float]:
+    """Least seconds that a plan's treatments recompute, by the recomputing module.
+
+    torch stops to recompute when all that was saved is there again, so that the last product of a module may be left
+    out: the largest counts as that one. Compiled modules choose by themselves what they recompute.
+
+    Args:
+        analysis: of a plan, whose treatments may be open: then nothing is known of them.
+        least: seconds of layers for one micro batch.
+    """
+    if analysis.plan.compile is not None:
+        return {}
+    try:
+        rules = recomputed_modules(analysis)
+    except Undecided:
+        return {}
+    manifest = analysis.manifest
+    inside: dict[str, list[float]] = {}
+    for path, took in least.items() if rules else ():
+        recomputing = [holder for holder in holders(path) if holder in rules]
+        if not recomputing:
+            continue
+        treatments = [rules[holder].treatment for holder in recomputing]
+        if isinstance(treatments[-1], Full | Every):
+            inside.setdefault(recomputing[-1], []).append(took.forward)
+        elif len(recomputing) == 1 and isinstance(treatments[0], Selective) and manifest is not None:
+            kept = _kinds_kept(treatments[0])
+            kind = manifest.modules[path].kind
+            if kind in ("linear", "attention") and kind not in kept:
+                inside.setdefault(recomputing[0], []).append(took.forward)
+    return {path: max(0.0, sum(parts) - max(parts)) for path, parts in inside.items()}
+
+
+def _kinds_kept(treatment: Selective) -> frozenset[str]:
+    """Kinds of layers of which some output may be kept: what is named by an operator may be any."""
+    named = {"attention": ("attention",), "matmul": ("linear",), "alternate_matmul": ("linear",), "collective": ()}
+    return frozenset(kind for item in treatment.keep for kind in named.get(item, ("linear", "attention")))
+
+
+def outputs_of_blocks(
+    analysis: Analysis, least: Mapping[str, Pass], waits: Mapping[str, float]
+) -> dict[str, list[Output]]:
+    """The outputs of each block's layers that backward reads; none where it is not known what blocks keep.
+
+    Args:
+        analysis: of a plan whose mesh and micro batch are decided.
+        least: seconds of layers for one micro batch.
+        waits: of these, seconds in which a layer waits for its input.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    offloaded = plan.offload is not None and plan.offload.activations != "none"
+    if manifest is None or plan.model.family not in DECODERS or plan.compile is not None or offloaded:
+        return {}
+    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
+        return {}
+    of_feature = bytes_of_feature(analysis) / plan.mesh.tp
+    fused = plan.attention.kernel in FUSED
+    found: dict[str, list[Output]] = {}
+    for blocks in manifest.block_lists:
+        for name in blocks.names:
+            block = f"{blocks.path}.{name}" if blocks.path else name
+            found[block] = [
+                Output(least[path].forward - (waits.get(path, 0.0) if waits_first else 0.0), features * of_feature)
+                for path, features, waits_first in _read_by_backward(manifest, block, fused=fused)
+                if path in least
+            ]
+    return found
+
+
+def _read_by_backward(manifest: Manifest, block: str, *, fused: bool) -> Iterator[tuple[str, int, bool]]:
+    """Layers of a block whose outputs are read: path, features of a token, and whether they wait for their input."""
+    if manifest.modules[block].kind != "block":
+        return
+    for part in children(manifest, block):
+        linear = [item for item in children(manifest, part.path) if item.kind == "linear"]
+        if part.kind == "attention" and linear:
+            *inputs, output = linear
+            for item in inputs:
+                yield item.path, int(item.attributes["out_features"]), True
+            if fused and {"n_heads", "head_dim"} <= part.attributes.keys():
+                heads, width = int(part.attributes["n_heads"]), int(part.attributes["head_dim"])
+                yield part.path, heads * width, False
+            yield output.path, int(output.attributes["out_features"]), False
+        elif part.kind == "feed_forward" and linear:
+            shape = linear[0].attributes
+            for item in linear if shape["in_features"] != shape["out_features"] else linear[:1]:
+                if item.attributes["out_features"] == shape["out_features"]:
+                    yield item.path, int(shape["out_features"]), True
+
+
+def least_recomputed(outputs: Sequence[Output], room: float) -> float:
+    """Least seconds to compute again what cannot be kept, where fractions of outputs can.
+
+    Args:
+        outputs: that backward reads.
+        room: bytes for those that are kept.
+    """
+    recomputed = sum(item.seconds for item in outputs)
+    for item in sorted(outputs, key=lambda item: item.bytes / item.seconds if item.seconds > 0.0 else float("inf")):
+        share = min(1.0, max(0.0, room) / item.bytes) if item.bytes > 0.0 else 1.0
+        recomputed -= share * item.seconds
+        room -= share * item.bytes
+    return max(0.0, recomputed)

@@ -1,0 +1,133 @@
+"""First candidates of a search, and those that lie beside a good one.
+
+A bound tells where nothing better is left; it tells little of where the good is. So a search over many answers begins
+at those that a person would try first, and looks at what differs from the best in one answer, or in two that are
+decided together, before it goes on best bound first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.objective import Costs
+from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.span import Span
+
+_DEGREES: Final = (Mesh, Batch)
+_MOST_FIRST: Final = 16
+"""Answers for degrees and micro batch that are looked at, until one may fit."""
+
+
+class Neighbours:
+    """Candidates of one plan.
+
+    Args:
+        plan: with its holes.
+        costs: of its candidates.
+        without: spans of `require` lines that are left out.
+    """
+
+    def __init__(self, plan: OpenPlan, costs: Costs, without: Sequence[Span]) -> None:
+        self._plan = plan
+        self._costs = costs
+        self._without = without
+
+    def first(self) -> Iterator[Choices]:
+        """What to try first: least `pp · cp · tp`, then the largest micro batch, and all else to take least memory.
+
+        What lint or a bound of its memory excludes is left out.
+        """
+        order = []
+        for way in self._degrees():
+            plan = self._candidate(way).plan
+            try:
+                mesh, micro = plan.mesh, plan.batch.micro_batch
+                order.append(((mesh.pp * mesh.cp * mesh.tp, mesh.pp, mesh.cp, -micro, mesh.dp_replicate), way))
+            except Undecided:
+                continue
+        for _, way in sorted(order)[:_MOST_FIRST]:
+            complete = self._smallest(way)
+            if complete is not None:
+                yield complete
+
+    def beside(self, choices: Choices) -> Iterator[Choices]:
+        """Complete answers that lint allows and that differ in one hole, or in two of degrees and schedule."""
+        holes = self._plan.holes
+        moves = [{index: value} for index, hole in enumerate(holes) for value in range(hole.listed)]
+        shapes = [index for index, hole in enumerate(holes) if hole.owner in (*_DEGREES, Pipeline)]
+        for pair in itertools.combinations(shapes, 2):
+            near = [list(self._near(holes[index], choices[index])) for index in pair]
+            moves += [dict(zip(pair, values, strict=True)) for values in itertools.product(*near)]
+        seen = {choices}
+        for move in moves:
+            other = tuple(move.get(index, value) for index, value in enumerate(choices))
+            candidate = self._candidate(other)
+            if not candidate.errors:
+                other = self._without_idle(other, candidate)
+            if other not in seen and not candidate.errors and candidate.analysis is not None:
+                yield other
+            seen.add(other)
+
+    def _near(self, hole: OpenHole, value: int | None) -> Iterator[int]:
+        """Other values of a hole: the next ones of a degree, all of a schedule."""
+        for other in range(hole.listed):
+            if other != value and (hole.owner not in _DEGREES or value is None or abs(other - value) == 1):
+                yield other
+
+    def _without_idle(self, choices: Choices, candidate: Candidate) -> Choices:
+        """The same answers, with the first value of each hole that means nothing beside the others."""
+        if not candidate.plan.idle:
+            return choices
+        holes = zip(choices, self._plan.holes, strict=True)
+        return tuple(0 if hole.owner is Pipeline else value for value, hole in holes)
+
+    def _degrees(self) -> list[Choices]:
+        """All answers for degrees and micro batch that lint allows, the other holes left open."""
+        ways: list[Choices] = [(None,) * len(self._plan.holes)]
+        for index in order_of(self._plan.holes):
+            hole = self._plan.holes[index]
+            if hole.owner in _DEGREES:
+                more = [_with(way, index, value) for way in ways for value in range(hole.listed)]
+                ways = [way for way in more if self._allowed(way)]
+        return ways
+
+    def _smallest(self, way: Choices) -> Choices | None:
+        """The way with an answer for each open hole, one after the other the one that may take least memory.
+
+        Of several the slowest counts, since what recomputes most takes least.
+        """
+        for index, value in enumerate(way):
+            if value is not None:
+                continue
+            found = []
+            for one in range(self._plan.holes[index].listed):
+                other = _with(way, index, one)
+                candidate = self._candidate(other)
+                if not candidate.errors and candidate.analysis is not None:
+                    if self._costs.bounded(candidate, -float("inf")) is None:
+                        continue
+                    bounds = self._costs.bounds(candidate.analysis)
+                    found.append((bounds.memory, -bounds.step_time, one))
+            if not found:
+                return None
+            way = _with(way, index, min(found)[-1])
+        candidate = self._candidate(way)
+        return self._without_idle(way, candidate)
+
+    def _candidate(self, choices: Choices) -> Candidate:
+        return self._plan.candidate(choices, without=self._without)
+
+    def _allowed(self, choices: Choices) -> bool:
+        candidate = self._candidate(choices)
+        return not candidate.errors and candidate.analysis is not None
+
+
+def _with(choices: Choices, index: int, value: int) -> Choices:
+    return (*choices[:index], value, *choices[index + 1 :])
