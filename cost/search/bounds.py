@@ -37,14 +37,13 @@ from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.search.least_costs.recomputation import (
-    Output,
     by_treatments,
     least_recomputed,
     outputs_of_blocks,
 )
 from legoai.cost.search.least_costs.shared_work import BlockWork, SharedWork
-from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
+from legoai.cost.search.stages.bounds import along_schedule, in_even_split, recomputed_in_stages
 from legoai.cost.search.stages.costs import (
     Room,
     StageWork,
@@ -56,14 +55,9 @@ from legoai.cost.search.stages.costs import (
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
-from legoai.dsl.analysis.facts import below, holders
+from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.pipeline import (
     is_staged,
-    split_points,
-    splits_backward,
-    stage_count,
-    stage_of,
-    stages_of_ranks,
 )
 from legoai.dsl.analysis.state import state_bytes
 from legoai.runtime.linear_program import installed
@@ -222,7 +216,7 @@ class BoundsOf:
     def _communicates(self, analysis: Analysis) -> float:
         """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
         try:
-            return collectives.of_parameters(analysis, self.machine(analysis))
+            return collectives.of_parameters(analysis, self.machine(analysis), min(self.room(analysis)))
         except Undecided:
             return 0.0
 
@@ -263,45 +257,13 @@ class BoundsOf:
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
-            everything = max(everything, self._once(analysis, self._on_last_rank))
+            everything = max(everything, self._once(analysis, self._in_even_split))
         with contextlib.suppress(Undecided):
             everything = max(everything, self._on_stage(analysis))
         return everything
 
-    def _on_last_rank(self, analysis: Analysis) -> float:
-        """Seconds of the last rank of a pipeline with an even split, whichever of torch's schedules it takes.
-
-        These have one stage on each rank, or two, and the last rank holds none of the first stages, one for each other
-        rank: it begins when the first micro batch has passed them.
-        """
-        pipeline, ranks, batches = analysis.plan.pipeline, analysis.plan.mesh.pp, micro_batches(analysis.plan)
-        if pipeline is None or ranks == 1 or batches is None or pipeline.stages is not None or pipeline.split != "even":
-            return 0.0
-        schedule = pipeline.schedule
-        listed = (schedule.domain or ()) if isinstance(schedule, Hole) else (schedule,)
-        blocks = split_points(analysis).blocks
-        if any(isinstance(one, OrderFile) for one in listed) or not blocks:
-            return 0.0
-        forward, backward = dict.fromkeys(blocks, 0.0), dict.fromkeys(blocks, 0.0)
-        for path, took in self._once(analysis, self._of_layers).items():
-            block = next((one for one in (path, *holders(path)) if one in forward), None)
-            if block is not None:
-                forward[block] += took.forward
-                backward[block] += took.backward
-        for path, again in self._once(analysis, self._again).items():
-            if path in backward:
-                backward[path] += again
-        first, second = min(forward.values()), min(backward.values())
-        numbers = [number for number in (1, 2) if number * ranks <= len(blocks)]
-        if not isinstance(schedule, Hole):
-            numbers = [number for number in numbers if number * ranks == stage_count(analysis)]
-        return min(
-            (
-                len(blocks) // (number * ranks) * ((ranks - 1) * first + number * batches * (first + second))
-                for number in numbers
-            ),
-            default=math.inf,  # no schedule has so few blocks on a rank
-        )
+    def _in_even_split(self, analysis: Analysis) -> float:
+        return in_even_split(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -315,12 +277,11 @@ class BoundsOf:
             found = self.assignment(analysis)
             return 0.0 if found is None else found.bound
         learnt = self._learnt_pipeline(analysis)
-        return (
-            learnt if isinstance(pipeline.schedule, OrderFile) else max(learnt, self._once(analysis, self._pipelined))
-        )
+        in_order = isinstance(pipeline.schedule, OrderFile)
+        return learnt if in_order else max(learnt, self._once(analysis, self._pipelined))
 
     def _pipelined(self, analysis: Analysis) -> float:
-        return _pipelined(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
+        return along_schedule(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
 
     def _forced(self, analysis: Analysis) -> float:
         """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
@@ -334,8 +295,7 @@ class BoundsOf:
             held = state.parameters + state.optimizer + gathered_bytes(analysis)
             room, stages = min(self.room(analysis)), analysis.plan.mesh.pp
             if stages > 1:
-                room -= held * _share_of_blocks(analysis)
-                return self._forced_on_stages(analysis, blocks[0], inputs / len(blocks), room)
+                return recomputed_in_stages(analysis, blocks[0], inputs / len(blocks), room, held)
             room -= held + inputs
             logits, read = logits_bytes(analysis) or 0, worked_on(analysis)
         except Undecided:
@@ -344,33 +304,6 @@ class BoundsOf:
         # When the backward of a block begins, all that it reads is there, beside what the others keep.
         within = least_recomputed([one for outputs in blocks[1:] for one in outputs], room - read)
         return max(before, within)
-
-    def _forced_on_stages(self, analysis: Analysis, block: Sequence[Output], given: float, room: float) -> float:
-        """The same of stages of an even split, whose blocks are alike.
-
-        Args:
-            analysis: of the plan.
-            block: the outputs of a block that its backward reads.
-            given: bytes of its input.
-            room: bytes that the parameters of a rank's blocks leave.
-
-        Raises:
-            Undecided: the schedule is open.
-        """
-        pipeline, count = analysis.plan.pipeline, stage_count(analysis)
-        graph = graph_of(analysis) if pipeline is not None and pipeline.split == "even" else None
-        if graph is None or count is None or graph.stages != count:
-            return 0.0
-        each = len(split_points(analysis).blocks) // count
-        forced = 0.0
-        for moments in graph.held:
-            most = 0.0
-            for moment in moments:
-                held = moment.micro_batches.values()
-                kept = [Output(each * one.seconds, number * each * one.bytes) for number in held for one in block]
-                most = max(most, least_recomputed(kept, room - sum(held) * each * given))
-            forced += most
-        return forced
 
     def _learnt_pipeline(self, analysis: Analysis) -> float:
         """Seconds of a pipeline whose blocks are known from another candidate; 0 where they are not."""
@@ -477,47 +410,9 @@ class BoundsOf:
                 yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
 
 
-@fact
-def _share_of_blocks(analysis: Analysis) -> float:
-    """Share of the model's parameters that lie in blocks."""
-    assert analysis.manifest is not None
-    lists = tuple(f"{item.path}." if item.path else "" for item in analysis.manifest.block_lists)
-    sizes = [(name.startswith(lists), math.prod(shape)) for name, shape in analysis.manifest.parameters()]
-    return sum(size for inside, size in sizes if inside) / sum(size for _, size in sizes)
-
-
 def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:
     """Seconds of all layers in forward, backward and recomputation."""
     return sum(one.forward + one.backward for one in least.values()) + sum(by_treatments(analysis, least).values())
-
-
-def _pipelined(analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]) -> float:
-    """The longest path through the schedule, or the busiest rank's own work with what comes before and after it."""
-    count, batches = stage_count(analysis), micro_batches(analysis.plan)
-    if count is None or batches is None:
-        return 0.0
-    forward, backward = [0.0] * count, [0.0] * count
-    for path, took in least.items():
-        stage = stage_of(analysis, path)
-        if stage is not None:
-            forward[stage] += took.forward
-            backward[stage] += took.backward
-    for path, again in recomputed.items():
-        stage = stage_of(analysis, path)
-        if stage is not None:
-            backward[stage] += again
-    split, graph = splits_backward(analysis), graph_of(analysis)
-    longest = 0.0
-    if graph is not None and graph.stages == count:
-        halves = {"I": 0.0, "W": 0.0} if split else {}
-        longest, _ = graph.longest([{"F": f, "B": b, **halves} for f, b in zip(forward, backward, strict=True)])
-    for stages in stages_of_ranks(analysis):
-        own = sum(forward[stage] + backward[stage] for stage in stages) * batches
-        before = range(min(stages))
-        fill = sum(forward[stage] for stage in before)
-        drain = 0.0 if split else sum(backward[stage] for stage in before)
-        longest = max(longest, own + fill + drain)
-    return longest
 
 
 def _memory(analysis: Analysis, activations: int) -> float:

@@ -23,7 +23,7 @@ from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.precision import output_bytes
 from legoai.dsl.frontend.paths import pattern
-from legoai.specs.directives.checkpoint import Selective
+from legoai.specs.directives.checkpoint import Budget, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest, ModuleInfo
@@ -124,8 +124,28 @@ def _widths(analysis: Analysis) -> dict[str, int]:
             block = next((one for one in above[1:] if one in widths), None)
             if block is not None:
                 treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
-                widths[block] += sum(features.kept(path, module, treatments))
+                in_budget = [treatment for treatment in treatments if _fills(treatment)]
+                all_of_it = sum(features.kept(path, module, [] if in_budget == treatments else treatments))
+                widths[block] += all_of_it
+        for block in blocks:
+            rule = recomputed.get(block)
+            if rule is not None and _fills(rule.treatment):
+                # What is left of the budget has no room for one more output.
+                more = rule.treatment.amount * (widths[block] - _dim(analysis)) - _widest(manifest, block)
+                widths[block] = _dim(analysis) + max(0, int(more))
     return widths
+
+
+def _fills(treatment: Any) -> bool:
+    """Whether a treatment keeps the best outputs that find room in a share of all, so that none that would is left."""
+    return isinstance(treatment, Budget) and isinstance(treatment.amount, float) and treatment.by != "greedy"
+
+
+def _widest(manifest: Manifest, block: str) -> int:
+    """The widest output of a block's layers, in features, and of its norms, which compute in 4 bytes."""
+    inside = [module for path, module in manifest.modules.items() if below(path, block)]
+    linear = [int(module.attributes["out_features"]) for module in inside if module.kind == "linear"]
+    return max([*linear, *(2 * int(module.attributes["dim"]) for module in inside if module.kind == "norm")], default=0)
 
 
 @fact

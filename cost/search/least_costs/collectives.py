@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from legoai.cost.kernels.work import Attention, Product
@@ -30,6 +30,7 @@ from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import placement as placed
+from legoai.dsl.analysis.state import state_bytes
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -41,10 +42,15 @@ _AXES: Final = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """Of the mesh, innermost first."""
 
 
-def of_parameters(analysis: Analysis, machine: Machine) -> float:
+def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
     """Seconds of a step in which a rank gathers the parameters of its units, or reduces their gradients.
 
     0 where it is not known: where experts are distributed, and under float8.
+
+    Args:
+        analysis: of the plan.
+        machine: on which it runs.
+        room: bytes of active memory that a rank may take.
 
     Raises:
         Undecided: it depends on a hole.
@@ -62,7 +68,11 @@ def of_parameters(analysis: Analysis, machine: Machine) -> float:
     gathered, reduced = DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.reduce]
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
-    alike = Counter((count, _gathers(units[path], batches) if stages == 1 else 1) for path, count in elements.items())
+    freed = frozenset() if stages > 1 else _freed(analysis, elements, room)
+    alike = Counter(
+        (count, _gathers(units[path], batches, freed=path in freed) if stages == 1 else 1)
+        for path, count in elements.items()
+    )
     return (1 / stages) * sum(
         units_alike
         * (
@@ -102,20 +112,28 @@ def gathered_bytes(analysis: Analysis) -> int:
         Undecided: it depends on a hole.
     """
     plan = analysis.plan
-    known = analysis.manifest is not None and plan.fsdp is not None and not is_traced(analysis)
-    if (
-        not known
-        or plan.mesh.pp > 1
-        or shard_ranks(analysis) == 1
-        or distributed_experts(analysis)
-        or _is_cast(analysis)
-    ):
+    if analysis.manifest is None or plan.fsdp is None or is_traced(analysis) or plan.mesh.pp > 1:
+        return 0
+    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or _is_cast(analysis):
         return 0
     units = fsdp_units(analysis)
     kept = {path for path, unit in units.items() if path and not _may_reshard(unit)}
     return DTYPE_BYTES[plan.precision.param] * sum(
         count for path, count in elements_of_units(analysis).items() if path in kept
     )
+
+
+def _freed(analysis: Analysis, elements: Mapping[str, int], room: float) -> frozenset[str]:
+    """Units of open rules that cannot stay gathered from forward to backward, as those of one rule do together."""
+    state, units = state_bytes(analysis), fsdp_units(analysis)
+    by_rule: dict[int, list[str]] = {}
+    for path, unit in units.items():
+        if isinstance(unit.reshard, Hole):
+            by_rule.setdefault(id(unit.rule), []).append(path)
+    held = 0 if state is None else state.parameters + state.optimizer
+    size = DTYPE_BYTES[analysis.plan.precision.param]
+    too_large = (paths for paths in by_rule.values() if held + size * sum(map(elements.__getitem__, paths)) > room)
+    return frozenset(path for paths in too_large for path in paths) if shard_ranks(analysis) > 1 else frozenset()
 
 
 def _may_reshard(unit: FsdpUnit) -> bool:
@@ -187,10 +205,11 @@ def _parts(manifest: Manifest, blocks: BlockList) -> Iterator[str]:
             yield from (item.path for item in children(manifest, block) if item.kind in _SEQUENTIAL)
 
 
-def _gathers(unit: FsdpUnit, batches: int) -> int:
-    """How often a unit is gathered in a step, at least."""
+def _gathers(unit: FsdpUnit, batches: int, *, freed: bool) -> int:
+    """How often a unit is gathered in a step, at least; `freed` is whether an open one is freed after its forward."""
     if isinstance(unit.reshard, Hole):
-        return 1
+        from_fewer = any(isinstance(value, int) for value in unit.reshard.domain or ())
+        return (batches if from_fewer else 2 * batches) if freed else 1
     if unit.is_resharded_after_forward and not isinstance(unit.reshard, int):
         return 2 * batches
     return batches if unit.reshard == "after_backward" or isinstance(unit.reshard, int) else 1

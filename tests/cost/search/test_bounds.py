@@ -175,7 +175,7 @@ def bounds_over_hosts() -> tuple[float, float, float, float, float]:
     bounds = BoundsOf()
     found = estimate(lower(analysis), analysis.plan, analysis.manifest)
     least, machine = bounds(analysis), bounds.machine(analysis)
-    parameters = collectives.of_parameters(analysis, machine)
+    parameters = collectives.of_parameters(analysis, machine, math.inf)
     return least.step_time, parameters, found.step_time, least.memory, found.peak_active
 
 

@@ -152,6 +152,30 @@ def test_what_is_looked_for_below_shallow_nodes_is_the_same(seed: int, monkeypat
     assert (solution.found.status, solution.value, solution.found.bound) == ("optimal", best, best)
 
 
+@pytest.mark.parametrize("text", [TEXT, SCHEDULED, TEXT + "require peak_memory <= 20MiB\n"])
+@pytest.mark.parametrize("seed", range(3))
+def test_looking_around_first_changes_no_result(text: str, seed: int, monkeypatch: pytest.MonkeyPatch):
+    """What is evaluated before the tree comes to it is counted once, and the best is the same."""
+    monkeypatch.setattr(tree, "_MANY", 0)
+    plan, evaluator = opened(text), Drawn(seed, failing=0.1)
+    evaluated: list[Any] = []
+    seen = evaluator.evaluate
+
+    def evaluate(candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
+        evaluated.extend(item.plan.digest for item in candidates)
+        return seen(candidates, deadline)
+
+    monkeypatch.setattr(evaluator, "evaluate", evaluate)
+    found = Search(plan, bounds=BoundsOf(), evaluator=evaluator, objective=objective_of(None)).run()
+    assert found.status == "optimal"
+    if text is not SCHEDULED:  # whose candidates that mean the same are drawn apart
+        best = brute_force(plan, evaluator, "step_time", 1)
+        assert best == found.bound == (found.best and found.best.figures.metric("step_time", "seconds"))
+    assert len(evaluated) == len(set(evaluated)) == len(found.evaluated) + len(found.failed)
+    counted = sum(found.refused.values()) + found.bounded
+    assert found.total == counted + len(found.evaluated) + len(found.failed)
+
+
 def test_a_candidate_is_found_before_all_shallow_nodes_are_looked_at(monkeypatch: pytest.MonkeyPatch):
     """Where figures are far above their bounds, each node is expanded before the first candidate is."""
     linted = []
