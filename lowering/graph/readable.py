@@ -9,6 +9,7 @@ from typing import Final
 from torch import fx
 
 from legoai.lowering.graph.places import place_of
+from legoai.lowering.graph.regions import Region
 from legoai.lowering.graph.step_graph import StepGraph
 
 _ASSIGNED: Final = re.compile(r"( +)(\w+)\b.* = ")
@@ -19,11 +20,19 @@ _RELEASED: Final = re.compile(r"; +\w+ = None(?=;|$)|(?:; +(?:\w+ = )+None)+", r
 def readable(graph: StepGraph) -> str:
     """Return the graph as Python, with the types and shapes of its values; what frees them is left out.
 
-    Where micro batches behind the first of a step run another graph, that follows.
+    Where micro batches behind the first of a step run another graph, that follows; and then what regions compute, as
+    it was before it was compiled.
     """
-    if graph.later is None:
-        return readable_part(graph.module)
-    return f"{readable_part(graph.module)}\n\n# micro batches behind the first of a step\n{readable_part(graph.later)}"
+    text = readable_part(graph.module)
+    regions = dict(_regions(graph.module))
+    if graph.later is not None:
+        text += f"\n\n# micro batches behind the first of a step\n{readable_part(graph.later)}"
+        regions |= dict(_regions(graph.later))
+    return text + "".join(f"\n\n# {name}\n{readable_part(region.source.module)}" for name, region in regions.items())
+
+
+def _regions(module: fx.GraphModule) -> Iterator[tuple[str, Region]]:
+    return ((name, child) for name, child in module.named_children() if isinstance(child, Region))
 
 
 def readable_part(module: fx.GraphModule) -> str:

@@ -30,6 +30,7 @@ from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
 from legoai.lowering.graph.passes import PASSES, ContractError, check
 from legoai.lowering.graph.places import Place, place_of, set_place
 from legoai.lowering.graph.prefetch import units_ahead
+from legoai.lowering.graph.readable import readable
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
@@ -212,6 +213,8 @@ def test_what_is_changed_in_place_by_another_region_belongs_to_none():
     assert [node.target for node in graph.nodes if node.op == "call_module"] == ["two_forward"]
     for value, wanted in zip(step.module(tensor), expected, strict=True):
         assert torch.equal(value, wanted)
+    shown, _, region = readable(step).partition("# two_forward\n")
+    assert "self.two_forward(" in shown and "aten.sin" in region and "aten.sin" not in shown
 
 
 @pytest.mark.parametrize(
