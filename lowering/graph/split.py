@@ -8,7 +8,8 @@ eager backend.
     gather(w), forward(x, w), backward(g, w), scatter(dw)
         ->  forward        x             ->  gather(w), forward(x, w), w
             later forward  x, w          ->  forward(x, w)
-            backward       g, w, …       ->  backward(g, w)
+            backward       g, w, …       ->  backward(g, w), dw
+            later backward g, w, …, sum  ->  backward(g, w), sum += dw
             reduction      sum of dw     ->  scatter(dw)
 """
 
@@ -26,10 +27,11 @@ from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.places import place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
 
-ACTIONS: Final = ("forward", "later_forward", "backward", "reduction")
+ACTIONS: Final = ("forward", "later_forward", "backward", "later_backward", "reduction")
 """The graphs of a stage, by the names of :class:`ActionGraphs`."""
 
 _CLONE: Final[Any] = torch.ops.aten.clone.default
+_ADD_IN_PLACE: Final[Any] = torch.ops.aten.add_.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class ActionGraphs:
             backward takes.
         backward: takes the shards, the buffers, what stays gathered, the gradient of the output and what forward left;
             gives the gradient of what arrived, where that needs one, and those of gathered parameters.
+        later_backward: takes what backward takes, and what it has given of gathered parameters, to which it adds; gives
+            the gradient of what arrived.
         reduction: takes the sums of the gradients of gathered parameters, and gives those of the shards.
         kept: how many values stay gathered.
     """
@@ -50,6 +54,7 @@ class ActionGraphs:
     forward: fx.GraphModule
     later_forward: fx.GraphModule
     backward: fx.GraphModule
+    later_backward: fx.GraphModule
     reduction: fx.GraphModule
     kept: int
 
@@ -74,15 +79,14 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
     read = _read(backward, (*of_arrived, *reduced))
     kept = [node for node in forward if node in gathered and any(user not in gathered for user in node.users)]
     saved = [node for node in (arrived, *forward) if node in read and node not in gathered]
-    root = graph.module
+    root, taken = graph.module, (*shards, *buffers, *kept, gradient, *saved)
     return ActionGraphs(
         forward=_module(root, (*shards, *buffers, arrived), forward, (output, *saved, *kept)),
         later_forward=_module(
             root, (*buffers, arrived, *kept), [node for node in forward if node not in gathered], (output, *saved)
         ),
-        backward=_module(
-            root, (*shards, *buffers, *kept, gradient, *saved), backward, (*of_arrived, *reduced), owned=reduced
-        ),
+        backward=_module(root, taken, backward, (*of_arrived, *reduced), owned=reduced),
+        later_backward=_module(root, taken, backward, of_arrived, added=reduced),
         reduction=_module(root, reduced, reduction, of_shards),
         kept=len(kept),
     )
@@ -128,6 +132,7 @@ def _module(
     outputs: Sequence[fx.Node],
     *,
     owned: Container[fx.Node] = (),
+    added: Sequence[fx.Node] = (),
 ) -> fx.GraphModule:
     """Return a part of a graph as a module.
 
@@ -138,13 +143,18 @@ def _module(
         outputs: what it gives.
         owned: unsharded gradients, to which those of other micro batches are added in place, so that each has a
             storage of its own.
+        added: values that are added to further inputs, in place, as soon as they are there.
     """
     part, taken = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
         copied = taken[node] = part.placeholder(node.name)
         copied.meta = dict(node.meta)
+    sums = {node: part.placeholder(f"sum_{index}") for index, node in enumerate(added)}
     for node in nodes:
         taken[node] = part.node_copy(node, taken.__getitem__)
+        if node in sums:
+            sums[node].meta = {"val": node.meta["val"]}
+            part.call_function(_ADD_IN_PLACE, (sums[node], taken[node])).meta = dict(node.meta)
     bases = Counter(_base(node) for node in outputs)
     given = []
     for node in outputs:

@@ -87,15 +87,14 @@ class StageModule(nn.Module):
         assert self._kept is not None, "backward comes behind forward"
         given = [*self._shards(), *self.buffers(), *self._kept, gradient, *saved]
         saved.clear()
-        made = self._run(self.graphs.backward, given)
-        count = len(self.graphs.reduction.graph.find_nodes(op="placeholder"))
-        gradients = made[len(made) - count :]
-        if not self._sums:
-            self._sums = gradients
+        if self._sums:
+            given += self._sums
+            made = self._run(self.graphs.later_backward, given)
         else:
-            for total, addend in zip(self._sums, gradients, strict=True):
-                total.add_(addend)
-        return made[0] if len(made) > count else None
+            made = self._run(self.graphs.backward, given)
+            first = len(made) - len(self.graphs.reduction.graph.find_nodes(op="placeholder"))
+            made, self._sums = made[:first], list(made[first:])
+        return made[0] if made else None
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:
