@@ -68,18 +68,12 @@ PLANS = {
         f"{MIXED}",
         "(reorder = true)",
     ),
-    "activations on the host": (
+    "activations and optimizer state on the host": (
         HEAD,
         "mesh (dp_shard = 2)\n"
         "fsdp on dp_shard { layers.{0, 1} = unit(reshard = never), layers.{2, 3} = unit }\n"
         f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
-        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all)",
-    ),
-    "optimizer state on the host": (
-        HEAD,
-        "mesh (dp_shard = 2)\n"
-        f"fsdp on dp_shard {{ layers.{{0, 1}} = unit(reshard = never), layers.{{2, 3}} = unit }}\n{MIXED}",
-        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (optimizer = all, activations = bytes(1MiB))",
+        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all, optimizer = all)",
     ),
     "what exceeds a limit on the host": (
         HEAD,
@@ -224,8 +218,7 @@ PLANS = {
         in (
             "stages",
             "operators kept",
-            "activations on the host",
-            "what exceeds a limit on the host",
+            "activations and optimizer state on the host",
             "tensor and sequence parallel",
             "context parallel, keys around the ring",
         )

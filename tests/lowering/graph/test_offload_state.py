@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 
@@ -16,7 +17,7 @@ from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
 from support.step_graphs import BODY
 
-BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 128")
+BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 256")
 
 
 def held(curve: list[int], fragments: list[Fragment], frees: list, backs: list[int]) -> list[int]:
@@ -60,6 +61,11 @@ def taken(text: str) -> tuple[Trace, int]:
     return trace, peaks[-1]
 
 
+@functools.cache
+def plain_run() -> tuple[Trace, int]:
+    return in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+
+
 def moved(trace: Trace) -> Counter[str]:
     """Bytes that copies beside computation move in the last step, by direction."""
     span, found = trace.steps[-1], Counter[str]()
@@ -70,7 +76,7 @@ def moved(trace: Trace) -> Counter[str]:
 
 
 def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
-    plain, beside = in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+    plain, beside = plain_run()
     peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
     numbers = 39 * 512  # of Adam's steps, which stay
     assert 0 <= beside - (peak - state + numbers) < 8 * 512
@@ -86,7 +92,7 @@ def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
 
 def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
     plan = f"{BODY_OF_GPUS}offload (optimizer = all)\n"
-    plain, _ = in_a_fork(taken, lowered(BODY_OF_GPUS).text)
+    plain, _ = plain_run()
     trace, _ = in_a_fork(taken, lowered(plan).text)
     state = memory(plain).by_category["optimizer_state"]
     assert moved(trace)["device_to_host"] == moved(trace)["host_to_device"] <= state
@@ -95,16 +101,15 @@ def test_all_of_the_state_leaves_and_is_back_once_in_a_step():
 
 
 def test_as_many_activations_leave_as_exceed_the_limit():
-    plan = BODY_OF_GPUS.replace("seq_len = 128", "seq_len = 256")
-    plain, _ = in_a_fork(taken, lowered(plan).text)
+    plain, _ = plain_run()
     peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]
     adaptive, both = "offload (activations = adaptive)\n", "offload (activations = adaptive, optimizer = adaptive)\n"
     limit = peak - state - 2**20
-    text = lowered(f"{plan}{both}require peak_memory <= {limit}B\n").text
+    text = lowered(f"{BODY_OF_GPUS}{both}require peak_memory <= {limit}B\n").text
     assert f"partial(offload_activations, limit={limit})" in text
     trace, _ = in_a_fork(taken, text)
     assert memory(trace).peak <= limit
-    alone = lowered(f"{plan}{adaptive}require peak_memory <= {peak - 2**20}B\n").text
+    alone = lowered(f"{BODY_OF_GPUS}{adaptive}require peak_memory <= {peak - 2**20}B\n").text
     assert f"partial(offload_activations, limit={peak - 2**20}, moments=2)" in alone
     trace, _ = in_a_fork(taken, alone)
     assert memory(trace).peak <= peak - 2**20
