@@ -185,12 +185,27 @@ class Search:
             if self.found.best is not None:
                 break
             self._evaluate_early([choices])
+        self._descend(near, moving=False)
+        while self._heap and self._degrees and None in self._degrees_of(self._heap[0][2]):
+            self._in_time()
+            self._expand(heapq.heappop(self._heap))
+        self._descend(near, moving=True)
+
+    def _descend(self, near: Neighbours, *, moving: bool) -> None:
+        """Go to the best of the candidates beside the best one, until none is better; moving to other degrees, or not.
+
+        At other degrees all has to be captured anew, and a bound tells less of it than of the same ones.
+        """
         while self.found.best is not None and not self.first_feasible:
             best, found = self.found.best, []
             for choices in near.beside(best.choices):
                 self._in_time()
+                if choices in self._early or (
+                    not moving and self._degrees_of(choices) != self._degrees_of(best.choices)
+                ):
+                    continue
                 least = self.costs.bounded(self.plan.candidate(choices, without=self.without), -math.inf)
-                if choices not in self._early and least is not None and least < self._incumbent():
+                if least is not None and least < self._incumbent():
                     found.append((least, choices))
             self._evaluate_early([choices for _, choices in sorted(found)[:AT_ONCE]])
             if self.found.best is best:
