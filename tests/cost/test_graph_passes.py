@@ -48,6 +48,7 @@ def figures() -> tuple[dict[str, Any], str, str, dict[str, Any]]:
     return graph_passes.document(found), graph_passes.terminal(found), picture, plain
 
 
+@pytest.mark.slow
 def test_differences_of_passes_add_up_to_the_estimate_of_the_plan():
     found, text, picture, plan = in_a_fork(figures)
     assert [item["name"] for item in found["passes"]] == NAMES

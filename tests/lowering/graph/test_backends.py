@@ -219,7 +219,6 @@ PLANS = {
             "stages",
             "operators kept",
             "activations and optimizer state on the host",
-            "tensor and sequence parallel",
             "context parallel, keys around the ring",
         )
         else pytest.param(name, marks=pytest.mark.slow)

@@ -253,6 +253,7 @@ def outstanding(graph: StepGraph) -> str:
     return f"{peaks['forward']} {peaks['backward']}"
 
 
+@pytest.mark.slow
 def test_gathers_start_ahead_as_a_limit_allows():
     block = 2 * 32_768 + 2 * 16_384 + 3 * 98_304 + 2 * 256  # bytes in bf16, as communication.txt shows them
     found = {}
