@@ -1,7 +1,8 @@
 """Lower bounds of a candidate's step time and memory that need no simulation.
 
 Each is admissible: no simulation of the candidate, nor of any plan that the holes left in it may become, gives less.
-Where a bound depends on a hole, that part of it is 0.
+Where a bound depends on a hole, that part of it is 0, but for recomputation and gathers that memory forces whatever the
+hole is, and for what every schedule of a pipeline waits for (:mod:`legoai.cost.search.stages.bounds`).
 
 Time. Kernels of one rank run one after another, and no product is faster than the fastest rate that its profile can
 give (:func:`legoai.cost.search.least_costs.layers.fastest_rate`). All ranks together do at least the products that the
@@ -13,12 +14,13 @@ waits for on `tp`; and parameters are gathered over the same links one after ano
 them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that was
 simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
-Where only the split into stages is open, no split is faster than the assignment that is best at these costs
+What finds no room in memory is computed again (:mod:`legoai.cost.search.least_costs.recomputation`). Where only the split into stages is open, no split is faster than the assignment that is best at these costs
 (:mod:`legoai.cost.search.stages.assignment`).
 
-Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or, when
-the backward of a micro batch begins, parameters and optimizer state with what the blocks keep
-(:mod:`legoai.cost.search.least_costs.activations`) and the logits.
+Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or
+parameters and optimizer state with what stays gathered, what the blocks keep
+(:mod:`legoai.cost.search.least_costs.activations`), and the logits when the backward of a micro batch begins, or all
+that is read when that of a block's feed-forward module does.
 """
 
 from __future__ import annotations
