@@ -14,7 +14,8 @@ waits for on `tp`; and parameters are gathered over the same links one after ano
 them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that was
 simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
-What finds no room in memory is computed again (:mod:`legoai.cost.search.least_costs.recomputation`). Where only the split into stages is open, no split is faster than the assignment that is best at these costs
+What finds no room in memory is computed again (:mod:`legoai.cost.search.least_costs.recomputation`).
+Where only the split into stages is open, no split is faster than the assignment that is best at these costs
 (:mod:`legoai.cost.search.stages.assignment`).
 
 Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or
