@@ -49,18 +49,22 @@ class Asked:
         return not self.options.names or any(part in name for part in self.options.names)
 
 
-def ask(description: str | None, results: Path, **numbers: tuple[int, str]) -> Asked:
+def ask(description: str | None, results: Path, **others: tuple[int | bool, str]) -> Asked:
     """Read the command line, names of cases and `--write`, and print what the machine is.
 
     Args:
         description: the script's docstring.
         results: the file that `--write` writes.
-        numbers: other options, with their defaults and help.
+        others: other options, with their defaults and help; one whose default is False takes no number.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0] if description else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only cases whose name has this in it")
-    for name, (default, text) in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=text)
+    for name, (default, text) in others.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true", help=text)
+        else:
+            parser.add_argument(flag, type=int, default=default, metavar="N", help=text)
     parser.add_argument("--write", action="store_true", help=f"write {results.relative_to(ROOT)}")
     options, about = parser.parse_args(), about_machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()), "\n", sep="")

@@ -1,0 +1,274 @@
+"""Training on the graph backend beside the eager backend, under all subsets of five passes, over real gloo processes.
+
+Six plans are trained on 2 or 4 processes: FSDP, HSDP, FSDP beside tensor and sequence parallel, stages of FSDP, experts
+beside FSDP, and context parallel over FSDP's ranks. Each statement that switches a pass is written or left out, in all
+combinations: buckets of several units, gathers ahead of the computation that hides them, as early as memory allows,
+operators that are kept for backward, and activations on the host. The units of the plans differ in what they keep
+gathered, so that parameters are gathered again for backward, kept for it, and kept for the whole step. A step has two
+micro batches, or four, and its gradients are clipped.
+
+No pass changes what is computed or in which order it is summed. So losses and gradient norms of all steps and the
+parameters after the last must be equal, to the bit, to those of the plan under the eager backend without any of these
+statements. A combination that lint refuses is not run, and its codes are counted. One that lint lets pass must be
+lowered and run: one that fails, or differs, misses the limit.
+
+With `--with-compile` the corners (no pass; each alone; all that lint lets pass together) run once more with compiled
+regions, by `aot_eager`, which keeps to the operators of the graph and so is held to the same limit.
+
+    python benchmarks/graph_numerics.py [--steps N] [--with-compile] [--write] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from machine import ROOT, ask, write_rows
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.gloo import GlooPool
+from support.meshed import TRAINING, text_of
+from support.plans import SEQUENCE_PARALLEL, errors
+from support.staged import together, train, with_fewer_passes
+
+RESULTS: Final = ROOT / "benchmarks" / "results" / "graph_numerics.json"
+TEXT: Final = "the same text for both of them, over and over; " * 400
+DENSE: Final = """\
+plan dense
+model llama3("tiny", n_layers = 3, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 256)
+"""
+SPARSE: Final = """\
+plan sparse
+model mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidden_dim = 24, vocab_size = 256,
+              n_experts = 8, top_k = 2, max_seq_len = 64)
+"""
+MIXED: Final = "precision (param = bf16, reduce = fp32)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan: its ranks, model, statements, one rule of `comm` that joins units, and a module that can be compiled."""
+
+    name: str
+    ranks: int
+    model: str
+    body: str
+    bucket: str = "layers.* = bucket([1, 2])"
+    compiled: str = "root"
+
+    @property
+    def head(self) -> str:
+        return f"{self.model}cluster cpu(devices = {self.ranks})\n"
+
+    def text(self, *passes: str, compiled: bool = False) -> str:
+        """The statements with the graph backend, some passes, and whether its regions are compiled."""
+        body = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", self.body)
+        options = ", ".join(COMM[name] for name in passes if name in COMM)
+        rules = f"{{ {self.bucket} }}" if "buckets" in passes else ""
+        comm = f"comm {f'({options})' if options else ''} {rules}\n" if options or rules else ""
+        others = "".join(OTHERS[name] for name in passes if name in OTHERS)
+        return f"{body}{comm}{others}{f'compile {{ {self.compiled} = aot_eager }}' if compiled else ''}\n"
+
+
+COMM: Final = {"reorder": "reorder = true", "prefetch": "prefetch = proactive(limit = 64KiB)"}
+OTHERS: Final = {
+    "operators": "checkpoint { layers.* = selective([attention, matmul]) }\n",
+    "offload": "offload (activations = all)\n",
+}
+PASSES: Final = ("buckets", *COMM, *OTHERS)
+
+CASES: Final = (
+    Case("FSDP", 2, DENSE, f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\n{MIXED}"),
+    Case(
+        "HSDP", 4, DENSE,
+        "mesh (dp_replicate = 2, dp_shard = 2)\n"
+        f"fsdp on dp_replicate, dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
+    ),
+    Case(
+        "FSDP+TP", 4, DENSE,
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}fsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+    ),
+    Case(
+        "PP+FSDP", 4, DENSE.replace("n_layers = 3", "n_layers = 4"),
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
+        "layers.* = bucket([1, 3])",
+    ),
+    Case(
+        "EP+FSDP", 2, SPARSE,
+        "mesh (dp_shard = 2, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
+        f"fsdp on dp_shard {{ layers.*.attention = unit, layers.0 = unit, layers.1 = unit(reshard = never) }}\n{MIXED}",
+        "layers.*.attention = bucket(group)", "layers.*.attention",
+    ),
+    Case(
+        "CP+FSDP", 2, DENSE,
+        "mesh (cp = 2)\ncontext on cp (rotate = alltoall)\n"
+        f"fsdp on cp {{ layers.{{0..1}} = unit(reshard = never), layers.2 = unit }}\n{MIXED}",
+        "layers.* = bucket([2, 1])",
+    ),
+)  # fmt: skip
+
+
+class Pools:
+    """Processes of one group, started once for each number of ranks and again after a failure."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._pools, self._started = folder, dict[int, GlooPool](), itertools.count()
+
+    def of(self, ranks: int) -> GlooPool:
+        known = self._pools.get(ranks)
+        if known is None or not known.alive:
+            self.close()  # those that wait keep memory
+            folder = self._folder / f"group{next(self._started)}"
+            folder.mkdir()
+            known = self._pools[ranks] = GlooPool(ranks, folder)
+        return known
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
+
+
+@contextlib.contextmanager
+def pools() -> Iterator[Pools]:
+    import legoai.runtime.trainer  # noqa: F401  each rank would import it in its first step
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = Pools(Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@dataclass(slots=True)
+class Row:
+    """What became of the combinations of a plan.
+
+    Attributes:
+        equal: equal to the bit.
+        refused: those that lint refuses, with its codes.
+        different: those whose losses, norms or parameters differ.
+        failed: those that lint lets pass and that were not lowered or did not run, with the first line of the reason.
+    """
+
+    plan: str
+    ranks: int
+    compiled: bool
+    losses: list[float]
+    equal: list[list[str]] = field(default_factory=list)
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    different: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def kept(self) -> bool:
+        return not self.different and not self.failed
+
+    def line(self) -> str:
+        codes = Counter(code for item in self.refused for code in item["codes"])
+        refusals = f" ({', '.join(f'{code} {count}' for code, count in sorted(codes.items()))})" if codes else ""
+        ran = len(self.equal) + len(self.different) + len(self.failed)
+        name = f"{self.plan}{', compiled' if self.compiled else ''}, {self.ranks} ranks"
+        return (
+            f"{name:<28} {ran:3} ran, {len(self.equal):3} equal to the bit, {len(self.different)} different, "
+            f"{len(self.failed)} failed; {len(self.refused):3} refused by lint{refusals}; {self.seconds:.0f} s"
+        )
+
+    def record(self) -> Mapping[str, Any]:
+        names = ("plan", "ranks", "compiled", "losses", "equal", "refused", "different", "failed")
+        return {**{name: getattr(self, name) for name in names}, "seconds": round(self.seconds)}
+
+
+def trained(case: Case, body: str, started: Pools, steps: int) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as data:
+        data.write(TEXT)
+        data.flush()
+        return together(started.of(case.ranks)(_silently, text_of(body, case.head), data.name, steps))
+
+
+def _silently(text: str, data: str, steps: int) -> dict[str, Any]:
+    """Train without the lines that a run prints, on one rank."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        return train(text, data, steps=steps)
+
+
+def codes_of(case: Case, body: str) -> list[str]:
+    """Codes of the errors that lint finds in the plan that would be trained."""
+    return sorted(errors(f"{case.head}{with_fewer_passes(TRAINING, body)}{body}"))
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What of two runs is not equal to the bit; empty where all is."""
+    names = [name for name in ("loss", "norm") if one[name] != other[name]]
+    if one["parameters"].keys() != other["parameters"].keys():
+        return ", ".join([*names, "names of parameters"])
+    unequal = [name for name, value in one["parameters"].items() if not torch.equal(value, other["parameters"][name])]
+    return ", ".join([*names, *unequal])
+
+
+def combinations(*, corners: bool) -> Iterator[tuple[str, ...]]:
+    """All subsets of the passes, the larger ones last; of the corners only none, one, and those with all but one."""
+    for count in range(len(PASSES) + 1):
+        if not corners or count not in (2, 3):
+            yield from itertools.combinations(PASSES, count)
+
+
+def measure(case: Case, started: Pools, steps: int, *, compiled: bool) -> Row:
+    """Train a plan under each combination of passes, beside the eager backend."""
+    eager = trained(case, case.body, started, steps)
+    assert len(set(eager["loss"])) == steps, "each step must change the loss"
+    row, start = Row(case.name, case.ranks, compiled, eager["loss"]), time.perf_counter()
+    for passes in combinations(corners=compiled):
+        body, name = case.text(*passes, compiled=compiled), list(passes)
+        if codes := codes_of(case, body):
+            row.refused.append({"passes": name, "codes": codes})
+            continue
+        try:
+            found = difference(trained(case, body, started, steps), eager)
+        except Exception as error:
+            row.failed.append({"passes": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
+            print(f"{case.name} with {', '.join(passes) or 'no pass'} failed: {error}", *error.__notes__, sep="\n")
+            continue
+        if found:
+            row.different.append({"passes": name, "what": found})
+        else:
+            row.equal.append(name)
+    row.seconds = time.perf_counter() - start
+    return row
+
+
+def main() -> int:
+    """Train, print a line for each plan, and say with the exit status whether all that ran is equal."""
+    asked = ask(
+        __doc__, RESULTS, steps=(3, "steps of each training"),
+        with_compile=(False, "run the corners with compiled regions too"),
+    )  # fmt: skip
+    rows, about = list[Row](), {**asked.about, "steps": asked.options.steps, "passes": PASSES}
+    with pools() as started:
+        for compiled in (False, True) if asked.options.with_compile else (False,):
+            for case in sorted(CASES, key=lambda case: case.ranks):
+                if asked.has(case.name):
+                    rows.append(measure(case, started, asked.options.steps, compiled=compiled))
+                    print(rows[-1].line(), flush=True)
+                    if asked.options.write:  # what has run so far, since all of it takes half an hour
+                        write_rows(RESULTS, about, [row.record() for row in rows])
+    return 0 if all(row.kept for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
