@@ -168,7 +168,7 @@ class BoundsOf:
             return 0.0
         fastest = {path: Pass(took, _FACTORS * took) for path, took in of_token.items()}
         tokens = plan.batch.global_batch * plan.batch.length
-        return _added(analysis, fastest) * tokens / plan.mesh.world_size
+        return _added(analysis, fastest) * tokens / _ranks(analysis)
 
     def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
         held, layers = self._layers or (None, [])
@@ -411,6 +411,22 @@ class BoundsOf:
             if found is not None:
                 known = least[path]
                 yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
+
+
+def _ranks(analysis: Analysis) -> int:
+    """Ranks of the mesh, which are as many as the cluster's devices where axes are open.
+
+    Raises:
+        Undecided: the cluster is a hole.
+    """
+    try:
+        return analysis.plan.mesh.world_size
+    except Undecided:
+        cluster = analysis.plan.cluster
+        devices = cluster.devices_per_host(analysis.directory)
+        if devices is None:
+            raise
+        return cluster.hosts * devices
 
 
 def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:

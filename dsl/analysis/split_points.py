@@ -32,7 +32,11 @@ class SplitPoints:
         self.blocks = tuple(path for path in self.starts if path.rpartition(".")[0] in lists)
 
     def even(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[str, ...]:
-        """The split points that give every stage the same load, or one block more.
+        """The split points that give every stage as many blocks as :meth:`even_counts` says."""
+        return self.counted(self.even_counts(stages, embedding=embedding, loss=loss))
+
+    def even_counts(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> list[int]:
+        """The numbers of blocks that give every stage the same load, or one block more.
 
         Of equal loads the first and the last stage, which have the embedding and the output layer besides, are the last
         to get one more; of the others the later ones get it first, since fewer micro batches are under way there.
@@ -51,7 +55,7 @@ class SplitPoints:
             least = min(order, key=loads.__getitem__)  # the first of several
             loads[least] += 1.0
             counts[least] += 1
-        return self.counted(counts)
+        return counts
 
     def counted(self, counts: Sequence[int]) -> tuple[str, ...]:
         """The split points that give every stage its number of blocks; the numbers add up to that of blocks."""

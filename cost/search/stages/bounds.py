@@ -71,7 +71,8 @@ def in_even_split(analysis: Analysis, least: Mapping[str, Pass], recomputed: Map
     pipeline, ranks, batches = analysis.plan.pipeline, analysis.plan.mesh.pp, micro_batches(analysis.plan)
     if pipeline is None or ranks == 1 or batches is None or pipeline.stages is not None or pipeline.split != "even":
         return 0.0
-    schedule, blocks = pipeline.schedule, split_points(analysis).blocks
+    schedule, known = pipeline.schedule, split_points(analysis)
+    blocks = known.blocks
     listed = (schedule.domain or ()) if isinstance(schedule, Hole) else (schedule,)
     if any(isinstance(one, OrderFile) for one in listed) or not blocks:
         return 0.0
@@ -89,10 +90,13 @@ def in_even_split(analysis: Analysis, least: Mapping[str, Pass], recomputed: Map
     stages = [number for number in (1, 2) if number * ranks <= len(blocks)]
     if not isinstance(schedule, Hole):
         stages = [number for number in stages if number * ranks == stage_count(analysis)]
-    last = (
-        len(blocks) // (number * ranks) * ((ranks - 1) * first + number * batches * (first + second))
-        for number in stages
-    )
+    last = []
+    for number in stages:
+        counts = known.even_counts(number * ranks)
+        # Of two stages the second is the last one, or the next.
+        second_stage = min(counts[-1], counts[ranks]) if number > 1 else 0
+        own = batches * (counts[ranks - 1] + second_stage) * (first + second)
+        last.append(sum(counts[: ranks - 1]) * first + own)
     return max(busiest, min(last, default=math.inf))  # a rank has a block at least
 
 
