@@ -5,7 +5,7 @@ beside FSDP, and context parallel over FSDP's ranks. Each statement that switche
 combinations: buckets of several units, gathers ahead of the computation that hides them, as early as memory allows,
 operators that are kept for backward, and activations on the host. The units of the plans differ in what they keep
 gathered, so that parameters are gathered again for backward, kept for it, and kept for the whole step. A step has two
-micro batches, or four, and its gradients are clipped.
+micro batches, and its gradients are clipped.
 
 No pass changes what is computed or in which order it is summed. So losses and gradient norms of all steps and the
 parameters after the last must be equal, to the bit, to those of the plan under the eager backend without any of these
@@ -39,8 +39,8 @@ from machine import ROOT, ask, write_rows
 sys.path.insert(0, str(ROOT / "tests"))
 
 from support.gloo import GlooPool
-from support.meshed import TRAINING, text_of
-from support.plans import SEQUENCE_PARALLEL, errors
+from support.meshed import TRAINING
+from support.plans import SEQUENCE_PARALLEL, errors, lowered
 from support.staged import together, train, with_fewer_passes
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "graph_numerics.json"
@@ -67,10 +67,12 @@ class Case:
     body: str
     bucket: str = "layers.* = bucket([1, 2])"
     compiled: str = "root"
+    samples: int = 8
 
-    @property
-    def head(self) -> str:
-        return f"{self.model}cluster cpu(devices = {self.ranks})\n"
+    def plan(self, body: str) -> str:
+        """All statements of a plan that says this of how it is trained: two micro batches in a step."""
+        training = with_fewer_passes(TRAINING, body).replace("global = 8", f"global = {self.samples}")
+        return f"{self.model}cluster cpu(devices = {self.ranks})\n{training}{body}"
 
     def text(self, *passes: str, compiled: bool = False) -> str:
         """The statements with the graph backend, some passes, and whether its regions are compiled."""
@@ -94,7 +96,7 @@ CASES: Final = (
     Case(
         "HSDP", 4, DENSE,
         "mesh (dp_replicate = 2, dp_shard = 2)\n"
-        f"fsdp on dp_replicate, dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
+        f"fsdp on dp_replicate, dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}", samples=16,
     ),
     Case(
         "FSDP+TP", 4, DENSE,
@@ -198,7 +200,7 @@ def trained(case: Case, body: str, started: Pools, steps: int) -> dict[str, Any]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as data:
         data.write(TEXT)
         data.flush()
-        return together(started.of(case.ranks)(_silently, text_of(body, case.head), data.name, steps))
+        return together(started.of(case.ranks)(_silently, lowered(case.plan(body)).text, data.name, steps))
 
 
 def _silently(text: str, data: str, steps: int) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def _silently(text: str, data: str, steps: int) -> dict[str, Any]:
 
 def codes_of(case: Case, body: str) -> list[str]:
     """Codes of the errors that lint finds in the plan that would be trained."""
-    return sorted(errors(f"{case.head}{with_fewer_passes(TRAINING, body)}{body}"))
+    return sorted(errors(case.plan(body)))
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
