@@ -12,8 +12,8 @@ parameters after the last must be equal, to the bit, to those of the plan under 
 statements. A combination that lint refuses is not run, and its codes are counted. One that lint lets pass must be
 lowered and run: one that fails, or differs, misses the limit.
 
-With `--with-compile` the corners (no pass; each alone; all that lint lets pass together) run once more with compiled
-regions, by `aot_eager`, which keeps to the operators of the graph and so is held to the same limit.
+With `--with-compile` the corners (no pass, each alone, all but one, and all) run once more with compiled regions, by
+`aot_eager`, which keeps to the operators of the graph and so is held to the same limit.
 
     python benchmarks/graph_numerics.py [--steps N] [--with-compile] [--write] [NAME ...]
 """
@@ -171,10 +171,10 @@ class Row:
     ranks: int
     compiled: bool
     losses: list[float]
-    equal: list[list[str]] = field(default_factory=list)
-    refused: list[dict[str, Any]] = field(default_factory=list)
-    different: list[dict[str, Any]] = field(default_factory=list)
-    failed: list[dict[str, Any]] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    refused: list[dict[str, str]] = field(default_factory=list)
+    different: list[dict[str, str]] = field(default_factory=list)
+    failed: list[dict[str, str]] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -182,7 +182,7 @@ class Row:
         return not self.different and not self.failed
 
     def line(self) -> str:
-        codes = Counter(code for item in self.refused for code in item["codes"])
+        codes = Counter(code for item in self.refused for code in item["codes"].split(", "))
         refusals = f" ({', '.join(f'{code} {count}' for code, count in sorted(codes.items()))})" if codes else ""
         ran = len(self.equal) + len(self.different) + len(self.failed)
         name = f"{self.plan}{', compiled' if self.compiled else ''}, {self.ranks} ranks"
@@ -236,15 +236,15 @@ def measure(case: Case, started: Pools, steps: int, *, compiled: bool) -> Row:
     assert len(set(eager["loss"])) == steps, "each step must change the loss"
     row, start = Row(case.name, case.ranks, compiled, eager["loss"]), time.perf_counter()
     for passes in combinations(corners=compiled):
-        body, name = case.text(*passes, compiled=compiled), list(passes)
+        body, name = case.text(*passes, compiled=compiled), " + ".join(passes) or "no pass"
         if codes := codes_of(case, body):
-            row.refused.append({"passes": name, "codes": codes})
+            row.refused.append({"passes": name, "codes": ", ".join(codes)})
             continue
         try:
             found = difference(trained(case, body, started, steps), eager)
         except Exception as error:
             row.failed.append({"passes": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
-            print(f"{case.name} with {', '.join(passes) or 'no pass'} failed: {error}", *error.__notes__, sep="\n")
+            print(f"{case.name} with {name} failed: {error}", *getattr(error, "__notes__", ()), sep="\n")
             continue
         if found:
             row.different.append({"passes": name, "what": found})
