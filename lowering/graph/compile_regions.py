@@ -36,6 +36,7 @@ def compile_regions(graph: StepGraph) -> None:
     modules = compiled_modules_of(graph.model)
     known: dict[Hashable, tuple[str, Region]] = {}
     for module in (graph.module, *(() if graph.later is None else (graph.later,))):
+        _take_results_at_once(module.graph)
         found = _regions(module.graph, modules)
         for nodes in found:
             _show_outside(module.graph, nodes)
@@ -46,6 +47,20 @@ def compile_regions(graph: StepGraph) -> None:
                 module.graph.erase_node(node)
         module.graph.lint()
         module.recompile()
+
+
+def _take_results_at_once(graph: fx.Graph) -> None:
+    """Take the results out of each operator that has several right behind it.
+
+    Copies to the host stand between them, which end a region; regions take and give tensors, not tuples of them.
+    """
+    for node in list(graph.nodes):
+        place = place_of(node)
+        if place is None or not _computes(node, place) or shows(node) or node.target is operator.getitem:
+            continue
+        if isinstance(node.meta["val"], list | tuple):
+            for user in reversed([user for user in node.users if user.target is operator.getitem]):
+                node.append(user)
 
 
 def _regions(graph: fx.Graph, modules: Mapping[str, Compilation]) -> list[list[fx.Node]]:

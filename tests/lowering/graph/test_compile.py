@@ -25,21 +25,21 @@ precision (param = bf16, reduce = fp32)
 COMM = "comm (reorder = true)\n"
 
 
-def both(body: str, compiled: str, gloo, folder: Path, head: str = SMALL) -> tuple[dict, dict]:
+def both(body: str, compiled: str, gloo, folder: Path, head: str = SMALL, more: str = "") -> tuple[dict, dict]:
     """What the same training gives under the eager backend, and compiled under the graph's."""
     data = folder / "data.txt"
     data.write_text("the same text for both of them, over and over; " * 400)
     ranks = 4 if "tp" in body else 2
     eager = together(gloo(ranks)(train, text_of(body, head), str(data), steps=3))
     graph = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", body)
-    text = text_of(f"{graph}{COMM}compile {{ {compiled} }}\n", head)
+    text = text_of(f"{graph}{COMM}compile {{ {compiled} }}\n{more}", head)
     return eager, together(gloo(ranks)(train, text, str(data), steps=3))
 
 
-def test_operators_of_regions_agree_to_the_bit(gloo, tmp_path: Path):
+def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, tmp_path: Path):
     eager, graph = both(
         f"{BODY}checkpoint {{ layers.1 = full, layers.2 = selective([attention, alternate_matmul]) }}\n",
-        "root = aot_eager", gloo, tmp_path,
+        "root = aot_eager", gloo, tmp_path, more="offload (activations = all)\n",
     )  # fmt: skip
     assert (graph["loss"], graph["norm"]) == (eager["loss"], eager["norm"])
     for parameter, value in graph["parameters"].items():
