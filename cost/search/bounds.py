@@ -39,11 +39,7 @@ from legoai.cost.search.least_costs.activations import held_in_backward, inputs_
 from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
-from legoai.cost.search.least_costs.recomputation import (
-    by_treatments,
-    least_recomputed,
-    outputs_of_blocks,
-)
+from legoai.cost.search.least_costs.recomputation import by_treatments, least_recomputed, outputs_of_blocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, SharedWork
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.bounds import along_schedule, in_even_split, recomputed_in_stages
@@ -59,9 +55,7 @@ from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.facts import below
-from legoai.dsl.analysis.pipeline import (
-    is_staged,
-)
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.state import state_bytes
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.hole import Hole, Undecided

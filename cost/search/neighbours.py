@@ -8,6 +8,7 @@ decided together, before it goes on best bound first.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -111,7 +112,7 @@ class Neighbours:
                 other = _with(way, index, one)
                 candidate = self._candidate(other)
                 if not candidate.errors and candidate.analysis is not None:
-                    if self._costs.bounded(candidate, -float("inf")) is None:
+                    if self._costs.bounded(candidate, -math.inf) is None:
                         continue
                     bounds = self._costs.bounds(candidate.analysis)
                     found.append((bounds.memory, -bounds.step_time, one))

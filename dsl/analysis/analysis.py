@@ -11,7 +11,6 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from legoai.dsl.analysis.noted import noted, read
 from legoai.dsl.frontend.kept import Kept, identity
 from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
 from legoai.specs.directives.base import Declared, Directive, Divided, PathRule
@@ -57,7 +56,11 @@ class Analysis:
     ) -> None:
         self._plan = plan.effective
         self.kept = kept
-        self._noted = None if kept is None else noted(self._plan, kept.note)
+        self._noted: Plan | None = None
+        if kept is not None:
+            from legoai.dsl.analysis.noted import noted
+
+            self._noted = noted(self._plan, kept.note)
         self.manifest = manifest
         self.directory = directory
         self.file = file if resolution is None else resolution.file.name
@@ -87,6 +90,8 @@ class Analysis:
 
     def _identity(self, name: Any) -> Hashable:
         if name not in self._identities:
+            from legoai.dsl.analysis.noted import read
+
             self._identities[name] = identity(read(self._plan, name))
         return self._identities[name]
 

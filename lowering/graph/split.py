@@ -23,7 +23,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from legoai.lowering.graph.collectives import shows
+from legoai.lowering.graph.activations import shown_by
 from legoai.lowering.graph.places import place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
 
@@ -155,13 +155,13 @@ def _module(
         if node in sums:
             sums[node].meta = {"val": node.meta["val"]}
             part.call_function(_ADD_IN_PLACE, (sums[node], taken[node])).meta = dict(node.meta)
-    bases = Counter(_base(node) for node in outputs)
+    bases = Counter(shown_by(node) for node in outputs)
     given = []
     for node in outputs:
         made = taken[node]
         if node in owned:
-            storage = taken[_base(node)]
-            if bases[_base(node)] > 1 or not _owns(node):
+            storage = taken[shown_by(node)]
+            if bases[shown_by(node)] > 1 or not _owns(node):
                 made = storage = part.call_function(_CLONE, (made,))
                 made.meta = dict(node.meta)
             place = place_of(node)
@@ -173,15 +173,8 @@ def _module(
     return fx.GraphModule(root, part)
 
 
-def _base(node: fx.Node) -> fx.Node:
-    """Return the node that made the storage of a value."""
-    while shows(node):
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _owns(node: fx.Node) -> bool:
     """Whether a value is all of a storage that was made for it."""
     value = node.meta["val"]
     whole: bool = value.untyped_storage().nbytes() == value.numel() * value.itemsize
-    return whole and _base(node).op != "placeholder"
+    return whole and shown_by(node).op != "placeholder"

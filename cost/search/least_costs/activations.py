@@ -124,9 +124,9 @@ def _widths(analysis: Analysis) -> dict[str, int]:
             block = next((one for one in above[1:] if one in widths), None)
             if block is not None:
                 treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
-                in_budget = [treatment for treatment in treatments if _fills(treatment)]
-                all_of_it = sum(features.kept(path, module, [] if in_budget == treatments else treatments))
-                widths[block] += all_of_it
+                # Of a budget that is filled all counts here, and its share below.
+                shared = all(map(_fills, treatments))
+                widths[block] += sum(features.kept(path, module, [] if shared else treatments))
         for block in blocks:
             rule = recomputed.get(block)
             if rule is not None and _fills(rule.treatment):
