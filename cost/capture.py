@@ -361,7 +361,8 @@ def _take_steps(
     batches = Batches(training, source)
     full = trainer.ramp[-1][0] if trainer.ramp else 0  # the first step of the full batch
     try:
-        with recorder.hooks(), Dispatch(recorder):
+        # Storages end with the last reference to them: when the collector would end others depends on the process.
+        with recorder.hooks(), Dispatch(recorder), uncollected():
             for index in range(STEPS):
                 recorder.begin_step(index + 1)
                 if not recorder.staged:

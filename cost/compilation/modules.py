@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import itertools
 import types
@@ -94,6 +95,7 @@ class _Compiler:
             return model
         if others:
             raise SimulationError(f"torch.compile with {', '.join(others)} is not captured")
+        _import_compiler(backend)
         module = getattr(model, "__self__", None)
         if isinstance(model, types.FunctionType):
             module = _Function(model)
@@ -101,6 +103,17 @@ class _Compiler:
         if not isinstance(module, nn.Module) or getattr(model, "__name__", "") != "_call_impl":
             raise SimulationError("only functions, and modules that are compiled by `module.compile()`, are captured")
         return _CompiledModule(self, module, model, _options(backend, mode, options), fullgraph=fullgraph)
+
+
+def _import_compiler(backend: Any) -> None:
+    """Import what compiles before the first step, as `torch.compile` does.
+
+    `torch.fx.wrap`, which these modules call, leaves its frame in a cycle, and with it the frames of all callers, which
+    in the middle of a step hold activations until the cyclic garbage collector runs.
+    """
+    importlib.import_module("legoai.runtime.torch_internals.aot")
+    if backend == "inductor":
+        importlib.import_module("legoai.runtime.torch_internals.inductor")
 
 
 class _Function(nn.Module):
