@@ -49,6 +49,10 @@ SIMUMAX = {
 }  # fmt: skip
 SINGLE = {"model": "LLAMA_1B", "batch": "4", "seq_or_img": "64", "precision": "HP", "ac": "Yes", "actual_gib": "24.99"}
 SEED = {"model": "Llama 3.1 8B", "gpus": "8", "ac": "selective", "local_batch": "2"}
+SIMPLEFSDP = {
+    "table": "5", "model": "Llama 3.1 8B", "gpus": "64", "batch_size": "1", "ac": "", "mode": "compile",
+    "system": "SimpleFSDP", "setting": "vanilla", "metric": "peak_memory", "value": "56.42",
+}  # fmt: skip
 
 
 def convert(source: str, fields: dict[str, str], device: str | None = None) -> Stated:
@@ -100,6 +104,8 @@ def test_a_row_of_a_llama_is_a_plan_without_diagnostics(source, fields):
         ("mosaicml", {**MOSAICML, "precision": "bf16 / FSDP mixed_precision=PURE", "zero_stage": "2"}),
         ("torchtitan_throughput", {**SEED, "fsdp": "8", "precision": "mixed", "compile": "no"}),
         ("simplefsdp", {**SEED, "metric": "peak_memory", "system": "FSDP2-eager", "batch_size": "1", "ac": "None"}),
+        ("simplefsdp", SIMPLEFSDP),
+        ("simplefsdp", {**SIMPLEFSDP, "mode": "eager", "setting": "", "ac": "Full"}),
         ("memory_distributed", {**SEED, "gpus": "16", "gpus_per_node": "4", "seq_len": "256", "batch": "2"}),
         (
             "runtime_distributed",
@@ -119,6 +125,22 @@ def test_a_row_of_a_llama_is_a_plan_without_diagnostics(source, fields):
 )
 def test_a_row_of_another_model_is_a_plan_without_diagnostics(source, fields):
     assert diagnostics(convert(source, fields)) == []
+
+
+def test_a_traced_run_merges_and_reorders_what_its_row_does():
+    by_setting = {
+        setting: convert("simplefsdp", {**SIMPLEFSDP, "setting": setting}).text
+        for setting in ("vanilla", "+ reorder", "+ bucket", "+ reorder & bucket")
+    }
+    for setting, text in by_setting.items():
+        assert "backend = graph" in text
+        assert "layers.* = inductor" in text
+        assert ("comm (reorder = true)" in text) == ("reorder" in setting)
+        assert ("layers.* = unit" in text) == ("bucket" in setting)
+    eager = convert("simplefsdp", {**SIMPLEFSDP, "mode": "eager", "setting": "", "ac": "Full"}).text
+    assert "inductor" not in eager
+    assert "layers.* = full" in eager
+    assert "feed_forward.{w1, w2, w3} = unit" in eager
 
 
 def test_nanotron_shards_only_what_zero_1_shards():
@@ -185,7 +207,13 @@ def test_early_runs_of_torchtitan_held_the_logits_and_a_buffer_of_another_stream
         ("torchtitan", {**TORCHTITAN, "gpu": "MI300X"}, "no device of the catalogue is a MI300X"),
         ("torchtitan", {**TORCHTITAN, "micro_batch": "two"}, "`micro_batch` is no whole number: two"),
         ("simumax", {**SIMUMAX, "arch": "MLA MoE"}, "multi-head latent attention"),
-        ("simplefsdp", {"metric": "peak_memory", "system": "SimpleFSDP"}, "traced graph"),
+        (
+            "simplefsdp",
+            {**SIMPLEFSDP, "setting": "AG placed fwd=after bwd=after last all-gather-wait"},
+            "other places of gathers",
+        ),
+        ("simplefsdp", {**SIMPLEFSDP, "setting": "auto"}, "no plan says auto"),
+        ("simplefsdp", {**SIMPLEFSDP, "model": "GPT"}, "no Llama 3.1 is named: GPT"),
         ("simplefsdp", {"metric": "count"}, "no figure of one run"),
         ("memory_single_gpu", {**SINGLE, "model": "HF_BERT"}, "no model of the tables is HF BERT"),
         ("runtime_single_gpu", {**SINGLE, "estimator": "BENCHMARK"}, "the same run as the row of the learned model"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.validation.rows import Row
-from benchmarks.validation.sources import megatron, mosaicml, nanotron, seeds, single_gpu, torchtitan
+from benchmarks.validation.sources import megatron, mosaicml, nanotron, seeds, simplefsdp, single_gpu, torchtitan
 from benchmarks.validation.statements import Stated
 
 
@@ -41,7 +41,7 @@ SOURCES: Final[Mapping[str, Source]] = {
         by_rank="runs/simumax_b200_memory_by_rank.csv",
     ),
     "torchtitan_throughput": Source("seeds/torchtitan_throughput.csv", seeds.convert_torchtitan),
-    "simplefsdp": Source("seeds/simplefsdp.csv", seeds.convert_simplefsdp),
+    "simplefsdp": Source("seeds/simplefsdp.csv", simplefsdp.convert),
     "memory_single_gpu": Source("seeds/memory_single_gpu.csv", single_gpu.convert),
     "runtime_single_gpu": Source("seeds/runtime_single_gpu.csv", single_gpu.convert),
     "memory_distributed": Source("seeds/memory_distributed.csv", seeds.convert_distributed),

@@ -1,4 +1,4 @@
-"""Plans for the tables of the TorchTitan, SimpleFSDP and LegoAI papers."""
+"""Plans for the tables of the TorchTitan paper and the LegoAI dissertation."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ import re
 
 from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources import torchtitan
+from benchmarks.validation.sources.simplefsdp import LLAMA, META_H100
 from benchmarks.validation.statements import Stated
-
-LLAMA = {
-    "8b": {"n_layers": 32, "hidden": 4096, "n_heads": 32, "n_kv_heads": 8, "ffn_hidden": 14_336},
-    "70b": {"n_layers": 80, "hidden": 8192, "n_heads": 64, "n_kv_heads": 8, "ffn_hidden": 28_672},
-    "405b": {"n_layers": 126, "hidden": 16_384, "n_heads": 128, "n_kv_heads": 8, "ffn_hidden": 53_248},
-}
-"""Llama 3.1 (Grattafiori et al. 2024, table 3)."""
-META_H100 = {"gpu": "H100-96GB-HBM2e", "gpu_mem_gb": "96", "interconnect": "400 Gb/s RDMA per GPU"}
 
 
 def _llama(row: Row, **fields: object) -> Row:
@@ -56,37 +49,6 @@ def convert_torchtitan(row: Row, device: str | None = None) -> Stated:
             seq_len=row.whole("seq_len", 8192),
             source=f"table {row.text('table')}",
             notes="AsyncTP" if row.text("async_tp") == "yes" else "",
-        ),
-        device,
-    )
-
-
-def convert_simplefsdp(row: Row, device: str | None = None) -> Stated:
-    """State a row of the SimpleFSDP paper that TorchTitan with FSDP2 ran.
-
-    Raises:
-        UnstatedError: the row does not say enough, or says what the language cannot.
-    """
-    if row.text("metric") not in ("throughput_total", "peak_memory"):
-        raise UnstatedError("no figure of one run")
-    if row.text("system") != "FSDP2-eager":
-        raise UnstatedError("SimpleFSDP's traced graph (`backend = graph`), which is not lowered")
-    gpus = row.whole("gpus")
-    batch = row.whole("batch_size")
-    return torchtitan.convert(
-        _llama(
-            row,
-            **META_H100,
-            n_gpus=gpus,
-            gpus_per_node=8,
-            dp_shard=gpus,
-            ac_mode=row.text("ac").lower(),
-            precision="bf16",
-            compile=0,
-            micro_batch=batch,
-            global_batch=batch * gpus,
-            seq_len=8192,
-            source=f"table {row.text('table')}",
         ),
         device,
     )

@@ -1,0 +1,225 @@
+"""Published ablations of SimpleFSDP and DeepCompile beside simulated ones: `python -m benchmarks.ablations FOLDER`.
+
+FOLDER holds the published figures, as for `benchmarks.validation`, whose code states rows as plans. A published ratio
+is put beside that of two plans; nothing is tuned to it. Every plan is simulated once, in a process of its own. Times
+are predicted: no time of this machine is among the figures. Rows that no plan states are listed with the reason.
+
+`--lint` only lints the plans. `--write` keeps each answer as it comes, so that a run that was interrupted goes on;
+answers of other code are kept too, and name it, unless `--anew` asks for all of them. Answers that
+`benchmarks.validation` has for rows of the same tables are taken from its results.
+
+A published direction that the simulation does not share is listed and is no failure; a plan that is refused is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.ablations import deepcompile, simplefsdp
+from benchmarks.ablations.claims import Claim, Filled, Text, Unstated, compared, plans
+from benchmarks.machine import about_machine
+from benchmarks.validation.__main__ import code_digest
+from benchmarks.validation.predict import Prediction, as_json, predict
+from benchmarks.validation.rows import UnstatedError, read
+
+from legoai.dsl.lint import lint
+
+RESULTS: Final = Path(__file__).parents[1] / "results" / "ablations.json"
+ROWS: Final = RESULTS.with_name("validation_simplefsdp.json")
+PAPERS: Final = {"simplefsdp": simplefsdp, "deepcompile": deepcompile}
+
+
+class Answers:
+    """Predictions by plan: those that are kept, and those that are made."""
+
+    def __init__(self, kept: Mapping[str, Mapping[str, Any]], seconds: float) -> None:
+        self.kept, self.seconds, self.code = dict(kept), seconds, code_digest()
+
+    def known(self, text: Text) -> Prediction | None:
+        """The answer for a plan, if it is there."""
+        if isinstance(text, Filled):
+            first = self.known(text.first)
+            if first is None or first.refused:
+                return first
+            return self.known(text.then(first))
+        found = self.kept.get(key_of(text))
+        return None if found is None else Prediction(**found["said"])
+
+    def asked(self, text: str) -> Prediction:
+        """The answer for a plan, which is simulated if it is not there."""
+        key = key_of(text)
+        if key not in self.kept:
+            said = predict(text, seconds=self.seconds)
+            self.kept[key] = {"plan": text, "code": self.code, "said": as_json(said)}
+        return Prediction(**self.kept[key]["said"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        found = [item for name, paper in PAPERS.items() for item in paper.claims(read(options.folder / paper.FILE))]
+    except UnstatedError as error:
+        print(f"ablations: {error}", file=sys.stderr)
+        return 2
+    every = [item for item in found if isinstance(item, Claim)]
+    unstated = [item for item in found if isinstance(item, Unstated)]
+    chosen = [
+        item for item in every if not options.names or any(name in f"{item.of} {item.what}" for name in options.names)
+    ]
+    if options.lint:
+        return _lint(chosen)
+    answers = Answers(_kept() if not options.anew else {}, options.seconds)
+    texts = _texts(chosen)
+    for number, text in enumerate(texts, 1):
+        said = _answer(answers, text)
+        print(f"{number}/{len(texts)} {_name(text)}: {_words(said)}", file=sys.stderr, flush=True)
+        if options.write:
+            _write(every, unstated, answers)
+    rows = _compared(chosen, answers)
+    print(report(rows, unstated))
+    if options.write:
+        _write(every, unstated, answers)
+    return int(any(item["predicted"] is None for item in rows))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of published figures")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only comparisons whose name has this in it")
+    parser.add_argument("--lint", action="store_true", help="lint the plans, and simulate none")
+    parser.add_argument("--anew", action="store_true", help="simulate all plans again")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="after which a plan is given up")
+    parser.add_argument("--write", action="store_true", help=f"write results/{RESULTS.name}, after each plan")
+    return parser.parse_args(arguments)
+
+
+def key_of(text: str) -> str:
+    """A digest of a plan's statements; plans that differ in name and comments are one."""
+    return hashlib.sha256(text[text.index("\nmodel ") :].encode()).hexdigest()[:16]
+
+
+def _texts(claims: Iterable[Claim]) -> list[Text]:
+    """Every plan once, claim by claim."""
+    found: dict[str, Text] = {}
+    for claim in claims:
+        for text in chain.from_iterable((pair.baseline, pair.changed) for pair in claim.pairs):
+            key = key_of(text) if isinstance(text, str) else f"{key_of(text.first)}, filled"
+            found.setdefault(key, text)
+    return list(found.values())
+
+
+def _answer(answers: Answers, text: Text) -> Prediction:
+    if isinstance(text, str):
+        return answers.asked(text)
+    first = answers.asked(text.first)
+    return first if first.refused else answers.asked(text.then(first))
+
+
+def _compared(claims: Iterable[Claim], answers: Answers) -> list[dict[str, Any]]:
+    """Claims of which every plan has an answer."""
+    rows = []
+    for claim in claims:
+        known = {text: answers.known(text) for pair in claim.pairs for text in (pair.changed, pair.baseline)}
+        said = {text: answer for text, answer in known.items() if answer is not None}
+        if len(said) == len(known):
+            rows.append(compared(claim, said))
+    return rows
+
+
+def _lint(claims: Iterable[Claim]) -> int:
+    """Lint every plan; those with a number that a simulation gives are linted when they are simulated."""
+    refused = 0
+    for text in plans(list(claims)):
+        linted = lint(text, "ablation.plan", directory=Path(), variants=False)
+        found = [
+            f"{item.severity} {item.code} {item.message}" for item in linted.diagnostics if item.severity != "advice"
+        ]
+        refused += linted.has_errors
+        print(f"{_name(text)}: {'; '.join(found) or 'clean'}")
+    return int(refused > 0)
+
+
+def report(rows: Sequence[Mapping[str, Any]], unstated: Sequence[Unstated]) -> str:
+    """A table of published and predicted ratios, and what no plan states."""
+    lines = ["| of | compared | metric | published | predicted | direction |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        published = " to ".join(f"{value:.3f}" for value in row["published"])
+        words = f" ({row['qualifier']})" if row["qualifier"] else ""
+        predicted = "refused" if row["predicted"] is None else f"{row['predicted']:.3f}"
+        agreed = {True: "same", False: "**other**", None: ""}[row["direction"]]
+        lines.append(f"| {row['of']} | {row['what']} | {row['metric']} | {published}{words} | {predicted} | {agreed} |")
+    known = [row for row in rows if row["direction"] is not None]
+    lines += ["", f"{sum(row['direction'] for row in known)} of {len(known)} directions are the published ones.", ""]
+    reasons: dict[str, list[str]] = {}
+    for item in unstated:
+        reasons.setdefault(item.why, []).extend(item.rows)
+    lines += [f"- {len(ids)} {'row' if len(ids) == 1 else 'rows'} not stated: {why}" for why, ids in reasons.items()]
+    return "\n".join(lines)
+
+
+def _name(text: Text) -> str:
+    plan = text if isinstance(text, str) else text.first
+    comment = plan.splitlines()[0].removeprefix("# ")
+    name = plan[plan.index("\nplan ") + 6 :].split()[0]
+    return f"{name} ({comment})" + ("" if isinstance(text, str) else ", filled")
+
+
+def _words(said: Prediction) -> str:
+    if said.refused:
+        return f"refused: {said.refused}"
+    return f"{said.seconds:.4g} s, {max(said.reserved) / 2**30:.1f} GiB reserved, took {said.took:.0f} s"
+
+
+def _kept() -> dict[str, Any]:
+    """Answers of earlier runs, and of rows of the same tables, but for those that ended without one."""
+    rows = [item for item in _json(ROWS).get("results", []) if "said" in item]
+    found = {key_of(item["plan"]): {name: item[name] for name in ("plan", "code", "said")} for item in rows}
+    found |= _json(RESULTS).get("plans", {})
+    return {key: item for key, item in found.items() if not item["said"]["refused"]}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file of results; empty where there is none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _write(claims: Sequence[Claim], unstated: Sequence[Unstated], answers: Answers) -> None:
+    """Write all that is known, as a whole: a reader never sees half of it."""
+    rows = _compared(claims, answers)
+    texts = chain.from_iterable((pair.changed, pair.baseline) for claim in claims for pair in claim.pairs)
+    used = {key_of(text) for text in chain.from_iterable(_with_first(text, answers) for text in texts)}
+    known = [row for row in rows if row["direction"] is not None]
+    document = {
+        **about_machine(),
+        "directions": {"the published": sum(row["direction"] for row in known), "of": len(known)},
+        "comparisons": rows,
+        "not stated": [asdict(item) for item in unstated],
+        "plans": {key: item for key, item in answers.kept.items() if key in used},
+    }
+    draft = RESULTS.with_suffix(".unfinished")
+    draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    draft.replace(RESULTS)
+
+
+def _with_first(text: Text, answers: Answers) -> list[str]:
+    """The plans that an answer needs, as far as they are known."""
+    if isinstance(text, str):
+        return [text]
+    first = answers.known(text.first)
+    return [text.first] if first is None or first.refused else [text.first, text.then(first)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Published ratios of two configurations, beside those of the simulated plans that state them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from benchmarks.validation.predict import Prediction
+
+Metric = Literal["throughput", "memory"]
+SAME: Final = 0.01
+"""Ratios closer to 1 than this say that a change neither gains nor costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A plan with a number that the simulation of another plan gives.
+
+    Attributes:
+        first: the other plan.
+        then: writes the plan from what is predicted for the other one.
+    """
+
+    first: str
+    then: Callable[[Prediction], str]
+
+
+Text = str | Filled
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Plans with and without what is measured, and the settings in which they agree, in words."""
+
+    settings: str
+    changed: Text
+    baseline: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A published ratio.
+
+    Attributes:
+        rows: of the file that it is from.
+        of: the paper's table or section.
+        what: is compared, in words.
+        metric: of which it is the ratio: changed by baseline.
+        published: the ratio, or both ends of a range.
+        qualifier: the paper's: `average`, `up to`, …; empty for a measurement.
+        pairs: whose ratios stand beside it.
+        differs: how the plans differ from what ran.
+    """
+
+    rows: tuple[str, ...]
+    of: str
+    what: str
+    metric: Metric
+    published: tuple[float, ...]
+    pairs: tuple[Pair, ...]
+    qualifier: str = ""
+    differs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unstated:
+    """Rows that no plan states, and why."""
+
+    rows: tuple[str, ...]
+    what: str
+    why: str
+
+
+def plans(claims: Sequence[Claim]) -> dict[str, None]:
+    """The plans that are known before anything is simulated, in their order."""
+    texts = [text for claim in claims for pair in claim.pairs for text in (pair.baseline, pair.changed)]
+    return dict.fromkeys(text if isinstance(text, str) else text.first for text in texts)
+
+
+def ratio(metric: Metric, changed: Prediction, baseline: Prediction) -> float | None:
+    """What the metric becomes, changed by baseline; both plans compute the same tokens."""
+    if changed.refused or baseline.refused:
+        return None
+    if metric == "memory":
+        return max(changed.reserved) / max(baseline.reserved)
+    assert changed.seconds and baseline.seconds, "a plan that is simulated takes time"
+    return baseline.seconds / changed.seconds
+
+
+def direction(value: float) -> int:
+    """Whether a ratio says more, less, or the same."""
+    return 0 if abs(value - 1) < SAME else 1 if value > 1 else -1
+
+
+def compared(claim: Claim, answers: Mapping[Text, Prediction]) -> dict[str, Any]:
+    """A claim beside what the simulator says, as JSON values."""
+    found = []
+    for pair in claim.pairs:
+        changed, baseline = answers[pair.changed], answers[pair.baseline]
+        refused = changed.refused or baseline.refused
+        found.append({
+            "settings": pair.settings,
+            "ratio": ratio(claim.metric, changed, baseline),
+            "changed": figures(changed),
+            "baseline": figures(baseline),
+            **({"refused": refused} if refused else {}),
+        })  # fmt: skip
+    ratios = [item["ratio"] for item in found if item["ratio"] is not None]
+    predicted = _summed(claim.qualifier, ratios) if len(ratios) == len(found) else None
+    return {
+        "rows": claim.rows,
+        "of": claim.of,
+        "what": claim.what,
+        "metric": claim.metric,
+        "published": claim.published,
+        "qualifier": claim.qualifier,
+        "predicted": predicted,
+        "direction": None if predicted is None else agrees(claim.published, predicted),
+        "simulated": found,
+        "differs": claim.differs,
+    }
+
+
+def _summed(qualifier: str, ratios: Sequence[float]) -> float:
+    """One figure for several settings: the largest where the paper says `up to`, their mean otherwise."""
+    return max(ratios) if qualifier.startswith("up to") else statistics.fmean(ratios)
+
+
+def agrees(published: Sequence[float], predicted: float) -> bool:
+    """Whether a predicted ratio goes the published way; where that is neither, both are the same within 1%."""
+    return direction(statistics.fmean(published)) == direction(predicted)
+
+
+def figures(said: Prediction) -> dict[str, Any]:
+    """What is kept of a prediction beside a ratio."""
+    if said.refused:
+        return {"refused": said.refused}
+    return {
+        "seconds": said.seconds,
+        "exposed_s": said.exposed,
+        "active_gib": max(said.active) / 2**30,
+        "reserved_gib": max(said.reserved) / 2**30,
+    }

@@ -1,0 +1,234 @@
+"""Ablations of the DeepCompile paper (Tanaka et al. 2025), as pairs of plans.
+
+Read for this: sections 4 and 5 of the paper, and `deepspeed/compile/passes/{prefetch,selective_gather}.py` of
+DeepSpeed. 32 H100s of 80 GB in 4 hosts with InfiniBand train Llama 3 70B; 16 of them, with offloading.
+
+- DeepSpeed's ZeRO-3 gathers parameter by parameter and starts the next one ahead: with products of this size its
+  prefetch buffer of 50 million elements holds no second one. Norms stay whole (`stage3_param_persistence_threshold`).
+  A plan states eager units of single layers.
+- FSDP has a unit for each block.
+- DeepCompile's graph gathers parameter by parameter: each layer is a unit. `(P)` starts gathers ahead while their
+  buffers take less than 4 GB (`MAX_BUFFERED_SIZE`); `(S)` keeps parameters whole as long as 65.7 GB are not exceeded:
+  80 GB, less 7 GB for the driver and NCCL, less a tenth (section 5.3). Blocks are kept, from the last one on: all
+  have the same gathers. How many is what the memory of the same plan without it leaves.
+- Each layer is checkpointed as a block. Parameters, gradients and moments are held in fp32, and gradients are reduced
+  in bf16, as DeepSpeed does by default (`communication_data_type` of its engine).
+
+The paper prints the ends of ranges of speedups over batch sizes and sequence lengths, whose single bars its text does
+not give; `OTHERS` are the settings that are simulated for a range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from benchmarks.ablations.claims import Claim, Filled, Pair, Unstated
+from benchmarks.validation.predict import Prediction
+from benchmarks.validation.rows import Row
+from benchmarks.validation.statements import Draft
+
+FILE: Final = "seeds/deepcompile.csv"
+LIMIT: Final = int((80 - 7) * 0.9 * 1e9)
+"""Bytes that DeepCompile fills: 80 GB without 7 GB and a tenth (section 5.3)."""
+PREFETCHED: Final = "4GB"
+BYTES_OF_EACH: Final = 2
+"""Of a gathered parameter."""
+
+_HOST_OPTIMIZER: Final = "DeepSpeed offloads the optimizer with its step, which a plan leaves on the device"
+_ROUTER: Final = (
+    "the graph backend cuts dim 0 evenly, and a router has 8 rows for 16 or 32 ranks; nor does it compile experts"
+)
+_EAGER: Final = "ZeRO-3's own host time, and the attention of the models that it ran, are not stated"
+_SYNC: Final = "copies that wait are those of eager units without a compiler"
+
+
+LAYERS: Final = 80
+BLOCK: Final = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672)
+"""Parameters of a block of Llama 3 70B without its norms."""
+LINEAR: Final = ("layers.*.attention.{wq, wk, wv, wo}", "layers.*.feed_forward.{w1, w2, w3}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A configuration of section 5.2 or 5.4."""
+
+    seq_len: int
+    batch: int = 1
+    accumulation: int = 1
+    gpus: int = 32
+
+    @property
+    def words(self) -> str:
+        """In the paper's terms."""
+        steps = f", accumulation {self.accumulation}" if self.accumulation > 1 else ""
+        return f"{self.gpus} GPUs, batch {self.batch}, {self.seq_len} tokens{steps}"
+
+
+SMALLEST: Final = Setting(seq_len=512)
+OTHERS: Final = (Setting(seq_len=1024), Setting(seq_len=2048), Setting(seq_len=1024, batch=4))
+ACCUMULATED: Final = (Setting(seq_len=1024, accumulation=4), Setting(seq_len=1024, accumulation=16))
+OFFLOADED: Final = Setting(seq_len=1024, gpus=16)
+
+
+def _draft(setting: Setting, name: str) -> Draft:
+    draft, devices = Draft(name, f"DeepCompile, {setting.words}"), setting.gpus
+    draft.say(
+        f'model llama3("70b", max_seq_len = {setting.seq_len})',
+        f"cluster h100_sxm(hosts = {devices // 8}, fabric = infiniband_ndr)",
+        f"batch (global = {devices * setting.batch * setting.accumulation}, micro = {setting.batch}, "
+        f"seq_len = {setting.seq_len})",
+        f"mesh (dp_shard = {devices})",
+    )
+    return draft
+
+
+def _rest(draft: Draft) -> str:
+    draft.say(
+        "checkpoint { layers.* = full }",
+        "attention flash",
+        "loss eager",
+        "precision (param = bf16, reduce = bf16)",
+        "optimizer adamw(lr = 1.5e-5, fused = true)",
+    )
+    return draft.done().text
+
+
+def zero_3(setting: Setting, *, offload: str = "") -> str:
+    """DeepSpeed's ZeRO-3 without a compiler; of the optimizer's state, what is offloaded."""
+    draft = _draft(setting, "zero_3")
+    units = ("{tok_embeddings, output}", *LINEAR)
+    draft.say("fsdp on dp_shard {\n" + "".join(f"  {path} = unit\n" for path in units) + "}")
+    if offload:
+        draft.say(f"offload (optimizer = {offload})")
+    return _rest(draft)
+
+
+def fsdp(setting: Setting) -> str:
+    """PyTorch's FSDP without a compiler."""
+    draft = _draft(setting, "fsdp")
+    draft.say("fsdp on dp_shard { layers.* = unit }")
+    return _rest(draft)
+
+
+def deep_compile(setting: Setting, *, prefetch: bool = False, kept: int = 0, offload: str = "") -> str:
+    """DeepCompile.
+
+    Args:
+        setting: of the run.
+        prefetch: whether gathers start ahead as memory allows (P).
+        kept: how many blocks stay whole (S).
+        offload: of the optimizer's state; empty for none.
+    """
+    draft = _draft(setting, "deep_compile")
+    keep = "never" if setting.accumulation > 1 else "after_backward"
+    units = ["  {tok_embeddings, output} = unit"]
+    for path in LINEAR:
+        units.append(f"  {path} = {_kept(path, kept, keep)}")
+    draft.say("fsdp on dp_shard (backend = graph) {\n" + "\n".join(units) + "\n}")
+    if prefetch:
+        draft.say(f"comm (reorder = true, prefetch = proactive(limit = {PREFETCHED}))")
+    draft.say("compile {\n  layers.* = inductor\n  {norm, output} = inductor\n}")
+    if offload:
+        draft.say(f"offload (optimizer = {offload})")
+    if offload == "adaptive":
+        draft.say(f"require peak_memory <= {LIMIT // 10**6}MB")
+    return _rest(draft)
+
+
+def _kept(path: str, kept: int, keep: str) -> str:
+    """The units of a rule for the layers of all blocks, of which the last ones stay whole."""
+    if not kept:
+        return "unit"
+    inside = path.rpartition(".")[2]
+    each = inside.count(",") + 1
+    return f"first({each * (LAYERS - kept)}, unit, others = unit(reshard = {keep}))"
+
+
+def selectively(setting: Setting, *, prefetch: bool) -> Filled:
+    """DeepCompile with as many blocks kept as fit (S), after prefetching or without (P+S)."""
+    return Filled(
+        deep_compile(setting, prefetch=prefetch),
+        partial(_filled, setting=setting, prefetch=prefetch),
+    )
+
+
+def _filled(said: Prediction, *, setting: Setting, prefetch: bool) -> str:
+    left = LIMIT - max(said.active)
+    kept = max(0, min(LAYERS, int(left // (BYTES_OF_EACH * BLOCK))))
+    return deep_compile(setting, prefetch=prefetch, kept=kept)
+
+
+def claims(rows: Sequence[Row]) -> Iterator[Claim | Unstated]:
+    """The paper's ratios; rows that only describe its experiments are none."""
+    for row in rows:
+        found = _of_row(row)
+        if found is not None:
+            yield found
+
+
+def _of_row(row: Row) -> Claim | Unstated | None:
+    section, system, baseline = row.text("section"), row.text("system"), row.text("baseline")
+    what = " ".join(filter(None, (row.text("model", "a model"), system, f"by {baseline}" if baseline else "")))
+    if row.text("metric") == "peak_memory":
+        return _memory(row, what)
+    if row.text("unit") != "x":
+        return None
+    if section in ("abstract", "1", "7"):
+        return Unstated((row.id,), what, "the largest of section 5, which is stated there")
+    if "Mixtral" in row.text("model"):
+        return Unstated((row.id,), what, _ROUTER)
+    if section == "5.4":
+        return _offload(row, what)
+    settings = OTHERS
+    if row.text("seq_len") == "512":
+        settings = (SMALLEST,)
+    elif row.whole("grad_accum", 1) > 1:
+        settings = ACCUMULATED
+    state = fsdp if baseline == "FSDP" else zero_3
+    return Claim(
+        rows=(row.id,),
+        of=f"section {section}",
+        what=f"Llama-3 70B {system} by {baseline}",
+        metric="throughput",
+        published=(float(row.text("value")),),
+        qualifier=row.text("qualifier"),
+        pairs=tuple(Pair(item.words, selectively(item, prefetch=True), state(item)) for item in settings),
+        differs=(_EAGER,),
+    )
+
+
+def _offload(row: Row, what: str) -> Claim | Unstated:
+    """Section 5.4: state that leaves beside computation, as much as must."""
+    if "Sync" not in row.text("baseline"):
+        return Unstated((row.id,), what, _HOST_OPTIMIZER)
+    changed = deep_compile(OFFLOADED, prefetch=True, offload="adaptive")
+    return Claim(
+        rows=(row.id,),
+        of="section 5.4",
+        what="Llama-3 70B adaptive offload of the optimizer's state by all of it, with copies that wait",
+        metric="throughput",
+        published=(float(row.text("value")),),
+        pairs=(Pair(OFFLOADED.words, changed, zero_3(OFFLOADED, offload="all")),),
+        differs=(_SYNC,),
+    )
+
+
+def _memory(row: Row, what: str) -> Claim | Unstated | None:
+    """Section 5.3: what DeepCompile fills, by what ZeRO-3 and FSDP take."""
+    if "Mixtral" in row.text("model"):
+        return Unstated((row.id,), f"{what} peak memory", _ROUTER)
+    if not row.text("model"):  # of both models; the ratio stands with the other row
+        return None
+    settings = (SMALLEST, *OTHERS)
+    return Claim(
+        rows=(row.id,),
+        of="section 5.3",
+        what="Llama-3 70B DeepCompile (P+S) by ZeRO-3",
+        metric="memory",
+        published=(65 / float(row.text("value")),),
+        qualifier="approx",
+        pairs=tuple(Pair(item.words, selectively(item, prefetch=True), zero_3(item)) for item in settings),
+    )

@@ -1,0 +1,151 @@
+"""Published ratios of the papers' ablations, and the plans whose ratios stand beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.ablations import __main__ as command
+from benchmarks.ablations import deepcompile, simplefsdp
+from benchmarks.ablations.claims import Claim, Filled, Pair, Unstated, agrees, compared
+from benchmarks.validation.predict import Prediction
+from benchmarks.validation.rows import Row
+
+from legoai.dsl.lint import lint
+
+TABLE_5 = {
+    "table": "5", "model": "Llama 3.1 8B", "parallelism": "FSDP", "gpus": "8", "batch_size": "1", "mode": "compile",
+    "system": "SimpleFSDP", "metric": "throughput_total",
+}  # fmt: skip
+TEXT = {
+    "table": "text", "model": "Llama 3.1 70B", "parallelism": "FSDP+TP", "batch_size": "8", "mode": "compile",
+    "system": "SimpleFSDP", "baseline": "FSDP2-compile", "metric": "peak_memory_reduction", "value": "11.40",
+    "unit": "%", "tp": "8", "pp": "",
+}  # fmt: skip
+SPEEDUP = {
+    "section": "5.2", "model": "Llama-3 70B", "seq_len": "", "grad_accum": "1", "system": "DeepCompile (P+S)",
+    "baseline": "ZeRO-3", "metric": "speedup", "value": "1.14", "unit": "x", "qualifier": "range low",
+}  # fmt: skip
+
+
+def rows(*fields: dict[str, str]) -> list[Row]:
+    return [Row(f"row-{index}", item) for index, item in enumerate(fields, 1)]
+
+
+def said(seconds: float, gib: float) -> Prediction:
+    return Prediction(seconds=seconds, active=(int(gib * 2**30),), reserved=(int(gib * 2**30),), capacity=80 * 2**30)
+
+
+def test_a_row_of_a_table_is_compared_with_its_base():
+    base, reordered = {**TABLE_5, "setting": "vanilla", "value": "50976"}, {**TABLE_5, "setting": "+ reorder"}
+    other = {**base, "gpus": "64", "value": "333440"}
+    [claim] = list(simplefsdp.claims(rows(other, base, {**reordered, "value": "54544"})))
+    assert isinstance(claim, Claim)
+    assert claim.published == (pytest.approx(54544 / 50976),)
+    assert claim.rows == ("row-3", "row-2")
+    [pair] = claim.pairs
+    assert "reorder = true" in str(pair.changed)
+    assert "reorder" not in str(pair.baseline)
+
+
+def test_a_ratio_of_the_text_is_a_pair_for_each_number_of_gpus():
+    [claim] = simplefsdp.claims(rows(TEXT))
+    assert isinstance(claim, Claim)
+    assert claim.published == (pytest.approx(0.886),)
+    assert [pair.settings.split(",")[0] for pair in claim.pairs] == ["32 GPUs", "64 GPUs", "128 GPUs"]
+    assert all("inductor" in str(pair.baseline) for pair in claim.pairs)
+    assert all("async_tp" not in str(pair.baseline) for pair in claim.pairs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"parallelism": "FSDP+TP+PP", "pp": "8"}, "stages of a pipeline are traced but not compiled"),
+        ({"parallelism": "FSDP+TP+PP", "pp": "16"}, "no rank is left to shard over"),
+        ({"system": "SimpleFSDP-Auto"}, "AsyncTP"),
+        ({"model": ""}, "stated by themselves"),
+    ],
+)
+def test_a_ratio_that_no_plan_states_is_listed_with_the_reason(changes, why):
+    [item] = simplefsdp.claims(rows({**TEXT, **changes}))
+    assert isinstance(item, Unstated)
+    assert why in item.why
+
+
+def test_as_many_blocks_stay_whole_as_memory_leaves():
+    [claim] = deepcompile.claims(rows(SPEEDUP))
+    assert isinstance(claim, Claim)
+    changed = claim.pairs[0].changed
+    assert isinstance(changed, Filled)
+    block = 2 * 855_638_016
+    text = changed.then(said(1.0, (deepcompile.LIMIT - 3.5 * block) / 2**30))
+    assert "first(308, unit, others = unit(reshard = after_backward))" in text  # 4 layers of 77 blocks
+    assert "first(231, unit, others = unit(reshard = after_backward))" in text
+    assert not lint(text, "kept.plan", directory=Path(), variants=False).has_errors
+    assert "first" not in changed.then(said(1.0, 79.0))
+
+
+def test_rows_of_experts_and_of_a_host_optimizer_are_not_stated():
+    mixtral, host, described = deepcompile.claims(
+        rows(
+            {**SPEEDUP, "model": "Mixtral 8x7B"},
+            {**SPEEDUP, "section": "5.4", "baseline": "ZeRO3 (Offload optimizer)"},
+            {**SPEEDUP, "metric": "gpus", "unit": "GPUs"},
+            {**SPEEDUP, "section": "5.4", "baseline": "DeepCompile (Sync)"},
+        )
+    )
+    assert "router" in mixtral.why
+    assert "with its step" in host.why
+    assert "adaptive" in described.pairs[0].changed
+
+
+def test_a_direction_is_the_published_one_or_both_are_the_same_within_a_percent():
+    assert agrees((1.1, 1.2), 1.02)
+    assert not agrees((1.1,), 0.98)
+    assert agrees((0.997,), 1.004)
+    assert not agrees((0.997,), 1.05)
+
+
+def test_a_claim_stands_beside_the_mean_or_the_largest_ratio():
+    pairs = (Pair("8", "a", "b"), Pair("16", "c", "d"))
+    answers = {"a": said(1.0, 10), "b": said(2.0, 20), "c": said(1.0, 30), "d": said(4.0, 30)}
+    claim = Claim(rows=("1",), of="", what="", metric="throughput", published=(1.5,), pairs=pairs)
+    assert compared(claim, answers)["predicted"] == 3.0
+    largest = Claim(rows=("1",), of="", what="", metric="throughput", published=(1.5,), pairs=pairs, qualifier="up to")
+    assert compared(largest, answers)["predicted"] == 4.0
+    memory = Claim(rows=("1",), of="", what="", metric="memory", published=(1.5,), pairs=pairs)
+    found = compared(memory, answers)
+    assert (found["predicted"], found["direction"]) == (0.75, False)
+    refused = compared(memory, {**answers, "a": Prediction(refused="lint: no")})
+    assert refused["predicted"] is None
+    assert refused["simulated"][0]["refused"] == "lint: no"
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "seeds"
+    folder.mkdir()
+    for name, fields in (("simplefsdp", TEXT), ("deepcompile", SPEEDUP)):
+        (folder / f"{name}.csv").write_text(f"{','.join(fields)}\n{','.join(fields.values())}\n")
+    asked: list[str] = []
+
+    def answer(text: str, *, seconds: float) -> Prediction:
+        asked.append(text)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return said(1.0 + len(asked), 40)
+
+    monkeypatch.setattr(command, "predict", answer)
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "ablations.json")
+    monkeypatch.setattr(command, "ROWS", tmp_path / "rows.json")
+    with pytest.raises(KeyboardInterrupt):
+        command.main([str(tmp_path), "--write"])
+    assert command.main([str(tmp_path), "--write"]) == 0
+    assert len(asked) == len(set(asked)) + 1  # the one that was interrupted
+    assert command.main([str(tmp_path), "--write"]) == 0
+    assert len(asked) == len(set(asked)) + 1
+    found = json.loads((tmp_path / "ablations.json").read_text())
+    assert [item["published"] for item in found["comparisons"]] == [[0.886], [1.14]]
+    assert len(found["plans"]) == len(set(asked))
+    assert "of 2 directions" in capsys.readouterr().out
+    assert command.main([str(tmp_path / "none")]) == 2
