@@ -136,7 +136,8 @@ def capture_piece(
         try:
             found = _shortened(program, world=world, rank=rank, kind=kind, gpu=gpu, containers=containers)
         except UnequalError:  # of a pipeline, of which no blocks are left out
-            return None
+            taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu)
+            return None if taken is None else dataclasses.replace(taken[1], items=taken[0].finished())
         if found is not None:
             return found
     return None
@@ -172,14 +173,33 @@ def capture_alike(
         SimulationError: the program fails, or does what cannot be recorded.
     """
     rank, stride = coordinate * (world // pp), world // pp
-    try:
-        taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, others=others)
-    except UnequalError:
+    taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, others=others)
+    if taken is None:
         return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
-    found = [dataclasses.replace(trace, items=taken.finished())]
-    for other, (items, translation) in zip(others, taken.others, strict=False):
+    done, trace = taken
+    found = [dataclasses.replace(trace, items=done.finished())]
+    for other, (items, translation) in zip(others, done.others, strict=False):
         found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
     return found
+
+
+def _few_actions(
+    program: Program | str | types.ModuleType | Trainer,
+    *,
+    world: int,
+    rank: int,
+    kind: Kind,
+    gpu: CatalogueDevice | None,
+    others: Sequence[int] = (),
+) -> tuple[_Taken, Trace] | None:
+    """Take few actions of a rank of a pipeline; None where they are unequal, whatever parameters are taken to be freed.
+
+    To tell actions apart by what is gathered before them takes more of them, and is tried where it must be.
+    """
+    for freed in (False, True):
+        with contextlib.suppress(UnequalError):
+            return _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, freed=freed, others=others)
+    return None
 
 
 def _shortened(
@@ -244,10 +264,14 @@ def _taken(
     kind: Kind,
     gpu: CatalogueDevice | None = None,
     few: bool = False,
+    freed: bool = False,
     containers: BlockClasses = (),
     others: Sequence[int] = (),
 ) -> tuple[_Taken, Trace]:
-    """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records."""
+    """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records.
+
+    `freed` tells actions of a pipeline apart by whether parameters were freed before them.
+    """
     recorder = Capture()
     runs: list[RepeatedBlocks] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
@@ -264,7 +288,7 @@ def _taken(
             from legoai.cost.pipelines.stages import listened_to, schedules_heard
 
             pipeline = trainer.pipeline
-            trainer, heard = listened_to(trainer, recorder, repeat=few)
+            trainer, heard = listened_to(trainer, recorder, repeat=few, freed=freed)
             hearing = schedules_heard(heard)
             if others and pipeline is not None:
                 from legoai.cost.pipelines.other_ranks import items_of_others, others_of

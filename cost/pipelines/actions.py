@@ -1,15 +1,17 @@
 """Replay of equal actions of a pipeline's stages.
 
-The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was
-computed before. Of each kind of action of each stage the first two and the last of the first step are run, and the
-first of the second step, with all that is done to their micro batches. The second is the pattern: in place of those
-that are not run its records are written, with numbers of their own, and the tensors that the schedule goes on with,
-such as what is sent, stand there without anything having been computed. The last of the first step, which comes behind
-two others, must come out equal to the pattern, which comes behind one. Else, as where gradients of weights that one
-action leaves are added up by the next, :class:`UnequalError` is raised and the pipeline is to be captured whole.
+The schedule runs whole, with every send, receive and wait; only what a stage computes is left out where it was computed
+before. Of each class of actions (:mod:`legoai.cost.pipelines.classes`) the first and the last of the first step are
+run, and of each kind the first of the second step, with all that is done to their micro batches. The first of a class
+is the pattern: in place of those that are not run its records are written, with numbers of their own, and the tensors
+that the schedule goes on with, such as what is sent, stand there without anything having been computed. The last of the
+first step, which comes behind others of its class, must come out equal to the pattern. Else, as where gradients of
+weights that one action leaves are added up by the next, :class:`UnequalError` is raised and the pipeline is to be
+captured with more classes, or whole.
 
-A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its kind
-whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it happens.
+A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its
+class whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it
+happens.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
+from legoai.cost.pipelines.classes import FIRST, Action, Class, Classes, first_micro_batches
 from legoai.cost.simulated.device import SIM, backend
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.results import tensor_like
@@ -33,9 +37,7 @@ from legoai.cost.trace.trace import records_of
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.fake_world import DTensorSpec
-
-Action: TypeAlias = tuple[int, str, int]
-"""Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
+from legoai.runtime.torch_internals.units import freed_after_forward
 
 Place: TypeAlias = tuple[Literal["other", "latest", "made", "fixed"], object, int]
 """How a number is told that an action names and does not make: by the slot that it has in another action of the same
@@ -104,23 +106,30 @@ class Repeats:
     Args:
         recorder: of the rank.
         micro_batches: of a pass.
+        freed: whether parameters are taken to be freed after each forward, so that there are more classes of actions.
     """
 
     recorder: Capture
     micro_batches: int
+    freed: bool = False
     orders: dict[tuple[int, str], list[int]] = field(default_factory=dict)
     """The micro batches of each kind of action of each stage, in the order of a pass."""
+    compared: dict[int, set[int]] = field(default_factory=dict)
+    """Of each stage, the micro batches with which classes of actions begin and end in a pass."""
+    classes: Classes = field(default_factory=lambda: Classes({}, False))
     step: int = 0
     passes: int = 0
-    patterns: dict[tuple[int, str], _Pattern] = field(default_factory=dict)
+    patterns: dict[tuple[int, str, Class], _Pattern] = field(default_factory=dict)
     made: dict[Action, Instance] = field(default_factory=dict)
     """What each action of this pass made."""
     maker: dict[tuple[int, int], tuple[Action, int]] = field(default_factory=dict)
     """The action that made a number of a kind, and its slot there, of those that were run."""
     written: list[tuple[int, Action]] = field(default_factory=list)
     """The first storage of each action that was not run, ascending."""
-    latest: dict[tuple[int, str], int] = field(default_factory=dict)
-    """The micro batch of the latest action of each kind."""
+    latest: dict[tuple[int, str, str], int] = field(default_factory=dict)
+    """The micro batch of the latest action of each line."""
+    staying: set[tuple[int, int]] = field(default_factory=set)
+    """Kind and number of what patterns name by itself though an action made it."""
     tied: set[int] = field(default_factory=set)
     """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
     outputs: dict[tuple[int, int], set[int]] = field(default_factory=dict)
@@ -138,20 +147,35 @@ class Repeats:
     replayed: Counter[tuple[int, int, int, str]] = field(default_factory=Counter)
 
     def begin_pass(self) -> None:
-        """Note that a pass begins."""
+        """Note that a pass begins.
+
+        Raises:
+            UnequalError: what a pattern names by itself is no longer there.
+        """
+        living = {(_STORAGE, item.number) for item in self.recorder.storages.values()} if self.staying else set()
+        if not self.staying <= living:
+            raise UnequalError("an action goes on with what another one left, which is gone in the next pass")
         self.passes = self.passes + 1 if self.step == self.recorder.step else 0
         self.step = self.recorder.step
         self.made.clear()
         self.maker.clear()
         self.written.clear()
         self.latest.clear()
+        self.classes = Classes(self.classes.firsts, self.freed)
         self.outputs.clear()
         self.replayed.clear()
 
     def follow(self, actions: Iterable[Action]) -> None:
         """Hear of all actions of a pass that compute, in their order."""
-        for stage, kind, micro_batch in actions:
+        listed = list(actions)
+        for stage, kind, micro_batch in listed:
             self.orders.setdefault((stage, kind), []).append(micro_batch)
+        self.classes = Classes(first_micro_batches(listed), self.freed)
+        of_class: dict[tuple[int, str, Class], list[int]] = {}
+        for action in listed:
+            of_class.setdefault((*action[:2], self.classes.enter(action)), []).append(action[2])
+        for (stage, *_), of_one in of_class.items():
+            self.compared.setdefault(stage, set()).update((of_one[0], of_one[-1]))
 
     def runs(self, stage: int, micro_batch: int) -> bool:
         """Whether the actions of a micro batch of this pass are run."""
@@ -159,11 +183,29 @@ class Repeats:
             return False
         if self.micro_batches < _FEWEST:
             return True
-        for (other, _), order in self.orders.items():
-            compared = (order[min(1, len(order) - 1)], order[-1]) if self.step == 1 and not self.passes else ()
-            if other == stage and micro_batch in (order[0], *compared):
-                return True
-        return False
+        if self.step == 1 and not self.passes and micro_batch in self.compared[stage]:
+            return True
+        return any(other == stage and micro_batch == order[0] for (other, _), order in self.orders.items())
+
+    def gather_or_free(self, stage: int, model: nn.Module) -> None:
+        """Let the parameters of a stage be there, or not, as they are if all actions before the next one are run.
+
+        Raises:
+            UnequalError: some of them are kept in larger shards.
+        """
+        if not self.freed or self.micro_batches < _FEWEST or not any(of == stage for of, *_ in self.made):
+            return
+        units = freed_after_forward(model)
+        if units is None:
+            raise UnequalError("parameters are kept on fewer ranks after forward")
+        records = self.recorder.records
+        start, before, self.recorder.paused = len(records), self.recorder.paused, True
+        try:
+            for unit in units:
+                unit.unshard() if self.classes.holds(stage) else unit.reshard()
+        finally:
+            self.recorder.paused = before
+            del records[start:]
 
     def ran(self, action: Action, start: int, results: Iterable[Any], on_buffers: tuple[bool, ...] = ()) -> None:
         """Take what an action did, which was run: keep it as the pattern, or compare it.
@@ -177,6 +219,7 @@ class Repeats:
         if self.micro_batches < _FEWEST:
             return
         stage, kind, micro_batch = action
+        found = self.classes.enter(action)
         records = self.recorder.records
         instance = first_instance(list(records_of(records[start:])))
         self.made[action] = instance
@@ -188,16 +231,23 @@ class Repeats:
         if kind == "F":
             self.outputs[stage, micro_batch] = _storages(described, instance.own)
         pattern.gives_up = self._first_end(instance, self.outputs.get((stage, micro_batch), set()))
-        self.latest[stage, kind] = micro_batch
+        self.latest[self._line(action)] = micro_batch
         records[start:] = [instance]
         if micro_batch == self._first(stage, kind):
             self.firsts[self.step, self.passes, stage, kind] = pattern
             return
-        known = self.patterns.get((stage, kind))
+        known = self.patterns.get((stage, kind, found))
         if known is None:
-            self.patterns[stage, kind] = pattern
+            self.patterns[stage, kind, found] = pattern
         elif not self._equal(known, pattern):
             raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
+
+    def _line(self, action: Action) -> tuple[int, str, str]:
+        """Actions of which the latest may have made what the next one names: a kind, or its class by itself."""
+        stage, kind, micro_batch = action
+        if not self.freed:
+            return stage, kind, ""
+        return stage, kind, self.classes.found[stage, "F" if kind == "L" else kind, micro_batch][0]
 
     def _first(self, stage: int, kind: str) -> int:
         """The micro batch with which the actions of a kind begin in each pass."""
@@ -260,8 +310,12 @@ class Repeats:
             (stage, name, other), slot = found
             if other == micro_batch:
                 return "other", (stage, name), slot
-            if other == self.latest.get((stage, name)):
-                return "latest", (stage, name), slot
+            latest = self._line(found[0])
+            # What the first makes and others use may stay from pass to pass, as storages of gathered parameters do.
+            stays = self.freed and latest[-1] == FIRST and kind == _STORAGE
+            if other == self.latest.get(latest) and not stays:
+                return "latest", latest, slot
+            self.staying.add((kind, number))
             return "made", found[0], number
         return "fixed", None, number
 
@@ -305,7 +359,8 @@ class Repeats:
         """
         stage, kind, micro_batch = action
         first = self.replays and micro_batch == self._first(stage, kind)
-        pattern = self._pattern(action)
+        found = self.classes.enter(action)
+        pattern = self._pattern(action, found)
         pattern.segments = pattern.segments or self._segments(pattern)
         own = pattern.instance.own if first else self._reserved(pattern.instance)
         outside = tuple(self._number(action, place) for place in pattern.outside)
@@ -319,25 +374,25 @@ class Repeats:
         self.made[action] = instances[0]
         if kind == "F":
             self.outputs[stage, micro_batch] = _storages(pattern.results, own)
-        self.latest[stage, kind] = micro_batch
+        self.latest[self._line(action)] = micro_batch
         return [None if item is None else self._tensor(item, own) for item in pattern.results]
 
-    def _pattern(self, action: Action) -> _Pattern:
-        """What an action does that is not run."""
+    def _pattern(self, action: Action, of_class: Class) -> _Pattern:
+        """What an action of a class does that is not run."""
         stage, kind, micro_batch = action
         if self.replays and micro_batch == self._first(stage, kind):
             found = self.firsts.get((self.step, self.passes, stage, kind))
             if found is not None and any(of in ("latest", "made") for of, *_ in found.outside):
                 raise UnequalError(f"the first {kind} of stage {stage} goes on with what another action left")
         else:
-            found = self.patterns.get((stage, kind))
+            found = self.patterns.get((stage, kind, of_class))
         if found is None:
             raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
         return found
 
     def on_buffers(self, action: Action) -> tuple[bool, ...]:
         """For each input of a backward that is not run, whether its gradient is that of the buffer."""
-        return self._pattern(action).on_buffers
+        return self._pattern(action, self.classes.found[action]).on_buffers
 
     def _segments(self, pattern: _Pattern) -> tuple[Segment, ...]:
         instance = pattern.instance
@@ -356,7 +411,7 @@ class Repeats:
             return slot
         assert isinstance(other, tuple)
         micro_batch = action[2] if of == "other" else self.latest.get(other)
-        made = None if micro_batch is None else self.made.get((*other, micro_batch))
+        made = None if micro_batch is None else self.made.get((*other[:2], micro_batch))
         if made is None:
             raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
         if slot // 3 >= len(made.own[slot % 3]):

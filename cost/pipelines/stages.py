@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle, Schedule1F1B
 
-from legoai.cost.pipelines.actions import Action, Repeats
+from legoai.cost.pipelines.actions import Repeats
+from legoai.cost.pipelines.classes import Action
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
 from legoai.cost.simulated.process import collectives_as_traced
@@ -46,17 +47,20 @@ _COMPUTES: Final = ("F", "B", "I", "W")
 _OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
 
 
-def listened_to(trainer: Trainer, recorder: Capture, *, repeat: bool = False) -> tuple[Trainer, Heard]:
+def listened_to(
+    trainer: Trainer, recorder: Capture, *, repeat: bool = False, freed: bool = False
+) -> tuple[Trainer, Heard]:
     """Return the trainer with a pipeline whose stages and schedule tell the recorder of their actions.
 
     Args:
         trainer: of the program.
         recorder: is told.
         repeat: whether actions that are equal are run only a few times; see :mod:`legoai.cost.pipelines.actions`.
+        freed: whether parameters are taken to be freed after each forward, so that fewer actions are equal.
     """
     pipeline = trainer.pipeline
     assert pipeline is not None, "a program with a pipeline"
-    repeats = Repeats(recorder, pipeline.microbatches if repeat else 0)
+    repeats = Repeats(recorder, pipeline.microbatches if repeat else 0, freed)
     heard = Heard(recorder, repeats)
 
     def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: Any) -> PipelineStage:
@@ -123,13 +127,24 @@ def _end(recorder: Capture, name: str) -> None:
 def computing(schedule: Any) -> Iterator[Action]:
     """Yield the actions of this rank in a pass that compute, in their order."""
     if isinstance(schedule, PipelineScheduleSingle):
-        for kind in "FB":
-            yield from ((schedule._stage.stage_index, kind, index) for index in range(schedule._n_microbatches))
+        yield from _of_one_stage(schedule, schedule._stage, schedule._n_microbatches)
         return
     for action in schedule.pipeline_order_with_comms[schedule.rank]:
         for part in action.sub_actions or (action,):
             if part.computation_type.value in _COMPUTES:
                 yield part.stage_index, part.computation_type.value, part.microbatch_index
+
+
+def _of_one_stage(schedule: Any, stage: Any, micro_batches: int) -> Iterator[Action]:
+    """Yield the actions of a rank with one stage: all forwards come first, or no more than ranks follow."""
+    ahead = micro_batches
+    if isinstance(schedule, Schedule1F1B):
+        ahead = min(micro_batches, stage.num_stages - stage.stage_index)
+    yield from ((stage.stage_index, "F", index) for index in range(ahead))
+    for index in range(micro_batches):
+        yield stage.stage_index, "B", index
+        if index + ahead < micro_batches:
+            yield stage.stage_index, "F", index + ahead
 
 
 class _Stage:
@@ -158,6 +173,7 @@ class _Stage:
         _begin(self.recorder, f"{self.index}F{micro_batch}", "forward")
         start = len(self.recorder.records)
         if repeats.runs(self.index, micro_batch):
+            repeats.gather_or_free(self.index, stage.submod)
             output = self.forward(micro_batch, args, *rest, **kwargs)
             repeats.ran(action, start, stage.fwd_cache[micro_batch][0])
         else:
@@ -179,6 +195,7 @@ class _Stage:
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
         if repeats.runs(self.index, micro_batch):
+            repeats.gather_or_free(self.index, stage.submod)
             self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
             gradients = stage.bwd_cache[micro_batch]
             repeats.ran(action, start, gradients, self._on_buffers(micro_batch, gradients))

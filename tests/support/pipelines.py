@@ -32,13 +32,21 @@ mesh      (pp = 4{more})
 """
 
 
-def two_ranks(folder: Path, schedule: str, *, sharded: bool = False, micro_batches: int = MICRO_BATCHES) -> Program:
+def two_ranks(
+    folder: Path,
+    schedule: str,
+    *,
+    sharded: bool = False,
+    micro_batches: int = MICRO_BATCHES,
+    reshard: str = "after_backward",
+) -> Program:
     """A program of a pipeline of the tiny model, on two ranks, or on two times two that also shard it."""
     replicas = 2 if sharded else 1
     head = TWO.format(batch=2 * micro_batches * replicas, ranks=2 * replicas)
     mesh = f"mesh (pp = 2{', dp_shard = 2' if sharded else ''})\n"
     file = folder / "tiny.plan"
-    file.write_text(f"{head}{mesh}{KEPT if sharded else ''}pipeline on pp (schedule = {schedule})\n")
+    units = KEPT.replace("after_backward", reshard) if sharded else ""
+    file.write_text(f"{head}{mesh}{units}pipeline on pp (schedule = {schedule})\n")
     return lower(file)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, Kernel, Mark, WaitWork
+from legoai.cost.trace.segments import Instance
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from support.orders import stages_of
@@ -22,6 +24,7 @@ from support.pipelines import MICRO_BATCHES, two_ranks
 from support.simulated import in_a_fork
 
 EVERY = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 NOT_SLOW = ("1F1B",)
 SCHEDULES = [pytest.param(name, marks=() if name in NOT_SLOW else pytest.mark.slow) for name in EVERY]
 
@@ -182,6 +185,25 @@ def test_sharded_stages_are_recorded_as_if_every_action_were_run(schedule: str, 
         assert short.records == whole.records
         reduced = [item for item in second_step(short) if isinstance(item, Collective)]
         assert Counter(item.kind for item in reduced if item.axis == "dp_shard")["reduce_scatter"] > 0
+
+
+def _few_actions(program: Program) -> list[Trace]:
+    found = []
+    for rank in (0, 2):
+        taken = capturing._few_actions(program, world=4, rank=rank, kind="cuda", gpu=None)
+        assert taken is not None, "left out"
+        assert len({id(item.segment) for item in taken[0].recorder.records if isinstance(item, Instance)}) > 1
+        found.append(replace(taken[1], items=taken[0].finished()))
+    return found
+
+
+@pytest.mark.parametrize("schedule", [item for item in SCHEDULES if item.values[0] not in SPLITS_BACKWARD])
+def test_stages_that_gather_again_after_each_forward_are_recorded_as_if_every_action_were_run(
+    schedule: str, tmp_path: Path
+):
+    program = two_ranks(tmp_path, schedule, sharded=True, micro_batches=12, reshard="after_forward")
+    for whole, short in zip(taken(program, world=4, replay=False), in_a_fork(_few_actions, program), strict=True):
+        assert short.records == whole.records
 
 
 def test_stages_of_a_file_of_actions_are_captured(tmp_path: Path):

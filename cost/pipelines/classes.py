@@ -1,0 +1,79 @@
+"""Classes of a stage's actions: those of one class do the same, whatever their micro batch.
+
+The first action of a kind in a pass is a class of its own, as it makes what others add to. Where parameters are freed
+after a forward, what an action does depends on what stands before it on its stage too: behind a forward it gathers
+them, and behind a backward it goes on with those that are there. So does what a backward finds depend on the class of
+the forward of its micro batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+Action: TypeAlias = tuple[int, str, int]
+"""Stage, kind and micro batch. `L` is the loss, which is recorded as a part of the last stage's `F`."""
+
+FIRST: Final = "first"
+REST: Final = "rest"
+GATHERS: Final = "gathers"
+GOES_ON: Final = "goes on"
+GOES_ON_WITH_FIRST: Final = "goes on with what the first gathered"
+
+Class: TypeAlias = tuple[str, ...]
+"""That of an action by itself, and, behind it, that of the forward of its micro batch."""
+
+
+@dataclass(slots=True)
+class Classes:
+    """The classes of the actions of a pass, which are told in their order.
+
+    Args:
+        firsts: the micro batch with which each kind of action begins on each stage.
+        freed: whether parameters are taken to be freed after each forward.
+    """
+
+    firsts: Mapping[tuple[int, str], int]
+    freed: bool
+    found: dict[Action, Class] = field(default_factory=dict)
+    _holder: dict[int, Action | None] = field(default_factory=dict)
+    """By stage, the action that gathered the parameters that are there; None where they were freed."""
+
+    def enter(self, action: Action) -> Class:
+        """The class of the next action."""
+        stage, kind, micro_batch = action
+        forward = self.found.get((stage, "F", micro_batch), ())
+        if kind == "L":
+            return forward
+        own = self._own(action)
+        self.found[action] = (own, *forward)
+        return self.found[action]
+
+    def holds(self, stage: int) -> bool:
+        """Whether the parameters of a stage are there before its next action."""
+        return self._holder.get(stage) is not None
+
+    def _own(self, action: Action) -> str:
+        stage, kind, micro_batch = action
+        first = micro_batch == self.firsts[stage, kind]
+        if not self.freed or kind == "W":  # which needs no parameters
+            return FIRST if first else REST
+        holder = self._holder.get(stage)
+        if kind == "F":
+            self._holder[stage] = None
+        elif holder is None:
+            self._holder[stage] = action
+        if first:
+            return FIRST
+        if holder is None:
+            return GATHERS
+        return GOES_ON_WITH_FIRST if holder[2] == self.firsts[holder[:2]] else GOES_ON
+
+
+def first_micro_batches(actions: Iterable[Action]) -> dict[tuple[int, str], int]:
+    """The micro batch with which each kind of action begins on each stage."""
+    found: dict[tuple[int, str], int] = {}
+    for stage, kind, micro_batch in actions:
+        found.setdefault((stage, kind), micro_batch)
+    return found
