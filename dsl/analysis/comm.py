@@ -12,6 +12,7 @@ from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.offload import memory_limit
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -131,19 +132,32 @@ def _of_hooks(analysis: Analysis) -> Iterator[Unsupported]:
 def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     comm = analysis.plan.comm
     assert comm is not None
-    if comm.unshard != "by_unit":
-        yield _option(
-            analysis,
-            "unshard",
-            "which unit stays gathered is not computed while lowering",
-            "`layers.* = unit(reshard = auto)` in `fsdp` lets `legoai solve` choose",
-        )
+    if comm.unshard == "selective" and not is_staged(analysis):
+        yield from _selectively(analysis)
     if isinstance(comm.prefetch, Units):
         yield _option(analysis, "prefetch", "a pass gathers ahead by memory, as `proactive(limit = 4GiB)` says")
     elif comm.prefetch != "implicit" and not comm.reorder:
         yield _option(analysis, "prefetch", "it moves gathers where `reorder = true` does")
     if comm.reduce == "last_micro_batch":
         yield _option(analysis, "reduce", "the graph of a micro batch reduces its gradients")
+
+
+def _selectively(analysis: Analysis) -> Iterator[Unsupported]:
+    """What a graph's memory curve must know to tell which units can stay gathered."""
+    if memory_limit(analysis) is None:
+        yield _option(
+            analysis,
+            "unshard",
+            "without a limit of memory it is not known what can stay gathered",
+            "add `require peak_memory <= 70GiB`, with the bytes that a step may take",
+        )
+    elif distributed_experts(analysis):
+        yield _option(
+            analysis,
+            "unshard",
+            "how many rows experts on `ep` take is only known in a step, and with it what memory is left",
+            "`layers.* = unit(reshard = auto)` in `fsdp` lets `legoai solve` choose",
+        )
 
 
 def _option(analysis: Analysis, field: str, why: str, *help: str) -> Unsupported:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
@@ -44,6 +45,21 @@ def reorders(analysis: Analysis) -> bool:
     """Whether gathers start ahead of the computation that hides them."""
     comm = analysis.plan.comm
     return comm is not None and comm.reorder
+
+
+def unshards_selectively(analysis: Analysis) -> bool:
+    """Whether units of a traced step stay gathered where memory allows it."""
+    comm = analysis.plan.comm
+    return comm is not None and bool(comm.unshard == "selective") and is_traced(analysis)
+
+
+def keeps_between_micro_batches(analysis: Analysis) -> bool:
+    """Whether a traced step may gather units once for all its micro batches."""
+    if is_staged(analysis):
+        return False
+    if unshards_selectively(analysis) and micro_batches(analysis.plan) != 1:
+        return True
+    return any(unit.reshard == "never" for unit in fsdp_units(analysis).values())
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
@@ -120,6 +136,14 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
             "`prefetch = proactive` with stages",
             "how many micro batches are in flight is not known to the pass that gathers ahead",
             "leave `prefetch` out",
+        )
+    if unshards_selectively(analysis):
+        assert plan.comm is not None
+        yield _not_traced(
+            analysis.place(plan.comm, "unshard"),
+            "`unshard = selective` with stages",
+            "units stay gathered for all micro batches of a pass",
+            "leave `unshard` out",
         )
 
 

@@ -9,6 +9,8 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.comm import bucket_rules, prefetching_units
 from legoai.dsl.analysis.facts import following, grouped, replacement, written
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.graph import unshards_selectively
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.batch import batch_label
@@ -280,6 +282,58 @@ class PrefetchOfNothing(Check):
                     label="has no effect",
                     others=[Label(analysis.place(plan.fsdp), "how units reshard")],
                 )
+
+
+class UnshardOfNothing(Check):
+    """Units that stay gathered by themselves, where memory is to decide which do.
+
+    `reshard = never` keeps a unit for a whole step. In a step of one micro batch `after_backward` keeps it as long as
+    it is needed.
+
+    ## Example
+    ```
+    batch (global = 32, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) {
+      layers.* = unit(reshard = after_backward)
+      root     = unit(reshard = after_backward)
+    }
+    comm (unshard = selective)
+    require peak_memory <= 70GiB
+    ```
+
+    ## Use instead
+    ```
+    batch (global = 32, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) {
+      layers.* = unit
+      root     = unit(reshard = after_backward)
+    }
+    comm (unshard = selective)
+    require peak_memory <= 70GiB
+    ```
+    """
+
+    code = "LP667"
+    slug = "unshard-of-nothing"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        plan = analysis.plan
+        if plan.comm is None or plan.fsdp is None or analysis.manifest is None:
+            return
+        if not unshards_selectively(analysis) or is_staged(analysis):
+            return
+        stay = {"never"} if micro_batches(plan) != 1 else {"never", "after_backward"}
+        if {unit.reshard for unit in fsdp_units(analysis).values()} <= stay:
+            yield self.at(
+                analysis.place(plan.comm, "unshard"),
+                "`unshard = selective` has no effect: all units stay gathered for as long as they are needed",
+                label="has no effect",
+                others=[Label(analysis.place(plan.fsdp), "how units reshard")],
+                help=["leave the option out, or write `unit(reshard = after_forward)`"],
+            )
 
 
 class PrefetchOfAll(Check):

@@ -12,7 +12,7 @@ from legoai.dsl.analysis.buckets import ModuleBucket
 from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.experts import axes_of_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units
-from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.graph import is_traced, keeps_between_micro_batches
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.lowering.emit import comm, graph
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
@@ -74,8 +74,9 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     mesh, note = sharding_mesh(lowering, draft), lowering.note(fsdp)
     draft.apply("apply_fsdp", mesh=mesh, meshes=meshes, body=body, note=note, why=_WHY)
     kept = next((unit for unit in found.values() if unit.kept), None)
-    if kept is not None and traced:
-        draft.step.before_update.append(Line(call("training.step_graph.reshard"), "", kept.note))
+    if traced and keeps_between_micro_batches(lowering.analysis):
+        note_of_kept = graph.note_of_kept(lowering)
+        draft.step.before_update.append(Line(call("training.step_graph.reshard"), "", note_of_kept))
     elif kept is not None:
         draft.imports.name("legoai.runtime", "reshard_units")
         draft.step.before_update.append(Line(call("reshard_units", "training.model"), "", kept.note))

@@ -6,9 +6,9 @@ from legoai.dsl.analysis.checkpoint import kept_outputs
 from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fsdp import fsdp_units
-from legoai.dsl.analysis.graph import reorders, supports
+from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
 from legoai.dsl.analysis.offload import memory_limit, offloads_some
-from legoai.dsl.analysis.optimizer import moments
+from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
@@ -18,6 +18,7 @@ _PACKAGE = "legoai.lowering.graph"
 _PROACTIVELY = "prefetch_proactively"
 _ACTIVATIONS = "offload_activations"
 _STATE = "offload_optimizer_state"
+_SELECTIVELY = "unshard_selectively"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -75,6 +76,9 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
         prefetch = plan.comm.prefetch if plan.comm is not None else None
         assert isinstance(prefetch, Proactive), "the pass is of its treatment"
         return {"limit": str(prefetch.limit)}
+    if name == _SELECTIVELY:
+        held = max(moments(lowering.analysis), int(bool(muon_parameters(lowering.analysis))))
+        return {"limit": str(memory_limit(lowering.analysis)), "moments": str(held)}
     if name in (_ACTIVATIONS, _STATE):
         return _amount(lowering, is_state=name == _STATE)
     return {}
@@ -99,6 +103,16 @@ def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
     return found
 
 
+def note_of_kept(lowering: Lowering) -> Note:
+    """The line of the plan by which units stay gathered from one micro batch to the next."""
+    rules = (unit.rule for unit in fsdp_units(lowering.analysis).values() if unit.reshard == "never")
+    rule = next(rules, None)
+    if rule is not None:
+        return rule_note(rule)
+    assert lowering.plan.comm is not None, "no default keeps a unit"
+    return lowering.note(lowering.plan.comm, "unshard")
+
+
 def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     """The names of a plan's passes in their order, each with the line of the plan that wants it."""
     plan, analysis = lowering.plan, lowering.analysis
@@ -112,7 +126,6 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if resharded:
         rule = resharded[0].rule
         found.append(("reshard_after_forward", of_units if rule is None else rule_note(rule)))
-    kept = [unit for unit in fsdp_units(analysis).values() if unit.reshard == "never" and not is_staged(analysis)]
     buckets = unit_buckets(analysis)
     found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
     if reorders(analysis):
@@ -126,9 +139,11 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if offloads_some(analysis, "optimizer"):
         assert plan.offload is not None
         found.append((_STATE, lowering.note(plan.offload, "optimizer")))
-    if kept:
-        assert kept[0].rule is not None, "no default keeps a unit"
-        found.append(("keep_unsharded", rule_note(kept[0].rule)))
+    if unshards_selectively(analysis):
+        assert plan.comm is not None
+        found.append((_SELECTIVELY, lowering.note(plan.comm, "unshard")))
+    if keeps_between_micro_batches(analysis):
+        found.append(("keep_unsharded", note_of_kept(lowering)))
     if compiled_modules(analysis):
         assert plan.compile is not None
         found.append(("compile_regions", lowering.note(plan.compile)))

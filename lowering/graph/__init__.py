@@ -18,6 +18,7 @@ from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.sharding import shard_unit
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.graph.trace import trace_stage, trace_step
+from legoai.lowering.graph.unshard import unshard_selectively
 
 __all__ = [
     "StepGraph",
@@ -36,4 +37,5 @@ __all__ = [
     "shard_unit",
     "trace_stage",
     "trace_step",
+    "unshard_selectively",
 ]

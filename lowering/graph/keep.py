@@ -30,12 +30,12 @@ def kept_values(graph: StepGraph) -> tuple[list[fx.Node], set[fx.Node]]:
     erased: set[fx.Node] = set()
     for gather in chain.from_iterable(gathers_of(graph)):
         if any(source in shards for node in gather.start for source in node.all_input_nodes):
-            erased |= {*gather.start, *_made_of(gather.wait[0])}
+            erased |= {*gather.start, *made_of(gather.wait[0])}
     given = [node for node in graph.graph.nodes if node in erased and any(user not in erased for user in node.users)]
     return given, erased
 
 
-def _made_of(wait: fx.Node) -> set[fx.Node]:
+def made_of(wait: fx.Node) -> set[fx.Node]:
     """Return a wait with what makes the gathered parameters of its buffer."""
     found: set[fx.Node] = set()
     left = [wait]

@@ -6,8 +6,9 @@ inside is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any, Final
+from collections.abc import Collection
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import fx
@@ -18,6 +19,7 @@ from legoai.lowering.graph.keep import kept_values
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.host_copies import HostCopies
+from legoai.runtime.state_copies import StateCopies
 
 BLOCK: Final = 512
 """Bytes to which torch's allocator rounds."""
@@ -50,6 +52,14 @@ def is_part(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
+class Life(NamedTuple):
+    """The first and last place of what lives, and its bytes."""
+
+    first: int
+    last: int
+    bytes: int
+
+
 def memory_curve(graph: StepGraph, *, throughout: Collection[fx.Node] = ()) -> list[int]:
     """Return the bytes of all values that live while each node runs, but for what the graph is given.
 
@@ -57,23 +67,26 @@ def memory_curve(graph: StepGraph, *, throughout: Collection[fx.Node] = ()) -> l
         graph: of the step.
         throughout: nodes whose values live before the graph, or behind it.
     """
-    place = in_order(graph)
-    difference = [0] * (len(place) + 1)
-    for first, last, size in _lives(graph, place, {*throughout}):
-        difference[first] += size
-        difference[last + 1] -= size
-    found, total = [], 0
-    for change in difference[:-1]:
-        total += change
-        found.append(total)
-    return found
-
-
-def _lives(graph: StepGraph, place: dict[fx.Node, int], throughout: set[fx.Node]) -> Iterator[tuple[int, int, int]]:
-    """Yield the first and last place of what lives, with its bytes."""
-    waited = _with_waits(graph)
-    last: dict[fx.Node, int] = {}
+    waited, found = _with_waits(graph), _lives(graph)
     always = {waited[node] for node in throughout}
+    difference = [0] * (len(graph.graph.nodes) + 1)
+    for root, (first, last, size) in found.items():
+        difference[0 if root in always else first] += size
+        difference[-1 if root in always else last + 1] -= size
+    return list(accumulate(difference[:-1]))
+
+
+def lives(graph: StepGraph) -> dict[fx.Node, Life]:
+    """Return when the memory lives that each node shows, but for what the graph is given."""
+    found = _lives(graph)
+    return {node: found[root] for node, root in _with_waits(graph).items() if root in found}
+
+
+def _lives(graph: StepGraph) -> dict[fx.Node, Life]:
+    """Return when the memory lives that each root makes."""
+    waited, place = _with_waits(graph), in_order(graph)
+    last: dict[fx.Node, int] = {}
+    found = {}
     for node, root in waited.items():
         last[root] = max([last.get(root, place[node]), *(place[user] for user in node.users)])
     for root, end in last.items():
@@ -82,8 +95,8 @@ def _lives(graph: StepGraph, place: dict[fx.Node, int], throughout: set[fx.Node]
         begin = place[root]
         if is_part(root):  # which its source makes
             begin = place[root.all_input_nodes[0]]
-        size = bytes_of(root.meta.get("val"))
-        yield (0, len(place) - 1, size) if root in always else (begin, end, size)
+        found[root] = Life(begin, end, bytes_of(root.meta.get("val")))
+    return found
 
 
 def _with_waits(graph: StepGraph) -> dict[fx.Node, fx.Node]:
@@ -117,3 +130,17 @@ def held_beside_state(graph: StepGraph) -> list[int]:
     numbers = BLOCK * len(graph.parameters)  # the count of steps of each parameter, which stays
     throughout = given if graph.micro_batches > 1 else ()
     return [inputs + gradients + numbers + held for held in memory_curve(graph, throughout=throughout)]
+
+
+def held(graph: StepGraph, moments: int) -> list[int]:
+    """Return the bytes that live while each node runs, with the optimizer's state but for what of it is away then."""
+    sizes, found = state_bytes(graph, moments), []
+    resident = sum(sizes.values())
+    for node, beside in zip(graph.graph.nodes, held_beside_state(graph), strict=True):
+        name = getattr(node.target, "__name__", "")
+        if name == StateCopies.state_to_device.__name__:
+            resident += sizes[node.args[0]]
+        found.append(beside + resident)
+        if name == StateCopies.free_state.__name__:
+            resident -= sizes[node.args[0]]
+    return found

@@ -23,6 +23,7 @@ from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.step_graph import StepGraph
+from legoai.lowering.graph.unshard import unshard_selectively
 
 Pass: TypeAlias = Callable[[StepGraph], None]
 Watch: TypeAlias = Callable[[str, StepGraph], None]
@@ -35,6 +36,7 @@ Property = Literal[
     "prefetched",
     "activations offloaded",
     "state offloaded",
+    "unsharded",
     "kept",
     "compiled",
 ]
@@ -89,25 +91,31 @@ PASSES: Final = (
         overlap_communication,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"overlapped"}),
-        conflicts=frozenset({"overlapped", "kept", "compiled"}),
+        conflicts=frozenset({"overlapped", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         prefetch_proactively,
         requires=frozenset({"overlapped"}),
         provides=frozenset({"prefetched"}),
-        conflicts=frozenset({"kept", "compiled"}),
+        conflicts=frozenset({"unsharded", "kept", "compiled"}),
     ),
     Contract(
         offload_activations,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"activations offloaded"}),
-        conflicts=frozenset({"activations offloaded", "state offloaded", "kept", "compiled"}),
+        conflicts=frozenset({"activations offloaded", "state offloaded", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         offload_optimizer_state,
         requires=frozenset({"bucketed"}),
         provides=frozenset({"state offloaded"}),
-        conflicts=frozenset({"state offloaded", "kept", "compiled"}),
+        conflicts=frozenset({"state offloaded", "unsharded", "kept", "compiled"}),
+    ),
+    Contract(
+        unshard_selectively,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"unsharded"}),
+        conflicts=frozenset({"unsharded", "kept", "compiled"}),
     ),
     Contract(
         keep_unsharded,

@@ -67,8 +67,9 @@ class Comm(Directive):
     unshard: str = option(
         Choice(("by_unit", "selective")),
         doc=(
-            "`by_unit`: as each unit's `reshard` says; `selective`: keep gathered those parameters whose gather costs "
-            "most per byte."
+            "`by_unit`: as each unit's `reshard` says; `selective`: under `backend = graph`, what memory "
+            "`require peak_memory` leaves keeps units gathered from forward to backward and from one micro batch to "
+            "the next, first those whose gather costs most per byte (DeepCompile, section 4.3)."
         ),
         default="by_unit",
     )

@@ -51,7 +51,7 @@ fsdp on dp_shard (backend = graph) {
   layers.* = unit
   root     = unit
 }
-comm (reorder = true) { layers.{0..1} = bucket(group) }
+comm (reorder = true, unshard = selective) { layers.{0..1} = bucket(group) }
 checkpoint { layers.* = selective([attention, alternate_matmul]) }
 precision (param = bf16, reduce = fp32)
 offload   (activations = adaptive, optimizer = bytes(20GiB))

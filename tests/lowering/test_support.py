@@ -127,13 +127,27 @@ CASES = {
     "comm of one graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
         "comm (prefetch = units(forward = 2),\n  unshard = selective,\n  reduce = last_micro_batch)",
-        {3: "gathers ahead by memory", 4: "stays gathered", 5: "reduces its gradients"},
+        {3: "gathers ahead by memory", 4: "without a limit of memory", 5: "reduces its gradients"},
     ),
     "precision of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nprecision (reduce = fp16)",
         {3: "could overflow"},
     ),
 }
+
+
+def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
+    selective = "comm (unshard = selective)\nrequire peak_memory <= 70GiB\n"
+    graph = f"{BATCH}fsdp on dp_shard (backend = graph) {{ layers.* = unit(reshard = after_backward) }}\n{selective}"
+    assert not refusals(f"{HEAD}mesh (dp_shard = 4)\n{graph}")
+    staged = "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+    [found] = refusals(f"{HEAD}{staged}{graph}")
+    assert "`unshard = selective` with stages is not lowered" in found.message
+    sparse = HEAD.replace('llama3("tiny")', 'mixtral("tiny", n_experts = 4)')
+    assert not refusals(f"{sparse}mesh (dp_shard = 4)\n{graph}")
+    experts = "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
+    [found] = refusals(f"{sparse}{experts}{graph}")
+    assert "how many rows experts on `ep` take is only known in a step" in found.message
 
 
 def test_experts_of_a_graph_are_cut_on_dim_0_and_have_no_budget():

@@ -79,6 +79,25 @@ def test_prefetching_needs_a_pass_that_gathers(reshard: str, forward: bool, back
     assert ("LP665" not in codes(f"{plan}comm (prefetch = units(backward = 1))")) is backward
 
 
+@pytest.mark.parametrize(
+    ("reshard", "samples", "something"),
+    [
+        ("after_forward", 8, True),
+        ("after_backward", 16, True),
+        ("after_backward", 8, False),
+        ("never", 16, False),
+    ],
+)
+def test_memory_decides_which_units_stay_where_some_are_freed(reshard: str, samples: int, something: bool) -> None:
+    rules = f"{{ layers.* = unit(reshard = {reshard}), root = unit(reshard = {reshard}) }}"
+    plan = (
+        f"mesh (dp_shard = 8)\nbatch (global = {samples}, micro = 1, seq_len = 256)\n"
+        f"fsdp on dp_shard (backend = graph) {rules}\ncomm (unshard = selective)\nrequire peak_memory <= 70GiB\n"
+    )
+    assert ("LP667" in codes(plan)) is not something
+    assert "LP667" not in codes(plan.replace("graph", "eager"))
+
+
 def test_prefetching_everything_undoes_sharding() -> None:
     assert "LP826" in codes(FSDP.format("") + "comm (prefetch = units(forward = 4))")  # four blocks and the root
     assert "LP826" not in codes(FSDP.format("") + "comm (prefetch = units(forward = 2))")

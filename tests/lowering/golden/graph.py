@@ -18,6 +18,7 @@ from legoai.lowering.graph import (
     bucket_units,
     deduplicate_unshards,
     keep_activations,
+    keep_unsharded,
     offload_activations,
     offload_optimizer_state,
     overlap_communication,
@@ -25,6 +26,7 @@ from legoai.lowering.graph import (
     rewritten,
     shard_unit,
     trace_step,
+    unshard_selectively,
 )
 from legoai.runtime import (
     Batch,
@@ -52,6 +54,8 @@ PASSES = (
     overlap_communication,  # tiny.plan:11
     partial(offload_activations, limit=75161927680, moments=2, state_away=21474836480),  # tiny.plan:14
     partial(offload_optimizer_state, most=21474836480, moments=2),  # tiny.plan:14
+    partial(unshard_selectively, limit=75161927680, moments=2),  # tiny.plan:11
+    keep_unsharded,  # tiny.plan:11
 )
 
 
@@ -147,6 +151,7 @@ def forward_backward(training: Training, batches: Batches) -> torch.Tensor:
 def train_step(training: Training, batches: Batches) -> StepResult:
     mean_loss = forward_backward(training, batches)
     result = reduce_loss_and_norm(training, mean_loss)
+    training.step_graph.reshard()  # tiny.plan:11
     if training.may_update(result):
         clip_gradients(training.optimizer.param_groups, max_norm=1.0, total_norm=result.norm)  # tiny.plan:17
         training.optimizer.step()

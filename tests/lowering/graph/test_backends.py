@@ -80,6 +80,13 @@ PLANS = {
         f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.1 = full }}\n{MIXED}",
         "(reorder = true)\noffload (optimizer = adaptive, activations = bytes(1MiB))\nrequire peak_memory <= 9MiB",
     ),
+    "units that memory lets stay": (  # three of five, and one is gathered again, before all that stays on the host
+        HEAD,
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit, layers.3 = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "(reorder = true, prefetch = proactive(limit = 1MiB), unshard = selective)\n"
+        "offload (activations = bytes(256KiB), optimizer = adaptive)\nrequire peak_memory <= 11MB",
+    ),
     "replicas of shards": (
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
@@ -218,6 +225,7 @@ PLANS = {
         in (
             "stages",
             "operators kept",
+            "units that memory lets stay",
             "activations and optimizer state on the host",
             "context parallel, keys around the ring",
         )

@@ -24,6 +24,7 @@ from legoai.lowering.graph import (
     prefetch_proactively,
     reshard_after_forward,
     rewritten,
+    unshard_selectively,
 )
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
@@ -46,6 +47,7 @@ ALL = (
     prefetch_proactively,
     offload_activations,
     offload_optimizer_state,
+    unshard_selectively,
     keep_unsharded,
     compile_regions,
 )

@@ -1,0 +1,150 @@
+"""Selective unsharding: units stay gathered where memory allows it (Tanaka et al. 2025, section 4.3).
+
+    gather(w), forward(w) … gather(w), backward(w)   ->  gather(w), forward(w) … backward(w)
+
+The gathers of backward are left out first for units whose gathers take most time for the bytes that stay, and where
+several micro batches make a step, the gathers of the later ones too (:mod:`~legoai.lowering.graph.keep`). What fits is
+decided on the memory curve of the graph, behind the passes that gather ahead and that offload: it is the same on every
+rank. No gather is measured: ranks that measured different times would choose different units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Final
+
+from torch import fx
+
+from legoai.lowering.graph.keep import made_of
+from legoai.lowering.graph.memory import Life, held, lives
+from legoai.lowering.graph.overlap import Collective, gathers_of
+from legoai.lowering.graph.sharding import Unit
+from legoai.lowering.graph.step_graph import StepGraph
+
+HOP_BYTES: Final = 135_000
+"""Bytes that cross a link in the time that a hop adds: 50 GB/s and 2.7 µs of InfiniBand NDR, as the catalogue has them.
+They matter only to the order of gathers over groups of different sizes; over one group smaller ones come first anyway.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The gathers of a unit.
+
+    Attributes:
+        unit: whose parameters they gather.
+        forward: of the first reading.
+        backward: those again; none where it stays gathered after forward.
+    """
+
+    unit: Unit
+    forward: tuple[Collective, ...]
+    backward: tuple[Collective, ...]
+
+    @property
+    def time_per_byte(self) -> float:
+        """Time of a ring's all-gathers for each gathered byte, in the time in which a link carries a byte."""
+        time = size = 0.0
+        for gather in self.forward:
+            collective: Any = gather.start[-1]
+            ranks, bytes = int(collective.args[1]), collective.meta["val"].nbytes
+            time += (ranks - 1) * (HOP_BYTES + bytes / ranks)
+            size += bytes
+        return time / size
+
+
+def unshard_selectively(graph: StepGraph, *, limit: int, moments: int = 0) -> None:
+    """Leave out the gathers of units that can stay gathered.
+
+    Args:
+        graph: whose gathers stand where they are to be.
+        limit: of the device's memory, which no unit that stays exceeds.
+        moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
+    """
+    curve, life = held(graph, moments), lives(graph)
+    several = graph.micro_batches > 1
+    last_first = reversed(_gathered_units(graph))  # of equal ones, what backward frees first
+    for found in sorted(last_first, key=lambda item: item.time_per_byte, reverse=True):
+        if not found.backward and not (several and found.unit.reshard_after_backward):
+            continue
+        with_unit = with_changes(curve, _changes(found, life, len(curve), throughout=several))
+        if any(now > before and now > limit for before, now in zip(curve, with_unit, strict=True)):
+            continue
+        curve = with_unit
+        _stay(graph, found)
+        stays = replace(found.unit, reshard_after_forward=False)
+        stays = replace(stays, reshard_after_backward=stays.reshard_after_backward and not several)
+        graph.units = tuple(stays if unit is found.unit else unit for unit in graph.units)
+
+
+def with_changes(curve: Sequence[int], changes: Sequence[Life]) -> list[int]:
+    """Return a memory curve with what lives beside it; of what lives no longer the bytes are negative."""
+    difference = [0] * (len(curve) + 1)
+    for first, last, size in changes:
+        difference[first] += size
+        difference[last + 1] -= size
+    return [before + change for before, change in zip(curve, accumulate(difference), strict=False)]
+
+
+def _gathered_units(graph: StepGraph) -> list[Gathered]:
+    """Return the units that gather, in the order in which forward waits for them."""
+    unit_of = {name: unit for unit in graph.units for name in unit.parameters}
+    names = {node: name for name, node in graph.inputs().items()}
+    found: dict[int, tuple[Unit, list[Collective], list[Collective]]] = {}
+    for index, gathers in enumerate(gathers_of(graph)):
+        for gather in gathers:
+            unit = unit_of[names[_shards(gather)[0]]]
+            found.setdefault(id(unit), (unit, [], []))[1 + index].append(gather)
+    return [Gathered(unit, tuple(forward), tuple(backward)) for unit, forward, backward in found.values()]
+
+
+def _changes(found: Gathered, life: Mapping[fx.Node, Life], end: int, *, throughout: bool) -> list[Life]:
+    """Return what lives, and what lives no longer, where a unit stays gathered."""
+    changes = []
+    again = {shard: node for gather in found.backward for shard, node in _parameters(gather).items()}
+    for gather in found.forward:
+        for shard, node in _parameters(gather).items():
+            first, last, size = life[node]
+            changes.append(Life(first, last, -size))
+            if shard in again:
+                begin, last, _ = life[again[shard]]
+                changes.append(Life(begin, last, -size))
+            changes.append(Life(0, end - 1, size) if throughout else Life(first, last, size))
+    for gather in found.backward:
+        first, last, size = life[gather.wait[0]]
+        changes.append(Life(first, last, -size))
+    return changes
+
+
+def _stay(graph: StepGraph, found: Gathered) -> None:
+    """Let backward read what forward has gathered."""
+    kept = {shard: node for gather in found.forward for shard, node in _parameters(gather).items()}
+    for gather in found.backward:
+        for shard, node in _parameters(gather).items():
+            node.replace_all_uses_with(kept[shard])
+        made = made_of(gather.wait[0])
+        for node in reversed([node for node in graph.graph.nodes if node in made]):
+            graph.graph.erase_node(node)
+        for node in reversed(gather.start):
+            graph.graph.erase_node(node)
+
+
+def _shards(gather: Collective) -> list[fx.Node]:
+    """Return the placeholders of the shards that a bucket gathers, in the order in which they fill its buffer."""
+    return [source for node in gather.start for source in node.all_input_nodes if source.op == "placeholder"]
+
+
+def _parameters(gather: Collective) -> dict[fx.Node, fx.Node]:
+    """Return the node that gives each gathered parameter, by the placeholder of its shard."""
+    made, found = made_of(gather.wait[0]), {}
+    [rows] = gather.wait[0].users
+    [parts] = rows.users
+    shards = _shards(gather)
+    for node in parts.users:
+        part: Any = node.args[1]
+        while inner := [user for user in node.users if user in made]:
+            [node] = inner
+        found[shards[part]] = node
+    return found
