@@ -92,12 +92,15 @@ def _gathered_units(graph: StepGraph) -> list[Gathered]:
     """Return the units that gather, in the order in which forward waits for them."""
     unit_of = {name: unit for unit in graph.units for name in unit.parameters}
     names = {node: name for name, node in graph.inputs().items()}
-    found: dict[int, tuple[Unit, list[Collective], list[Collective]]] = {}
+    found: dict[int, tuple[list[Collective], list[Collective]]] = {}
+    units = []
     for index, gathers in enumerate(gathers_of(graph)):
         for gather in gathers:
             unit = unit_of[names[_shards(gather)[0]]]
-            found.setdefault(id(unit), (unit, [], []))[1 + index].append(gather)
-    return [Gathered(unit, tuple(forward), tuple(backward)) for unit, forward, backward in found.values()]
+            if id(unit) not in found:
+                units.append(unit)
+            found.setdefault(id(unit), ([], []))[index].append(gather)
+    return [Gathered(unit, *map(tuple, found[id(unit)])) for unit in units]
 
 
 def _changes(found: Gathered, life: Mapping[fx.Node, Life], end: int, *, throughout: bool) -> list[Life]:
@@ -144,7 +147,8 @@ def _parameters(gather: Collective) -> dict[fx.Node, fx.Node]:
     shards = _shards(gather)
     for node in parts.users:
         part: Any = node.args[1]
-        while inner := [user for user in node.users if user in made]:
-            [node] = inner
-        found[shards[part]] = node
+        last = node
+        while inner := [user for user in last.users if user in made]:
+            [last] = inner
+        found[shards[part]] = last
     return found
