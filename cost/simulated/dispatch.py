@@ -16,7 +16,7 @@ from legoai.cost.simulated.device import (
     read_from_device,
 )
 from legoai.cost.simulated.operands import operands_of
-from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of
+from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer
 from legoai.cost.simulated.recorder import Capture, is_simulated
 from legoai.cost.simulated.results import Results
 from legoai.cost.trace.records import (
@@ -250,7 +250,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             ranks = _pair(ranks[args[2]], here)
         issued = known.name.startswith("c10d.")
         self._allocate(results)
-        whole = _whole_buffer(known, args, out, inputs)
+        whole = whole_buffer(known, args, out)
         work = capture.work_count
         capture.work_count += 1
         capture.record(
@@ -281,18 +281,3 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 number = capture.number_of(item)
                 if number is not None:
                     capture.pending[number] = work
-
-
-def _whole_buffer(known: Operator, args: tuple[Any, ...], out: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors that together are the buffer whose size a collective's record tells."""
-    if known.collective == "barrier":
-        return []
-    if known.name.startswith("c10d."):
-        output_first = known.group == 2
-        if output_first:
-            place = 0 if known.collective == "all_gather" else 1
-            return list(tensors(args[place]))
-        return list(tensors(args[0]))
-    if known.collective == "all_gather":
-        return list(tensors(out))
-    return list(tensors(args[0]))

@@ -223,6 +223,21 @@ def overwrites(known: Operator) -> bool:
     return known.name in _OVERWRITES or "out" in known.written
 
 
+def whole_buffer(known: Operator, args: Sequence[Any], out: Any) -> list[torch.Tensor]:
+    """Return the tensors that together are the buffer whose size a collective's record tells."""
+    if known.collective == "barrier":
+        return []
+    if known.name.startswith("c10d."):
+        output_first = known.group == 2
+        if output_first:
+            place = 0 if known.collective == "all_gather" else 1
+            return list(tensors(args[place]))
+        return list(tensors(args[0]))
+    if known.collective == "all_gather":
+        return list(tensors(out))
+    return list(tensors(args[0]))
+
+
 def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
     """Return the floating-point operations of matrix products, convolutions and attention; 0 for all else.
 

@@ -8,6 +8,8 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.batch import passes
 from legoai.dsl.analysis.buckets import ModuleBucket, counted, fill, local_numel
+from legoai.dsl.analysis.compiler_buckets import compiler_rule
+from legoai.dsl.analysis.compiler_buckets import supports as supports_compiler
 from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
@@ -110,6 +112,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         yield _option(analysis, "reduce", why)
     if plan.fsdp is None:
         return
+    yield from supports_compiler(analysis)
     yield from _of_a_graph(analysis) if is_traced(analysis) else _of_hooks(analysis)
     if analysis.manifest is not None:
         uneven = list(_buckets(analysis))
@@ -134,7 +137,9 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     assert comm is not None
     if comm.unshard == "selective" and not is_staged(analysis):
         yield from _selectively(analysis)
-    if isinstance(comm.prefetch, Units):
+    if compiler_rule(analysis) is not None:
+        pass  # of which options it goes with, `compiler_buckets` speaks
+    elif isinstance(comm.prefetch, Units):
         yield _option(analysis, "prefetch", "a pass gathers ahead by memory, as `proactive(limit = 4GiB)` says")
     elif comm.prefetch != "implicit" and not comm.reorder:
         yield _option(analysis, "prefetch", "it moves gathers where `reorder = true` does")

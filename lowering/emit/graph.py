@@ -5,17 +5,19 @@ from __future__ import annotations
 from legoai.dsl.analysis.checkpoint import kept_outputs
 from legoai.dsl.analysis.comm import unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
 from legoai.dsl.analysis.offload import memory_limit, offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
-from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call
+from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call, quoted
 from legoai.specs.directives.comm import ByBytes, Proactive
 
 _PACKAGE = "legoai.lowering.graph"
 _PROACTIVELY = "prefetch_proactively"
+_BY_COMPILER = "schedule_overlap"
 _ACTIVATIONS = "offload_activations"
 _STATE = "offload_optimizer_state"
 _SELECTIVELY = "unshard_selectively"
@@ -63,7 +65,10 @@ def stage(lowering: Lowering, draft: Draft, arrives: str) -> tuple[Line, str]:
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
     """A pass as the program names it, with its options."""
-    options = _options(lowering, name)
+    options: dict[str, Node] = {**_options(lowering, name)}
+    if name == _BY_COMPILER:
+        draft.imports.name("legoai.cost.node_times", "NodeTimes")
+        options["milliseconds"] = _times(lowering)
     if not options:
         return name
     draft.imports.name("functools", "partial")
@@ -82,6 +87,21 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
     if name in (_ACTIVATIONS, _STATE):
         return _amount(lowering, is_state=name == _STATE)
     return {}
+
+
+def _times(lowering: Lowering) -> Node:
+    """The times of operators on the cluster of the plan."""
+    use, device = lowering.plan.cluster, lowering.analysis.device
+    assert device is not None and use.device != "profile", "a device of the catalogue"
+    devices = use.devices_per_host(lowering.analysis.directory)
+    if use.devices is None and use.hosts == 1 and device.kind == "cpu":
+        devices = max(device.devices_per_host, lowering.plan.mesh.world_size)
+    options = {"devices": str(devices)}
+    if use.hosts > 1:
+        assert use.fabric is not None, "hosts have a fabric between them"
+        options["hosts"] = str(use.hosts)
+        options["fabric"] = quoted(use.fabric)
+    return call("NodeTimes", quoted(use.device), **options)
 
 
 def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
@@ -126,8 +146,11 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
     if resharded:
         rule = resharded[0].rule
         found.append(("reshard_after_forward", of_units if rule is None else rule_note(rule)))
-    buckets = unit_buckets(analysis)
-    found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
+    scheduled, buckets = compiler_rule(analysis), unit_buckets(analysis)
+    if scheduled is not None:
+        found.append((_BY_COMPILER, rule_note(scheduled)))
+    else:
+        found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
     if reorders(analysis):
         assert plan.comm is not None
         found.append(("overlap_communication", lowering.note(plan.comm, "reorder")))

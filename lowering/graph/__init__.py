@@ -15,6 +15,7 @@ from legoai.lowering.graph.passes import rewritten
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.regions import compile_module
 from legoai.lowering.graph.reshard import reshard_after_forward
+from legoai.lowering.graph.schedule_overlap import schedule_overlap
 from legoai.lowering.graph.sharding import shard_unit
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.graph.trace import trace_stage, trace_step
@@ -34,6 +35,7 @@ __all__ = [
     "prefetch_proactively",
     "reshard_after_forward",
     "rewritten",
+    "schedule_overlap",
     "shard_unit",
     "trace_stage",
     "trace_step",

@@ -22,6 +22,7 @@ from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
+from legoai.lowering.graph.schedule_overlap import schedule_overlap
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.graph.unshard import unshard_selectively
 
@@ -86,6 +87,12 @@ PASSES: Final = (
         requires=frozenset({"gathered once"}),
         provides=frozenset({"bucketed"}),
         conflicts=frozenset({"compiled"}),
+    ),
+    Contract(
+        schedule_overlap,
+        requires=frozenset({"gathered once"}),
+        provides=frozenset({"bucketed", "overlapped"}),
+        conflicts=frozenset({"bucketed", "compiled"}),
     ),
     Contract(
         overlap_communication,

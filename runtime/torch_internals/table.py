@@ -315,6 +315,29 @@ _COMPILATION: Final = (
     ),
 )
 
+_SCHEDULER_TEST: Final = "test_overlap_scheduling.py::test_the_scheduler_takes_all_times_as_they_are_given"
+
+_SCHEDULING: Final = (
+    Patch(
+        path="torch._inductor.fx_passes.overlap_scheduling:estimate_roofline_runtime_ms",
+        parameters="node",
+        why="the scheduler of communication asks the driver for rates before it takes the times that are given",
+        test=_SCHEDULER_TEST,
+    ),
+    *(
+        Patch(
+            path=f"torch._inductor.fx_passes.node_runtime_estimation:{name}",
+            parameters=parameters,
+            why="estimates everything once more by NCCL's tuning for a GPU that may not be there, only to log it",
+            test=_SCHEDULER_TEST,
+        )
+        for name, parameters in (
+            ("_log_compute_estimations", "compute_nodes, benchmarked_estimations, analytical_estimations"),
+            ("_log_collective_benchmarks", "collective_nodes"),
+        )
+    ),
+)
+
 _PLACED: Final = (
     Patch(
         path="torch:_dynamo",
@@ -378,7 +401,8 @@ _BENCHMARKS: Final = (
 )
 
 PATCHES: Final[dict[str, Patch]] = {
-    patch.path: patch for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *_COMPILATION, *_PLACED, *_RUNS, *_BENCHMARKS)
+    patch.path: patch
+    for patch in (*_SIMULATION, *_MESHES, *_PIPELINES, *_COMPILATION, *_SCHEDULING, *_PLACED, *_RUNS, *_BENCHMARKS)
 }
 """All patches by their path."""
 

@@ -39,11 +39,12 @@ class Bucket(Treatment):
     name: ClassVar[str] = "bucket"
 
     by: str | ByBytes | tuple[int, ...] = option(
-        Either((Choice(("module", "group")), Calls((ByBytes,)), ListOf(Integer(minimum=1)))),
+        Either((Choice(("module", "group", "compiler")), Calls((ByBytes,)), ListOf(Integer(minimum=1)))),
         doc=(
             "`module`: one bucket for each matched module; `group`: one for all modules that the rule matches; "
             "`bytes(n)`: by size; `[1, 4, 8]`: so many of them in each bucket, one after another in the model's "
-            "order, which is what solving writes."
+            "order, which is what solving writes; `compiler`: as torch's automatic scheduler decides, which also "
+            "moves collectives, under `backend = graph`."
         ),
     )
 

@@ -32,6 +32,7 @@ TRIAL = (4, "int32")
 QUICK = (
     "fsdp, checkpointed",
     "fsdp, as one graph",
+    "fsdp, as one graph, scheduled by torch",
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
     "context parallel, keys around the ring",

@@ -22,6 +22,45 @@ CASES = {
         "  unshard = selective)",
         {3: "one traced graph", 4: "`units(…)` is lowered", 5: "one traced graph"},
     ),
+    "torch's scheduler without a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm {\n  layers.* = bucket(compiler)\n}",
+        {4: "the eager backend has none"},
+    ),
+    "torch's scheduler beside our own passes": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit\n}\ncomm (reorder = true,\n"
+        "  prefetch = proactive(limit = 1GiB),\n  unshard = selective) {\n"
+        "  layers.{0..2} = bucket(compiler)\n  layers.3 = bucket(module)\n}\nrequire peak_memory <= 1GiB\n"
+        "offload (optimizer = all,\n  activations = all)",
+        {
+            5: "places every gather and reduction itself",
+            6: "by limits of its own",
+            7: "would share buckets with what does not",
+            9: "a rule beside `bucket(compiler)`",
+            12: "counts no copies to the host",
+            13: "counts no copies to the host",
+        },
+    ),
+    "torch's scheduler of some units": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit\n}\n"
+        "comm { layers.{0..2} = bucket(compiler) }",
+        {5: "does not name the unit `layers.3`"},
+    ),
+    "torch's scheduler of units that stay gathered": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = never)\n}\n"
+        "comm { layers.* = bucket(compiler) }",
+        {5: "stays gathered for a whole step"},
+    ),
+    "torch's scheduler beside context parallelism": (
+        "mesh (dp_shard = 2,\n  cp = 2)\ncontext on cp\nfsdp on dp_shard, cp (backend = graph) { layers.* = unit }\n"
+        "comm { layers.* = bucket(compiler) }",
+        {2: "added up in place"},
+    ),
+    "torch's scheduler with stages": (
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+        "fsdp on dp_shard (backend = graph) { layers.* = unit(reshard = after_backward) }\n"
+        "comm { layers.* = bucket(compiler) }",
+        {4: "of all micro batches in flight"},
+    ),
     "buckets of no units": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
         "comm {\n  root = bucket(group)\n  layers.{0, 1} = bucket(module)\n}",
@@ -168,6 +207,20 @@ def test_experts_of_a_graph_are_cut_on_dim_0_and_have_no_budget():
     )
     [found] = refusals(f"{head}{body}checkpoint {{ layers.* = budget(50%) }}")
     assert "`budget` of `layers.0`" in found.message
+
+
+def test_the_times_of_torch_s_scheduler_are_those_of_known_clusters_and_sizes():
+    body = (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
+        "batch (global = 8, micro = 2, seq_len = 16)\ncomm { layers.* = bucket(compiler) }\n"
+    )
+    sparse = HEAD.replace('llama3("tiny")', 'mixtral("tiny")')
+    unknown = HEAD.replace("devices = 4", "hosts = 2, devices = 2, fabric = loopback")
+    for head, why in ((sparse, "known only when it runs"), (unknown, "nothing is known of its speed")):
+        [found] = refusals(head + body)
+        assert why in found.message
+    known = HEAD.replace("cpu(devices = 4)", "h100_sxm(hosts = 2, devices = 2, fabric = infiniband_ndr)")
+    assert 'NodeTimes("h100_sxm", devices=2, hosts=2, fabric="infiniband_ndr")' in lowered(known + body).text
 
 
 @pytest.mark.parametrize("name", CASES)

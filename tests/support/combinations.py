@@ -94,6 +94,11 @@ comm (prefetch = units(forward = 2, backward = 2))
     "fsdp, as one graph": _two(
         f"{_SHARDED}{_fsdp()}{_CLIP}comm (reorder = true)\n".replace("on dp_shard {", "on dp_shard (backend = graph) {")
     ),
+    "fsdp, as one graph, scheduled by torch": _two(
+        f"{_SHARDED}{_fsdp()}{_CLIP}comm {{ layers.* = bucket(compiler) }}\n".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        )
+    ),
     "fsdp, as one graph, never resharded": _two(
         f"{_SHARDED}{_fsdp(reshard='never')}comm (reorder = true)\n".replace(
             "on dp_shard {", "on dp_shard (backend = graph) {"

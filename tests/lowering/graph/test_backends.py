@@ -38,6 +38,24 @@ PLANS = {
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "scheduled by torch": (
+        HEAD,
+        "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
+        f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "{ layers.* = bucket(compiler) }",
+    ),
+    "scheduled by torch, replicas of shards, compiled": (
+        HEAD,
+        "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
+        f"compile {{ layers.* = aot_eager }}\n{MIXED}",
+        "{ layers.* = bucket(compiler) }",
+    ),
+    "scheduled by torch, tensor and sequence parallel": (
+        HEAD,
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}"
+        f"fsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "{ layers.* = bucket(compiler) }",
+    ),
     "never resharded": (
         HEAD,
         "mesh (dp_shard = 2)\n"
@@ -218,6 +236,7 @@ PLANS = {
         if name
         in (
             "stages",
+            "scheduled by torch",
             "operators kept",
             "activations and optimizer state on the host, and units that memory lets stay",
             "context parallel, keys around the ring",

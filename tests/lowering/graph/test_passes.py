@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import operator
 import random
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -24,6 +27,7 @@ from legoai.lowering.graph import (
     prefetch_proactively,
     reshard_after_forward,
     rewritten,
+    schedule_overlap,
     unshard_selectively,
 )
 from legoai.lowering.graph.collectives import shows
@@ -32,6 +36,7 @@ from legoai.lowering.graph.passes import PASSES, ContractError, check
 from legoai.lowering.graph.places import Place, place_of, set_place
 from legoai.lowering.graph.prefetch import units_ahead
 from legoai.lowering.graph.readable import readable
+from legoai.lowering.graph.schedule_overlap import forget_order, order_changes
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
@@ -43,6 +48,7 @@ ALL = (
     keep_activations,
     reshard_after_forward,
     bucket_units,
+    schedule_overlap,
     overlap_communication,
     prefetch_proactively,
     offload_activations,
@@ -51,6 +57,8 @@ ALL = (
     keep_unsharded,
     compile_regions,
 )
+TOGETHER = tuple(rewrite for rewrite in ALL if rewrite is not schedule_overlap)
+"""Torch's scheduler takes the place of buckets and of their reordering."""
 
 
 def communication(graph: StepGraph) -> str:
@@ -156,9 +164,65 @@ def test_replicas_reduce_the_buffer_of_a_bucket_while_others_compute():
     assert list(found.values()) == ["39 0", "39 0", "39 0", "5 0", "5 2"]  # behind three, no layer computes
 
 
+def buckets_of_torch(text: str, megabytes: float) -> dict[str, str]:
+    """What a step communicates where torch's scheduler begins with buckets of so many megabytes."""
+    place = "legoai.lowering.graph.schedule_overlap"
+    with mock.patch(f"{place}._LEAST", megabytes), mock.patch(f"{place}._MOST", megabytes):
+        return after_each_pass(text, communication)
+
+
+def test_torch_hides_the_communication_of_each_pass_by_itself():
+    plan = BODY.replace("(reorder = true)", "{ layers.* = bucket(compiler) }")
+    found = in_a_fork(buckets_of_torch, lowered(HEAD + plan).text, 0.5)
+    lines = [line.split() for line in found["schedule_overlap"].splitlines()]
+    assert [phase for phase, *_ in lines] == sorted((phase for phase, *_ in lines), reverse=True), "forward comes first"
+    kinds = [(phase, kind) for phase, kind, *_ in lines]
+    gathers, again, scatters = (
+        kinds.count(kind) for kind in (("forward", "gather"), ("backward", "gather"), ("backward", "scatter"))
+    )
+    assert 1 < gathers < 39 and 1 < again < 36 and 1 < scatters < 39
+    following = [after for before, after in pairwise(kinds) if before == ("backward", "scatter")]
+    assert any(kind not in ("gather", "scatter", "wait") for _, kind in following), "what computes beside a reduction"
+    traced = [line.split() for line in found["reshard_after_forward"].splitlines()]
+    assert sent(lines) == sent(traced)
+
+
+def sent(lines: list[list[str]]) -> dict[tuple[str, str], int]:
+    """The bytes that each phase gathers and reduces."""
+    found: Counter[tuple[str, str]] = Counter()
+    for phase, kind, *rest in lines:
+        if kind in ("gather", "scatter"):
+            found[phase, kind] += int(rest[-3].replace(",", ""))
+    return found
+
+
+@pytest.mark.parametrize(("late", "expected"), [(False, ["add_", "exp", "neg"]), (True, ["exp", "neg", "add_"])])
+def test_what_is_changed_in_place_keeps_its_place_among_all_that_read_it(late: bool, expected: list[str]):
+    """The scheduler would put the reader on the way to a product first, or last, wherever the change stands."""
+    graph = fx.Graph()
+    given = graph.placeholder("given")
+    made = graph.call_function(torch.ops.aten.mul.Tensor, (given, 2))
+    shown = graph.call_function(torch.ops.aten.view.default, (made, [4]))
+    calls = {
+        "add_": lambda: graph.call_function(torch.ops.aten.add_.Tensor, (shown, 1)),
+        "exp": lambda: graph.call_function(torch.ops.aten.exp.default, (made,)),
+        "neg": lambda: graph.call_function(torch.ops.aten.neg.default, (shown,)),
+    }
+    nodes = {name: calls[name]() for name in expected}
+    graph.output(list(nodes.values()))
+    before = [(node.args, node.kwargs) for node in graph.nodes]
+    order_changes(graph)
+    behind = {name: set(node.kwargs.get("behind", ())) for name, node in nodes.items()}
+    readers = {nodes["exp"], nodes["neg"]}
+    assert behind["add_"] == (readers if late else set())
+    assert behind["exp"] == behind["neg"] == (set() if late else {nodes["add_"]})
+    forget_order(graph)
+    assert [(node.args, node.kwargs) for node in graph.nodes] == before
+
+
 def test_passes_stand_in_their_order():
     assert tuple(contract.rewrite for contract in PASSES) == ALL
-    check(ALL)
+    check(TOGETHER)
     check(())
 
 
@@ -228,7 +292,8 @@ def test_what_is_changed_in_place_by_another_region_belongs_to_none():
             (deduplicate_unshards, bucket_units, reshard_after_forward),
             "reshard_after_forward comes before it is bucketed",
         ),
-        ((*ALL[:-4], overlap_communication), "overlap_communication comes before it is overlapped"),
+        ((*TOGETHER[:-4], overlap_communication), "overlap_communication comes before it is overlapped"),
+        ((*TOGETHER[:4], schedule_overlap), "schedule_overlap comes before it is bucketed"),
     ],
 )
 def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):
