@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from benchmarks.ablations import deepcompile, simplefsdp
 from benchmarks.ablations.claims import Claim, Filled, Text, Unstated, compared, plans
+from benchmarks.ablations.report import page, report
 from benchmarks.machine import about_machine
 from benchmarks.validation.__main__ import code_digest
 from benchmarks.validation.predict import Prediction, as_json, predict
@@ -147,24 +148,6 @@ def _lint(claims: Iterable[Claim]) -> int:
     return int(refused > 0)
 
 
-def report(rows: Sequence[Mapping[str, Any]], unstated: Sequence[Unstated]) -> str:
-    """A table of published and predicted ratios, and what no plan states."""
-    lines = ["| of | compared | metric | published | predicted | direction |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        published = " to ".join(f"{value:.3f}" for value in row["published"])
-        words = f" ({row['qualifier']})" if row["qualifier"] else ""
-        predicted = "refused" if row["predicted"] is None else f"{row['predicted']:.3f}"
-        agreed = {True: "same", False: "**other**", None: ""}[row["direction"]]
-        lines.append(f"| {row['of']} | {row['what']} | {row['metric']} | {published}{words} | {predicted} | {agreed} |")
-    known = [row for row in rows if row["direction"] is not None]
-    lines += ["", f"{sum(row['direction'] for row in known)} of {len(known)} directions are the published ones.", ""]
-    reasons: dict[str, list[str]] = {}
-    for item in unstated:
-        reasons.setdefault(item.why, []).extend(item.rows)
-    lines += [f"- {len(ids)} {'row' if len(ids) == 1 else 'rows'} not stated: {why}" for why, ids in reasons.items()]
-    return "\n".join(lines)
-
-
 def _name(text: Text) -> str:
     plan = text if isinstance(text, str) else text.first
     comment = plan.splitlines()[0].removeprefix("# ")
@@ -211,6 +194,7 @@ def _write(claims: Sequence[Claim], unstated: Sequence[Unstated], answers: Answe
     draft = RESULTS.with_suffix(".unfinished")
     draft.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     draft.replace(RESULTS)
+    RESULTS.with_suffix(".md").write_text(page(rows, unstated), encoding="utf-8")
 
 
 def _with_first(text: Text, answers: Answers) -> list[str]:

@@ -45,6 +45,8 @@ _EAGER: Final = "ZeRO-3's own host time, and the attention of the models that it
 _SYNC: Final = "copies that wait are those of eager units without a compiler"
 
 
+_LOW, _HIGH = "range low", "range high"
+
 LAYERS: Final = 80
 BLOCK: Final = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28_672)
 """Parameters of a block of Llama 3 70B without its norms."""
@@ -164,12 +166,27 @@ def _filled(said: Prediction, *, setting: Setting, prefetch: bool) -> str:
 def claims(rows: Sequence[Row]) -> Iterator[Claim | Unstated]:
     """The paper's ratios; rows that only describe its experiments are none."""
     for row in rows:
-        found = _of_row(row)
+        if row.text("qualifier").startswith(_HIGH):
+            continue
+        found = _of_row(row, _other_end(row, rows))
         if found is not None:
             yield found
 
 
-def _of_row(row: Row) -> Claim | Unstated | None:
+def _other_end(row: Row, rows: Sequence[Row]) -> Row | None:
+    """The row with the high end of a range of which one has the low end."""
+    if not row.text("qualifier").startswith(_LOW):
+        return None
+    same = ("section", "model", "system", "baseline", "metric")
+    return next(
+        item
+        for item in rows
+        if item.text("qualifier").startswith(_HIGH) and all(item.text(name) == row.text(name) for name in same)
+    )
+
+
+def _of_row(row: Row, high: Row | None) -> Claim | Unstated | None:
+    ids = (row.id,) if high is None else (row.id, high.id)
     section, system, baseline = row.text("section"), row.text("system"), row.text("baseline")
     what = " ".join(filter(None, (row.text("model", "a model"), system, f"by {baseline}" if baseline else "")))
     if row.text("metric") == "peak_memory":
@@ -179,9 +196,10 @@ def _of_row(row: Row) -> Claim | Unstated | None:
     if section in ("abstract", "1", "7"):
         return Unstated((row.id,), what, "the largest of section 5, which is stated there")
     if "Mixtral" in row.text("model"):
-        return Unstated((row.id,), what, _ROUTER)
+        return Unstated(ids, what, _ROUTER)
     if section == "5.4":
         return _offload(row, what)
+    ends = [row] if high is None else [row, high]
     settings = OTHERS
     if row.text("seq_len") == "512":
         settings = (SMALLEST,)
@@ -189,12 +207,12 @@ def _of_row(row: Row) -> Claim | Unstated | None:
         settings = ACCUMULATED
     state = fsdp if baseline == "FSDP" else zero_3
     return Claim(
-        rows=(row.id,),
+        rows=ids,
         of=f"section {section}",
         what=f"Llama-3 70B {system} by {baseline}",
         metric="throughput",
-        published=(float(row.text("value")),),
-        qualifier=row.text("qualifier"),
+        published=tuple(float(item.text("value")) for item in ends),
+        qualifier="range" if high is not None else row.text("qualifier"),
         pairs=tuple(Pair(item.words, selectively(item, prefetch=True), state(item)) for item in settings),
         differs=(_EAGER,),
     )
