@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 
 from benchmarks.validation.predict import Prediction
 
-Metric = Literal["throughput", "memory"]
+Metric = Literal["throughput", "memory", "allocated"]
+"""Tokens by second; and peaks of memory that torch reserves, as TorchTitan reports, or that tensors take."""
 SAME: Final = 0.01
 """Ratios closer to 1 than this say that a change neither gains nor costs."""
 
@@ -83,6 +84,8 @@ def ratio(metric: Metric, changed: Prediction, baseline: Prediction) -> float | 
     """What the metric becomes, changed by baseline; both plans compute the same tokens."""
     if changed.refused or baseline.refused:
         return None
+    if metric == "allocated":
+        return max(changed.active) / max(baseline.active)
     if metric == "memory":
         return max(changed.reserved) / max(baseline.reserved)
     assert changed.seconds and baseline.seconds, "a plan that is simulated takes time"

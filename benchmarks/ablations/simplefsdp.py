@@ -45,7 +45,7 @@ def _eager(rows: Sequence[Row]) -> Iterator[Claim]:
         setting = setting_of(row)
         yield Claim(
             rows=(row.id, other.id),
-            of="table 3",
+            of="SimpleFSDP, table 3",
             what=f"SimpleFSDP by FSDP2, eager, checkpointing {row.text('ac').lower()}",
             metric=_METRICS[row.text("metric")],
             published=(_value(row) / _value(other),),
@@ -68,7 +68,7 @@ def _reorder_and_bucket(rows: Sequence[Row]) -> Iterator[Claim]:
         other = _like(rows, row, "gpus", setting=_VANILLA)
         yield Claim(
             rows=(row.id, other.id),
-            of="table 5",
+            of="SimpleFSDP, table 5",
             what=f"{row.text('setting')} by vanilla on {row.text('gpus')} GPUs",
             metric=_METRICS[row.text("metric")],
             published=(_value(row) / _value(other),),
@@ -107,7 +107,7 @@ def _of_text(row: Row) -> Claim | Unstated:
     change = float(row.text("value")) / 100
     return Claim(
         rows=(row.id,),
-        of="section 5.2" if tensor else "section 5.1",
+        of=f"SimpleFSDP, section {5.2 if tensor else 5.1}",
         what=f"{row.text('model')} {row.text('parallelism')}, SimpleFSDP by {row.text('baseline')}",
         metric=metric,
         published=(1 + change if metric == "throughput" else 1 - change,),
