@@ -42,7 +42,12 @@ from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearS
 from legoai.cost.search.least_costs.recomputation import by_treatments, least_recomputed, outputs_of_blocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, SharedWork
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
-from legoai.cost.search.stages.bounds import along_schedule, in_even_split, recomputed_in_stages
+from legoai.cost.search.stages.bounds import (
+    along_schedule,
+    held_between_backwards,
+    in_even_split,
+    recomputed_in_stages,
+)
 from legoai.cost.search.stages.costs import (
     Room,
     StageWork,
@@ -435,12 +440,22 @@ def _memory(analysis: Analysis, activations: int) -> float:
         return 0.0
     if state is None:
         return 0.0
-    try:
-        live = state.parameters + state.optimizer + gathered_bytes(analysis)
-        live += max(activations, _activations(analysis))
-    except Undecided:
-        live = 0
+    always, live = state.parameters + state.optimizer, 0
+    with contextlib.suppress(Undecided):
+        live = always + gathered_bytes(analysis) + max(activations, _activations(analysis))
+    with contextlib.suppress(Undecided):
+        live = max(live, always + _between_backwards(analysis))
     return max(state.total, live)
+
+
+@fact
+def _between_backwards(analysis: Analysis) -> int:
+    """Least bytes beside parameters and optimizer state, in shards, when the second backward of a stage goes on."""
+    try:
+        kept = held_in_backward(analysis)
+    except Undecided:
+        kept = 0
+    return held_between_backwards(analysis, kept)
 
 
 @fact

@@ -17,6 +17,7 @@ from legoai.dsl.analysis.facts import holders, name_of
 from legoai.dsl.analysis.shard import shard_on_tp
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile, Pipeline
 from legoai.specs.models.reads import Tokens
@@ -93,6 +94,22 @@ def stage_count(analysis: Analysis) -> int | None:
         found = _valid_order(analysis)
         return None if found is None else found.stages
     return analysis.plan.mesh.pp * (1 if pipeline.schedule in SINGLE_STAGE else 2)
+
+
+def most_stages(analysis: Analysis) -> int:
+    """The number of stages; where the schedule is a hole, as many as it may come to have.
+
+    Raises:
+        Undecided: that is not known.
+    """
+    pipeline, ranks = analysis.plan.pipeline, analysis.plan.mesh.pp
+    if pipeline is None or ranks == 1:
+        return 1
+    if pipeline.stages is None and isinstance(pipeline.schedule, Hole):
+        if any(isinstance(one, OrderFile) for one in pipeline.schedule.domain or ()):
+            raise Undecided("a file of actions may have any number of stages")
+        return 2 * ranks  # each of torch's schedules has one stage on each rank, or two
+    return stage_count(analysis) or ranks
 
 
 @fact

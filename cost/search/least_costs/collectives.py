@@ -28,9 +28,10 @@ from legoai.dsl.analysis.experts import distributed_experts
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
+from legoai.dsl.analysis.pipeline import most_stages
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import placement as placed
-from legoai.dsl.analysis.state import state_bytes
+from legoai.dsl.analysis.state import state_bytes, summed_gradients_of_modules
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -68,9 +69,9 @@ def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
     gathered, reduced = DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.reduce]
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
-    freed = frozenset() if stages > 1 else _freed(analysis, elements, room)
+    freed = _freed(analysis, elements, room)
     alike = Counter(
-        (count, _gathers(units[path], batches, freed=path in freed) if stages == 1 else 1)
+        (count, _gathers(units[path], batches, staged=stages > 1, freed=path in freed))
         for path, count in elements.items()
     )
     return (1 / stages) * sum(
@@ -130,8 +131,10 @@ def _freed(analysis: Analysis, elements: Mapping[str, int], room: float) -> froz
     for path, unit in units.items():
         if isinstance(unit.reshard, Hole):
             by_rule.setdefault(id(unit.rule), []).append(path)
-    held = 0 if state is None else state.parameters + state.optimizer
-    size = DTYPE_BYTES[analysis.plan.precision.param]
+    held, stages = 0 if state is None else state.parameters + state.optimizer, most_stages(analysis)
+    # In the fullest stage, when its second backward begins.
+    held += sum(summed_gradients_of_modules(analysis).values()) // stages if stages > 1 else 0
+    size = DTYPE_BYTES[analysis.plan.precision.param] / stages
     too_large = (paths for paths in by_rule.values() if held + size * sum(map(elements.__getitem__, paths)) > room)
     return frozenset(path for paths in too_large for path in paths) if shard_ranks(analysis) > 1 else frozenset()
 
@@ -205,8 +208,18 @@ def _parts(manifest: Manifest, blocks: BlockList) -> Iterator[str]:
             yield from (item.path for item in children(manifest, block) if item.kind in _SEQUENTIAL)
 
 
-def _gathers(unit: FsdpUnit, batches: int, *, freed: bool) -> int:
-    """How often a unit is gathered in a step, at least; `freed` is whether an open one is freed after its forward."""
+def _gathers(unit: FsdpUnit, batches: int, *, staged: bool, freed: bool) -> int:
+    """How often a unit is gathered in a step, at least; `freed` is whether an open one is freed after its forward.
+
+    In a pipeline gradients are reduced at the end, and parameters stay from each backward to the next forward: so
+    they are gathered behind each forward, whatever comes next, and before the first.
+    """
+    if staged:
+        if not isinstance(unit.reshard, Hole):
+            freed = unit.reshard == "after_forward"
+        elif any(isinstance(value, int) for value in unit.reshard.domain or ()):
+            freed = False  # it may be gathered from fewer ranks
+        return 1 + batches if freed else 1
     if isinstance(unit.reshard, Hole):
         from_fewer = any(isinstance(value, int) for value in unit.reshard.domain or ())
         return (batches if from_fewer else 2 * batches) if freed else 1

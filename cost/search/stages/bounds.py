@@ -9,10 +9,19 @@ from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.recomputation import Output, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis, fact
-from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.pipeline import split_points, splits_backward, stage_count, stage_of, stages_of_ranks
-from legoai.specs.directives.hole import Hole
+from legoai.dsl.analysis.pipeline import (
+    is_staged,
+    most_stages,
+    split_points,
+    splits_backward,
+    stage_count,
+    stage_of,
+    stages_of_ranks,
+)
+from legoai.dsl.analysis.state import summed_gradients_of_modules, unsharded_parameters_of_modules
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import OrderFile
 
 
@@ -98,6 +107,40 @@ def in_even_split(analysis: Analysis, least: Mapping[str, Pass], recomputed: Map
         own = batches * (counts[ranks - 1] + second_stage) * (first + second)
         last.append(sum(counts[: ranks - 1]) * first + own)
     return max(busiest, min(last, default=math.inf))  # a rank has a block at least
+
+
+def held_between_backwards(analysis: Analysis, kept: int) -> int:
+    """Bytes of unsharded gradients, parameters and activations of the fullest rank behind the first backward, at least.
+
+    When the second backward of a stage begins, the stage has the summed gradients of the first, and what it keeps
+    gathered; the fullest stage has no less than their mean. Where a schedule comes to have those of all stages of each
+    rank at once, the fullest rank has no less than the mean of the ranks.
+
+    Args:
+        analysis: of a plan whose mesh and batch are decided.
+        kept: bytes that one micro batch leaves on a rank, if all stages share it alike.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan, ranks, batches = analysis.plan, analysis.plan.mesh.pp, pass_micro_batches(analysis.plan)
+    if not is_staged(analysis) or batches is None or batches == 1:
+        return 0
+    stages = most_stages(analysis)
+    gradients = sum(summed_gradients_of_modules(analysis).values())
+    try:
+        parameters = sum(unsharded_parameters_of_modules(analysis).values())
+    except Undecided:
+        parameters = 0
+    of_stage = (gradients + parameters + kept * ranks) // stages
+    if stages == ranks or plan.pipeline is None or isinstance(plan.pipeline.schedule, Hole):
+        return of_stage
+    graph = graph_of(analysis)
+    held = stages_of_ranks(analysis)
+    at_once = graph is not None and all(
+        any(moment.summed.issuperset(own) for moment in moments) for own, moments in zip(held, graph.held, strict=True)
+    )
+    return max(of_stage, gradients // ranks) if at_once else of_stage
 
 
 def recomputed_in_stages(analysis: Analysis, block: Sequence[Output], given: float, room: float, held: float) -> float:
