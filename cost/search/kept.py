@@ -1,4 +1,4 @@
-"""Figures and estimates of earlier simulations, kept on disk for as long as nothing that they rest on changes."""
+"""Files of figures and estimates of earlier simulations, kept for as long as nothing that they rest on changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Kept = dict[str, dict[str, Any]]
 
 def kept_file(profile: str) -> Path | None:
     """The file of the figures that rest on a profile, by its name and hash; None where nothing can be kept."""
-    return _file("figures", profile)
+    return state_file("figures", profile)
 
 
 def estimate_file(profile: str, analysis: Analysis, program: Program) -> Path | None:
@@ -33,10 +33,11 @@ def estimate_file(profile: str, analysis: Analysis, program: Program) -> Path | 
     resolution = analysis.resolution
     files = {} if resolution is None else resolution.files
     texts = [part for name, file in sorted(files.items()) for part in (name, file.text)]
-    return _file("estimates", "\0".join([profile, analysis.plan.digest, program.text, *texts]))
+    return state_file("estimates", "\0".join([profile, analysis.plan.digest, program.text, *texts]))
 
 
-def _file(name: str, state: str) -> Path | None:
+def state_file(name: str, state: str) -> Path | None:
+    """The file of a kind for a state of this package, of torch, and what else is told; None where none can be kept."""
     folder = private_cache(name)
     digest = hashlib.sha256(f"{state_of_code(*_SOURCES)} {state}".encode()).hexdigest()[:24]
     return None if folder is None else folder / f"{digest}.json"
@@ -59,7 +60,16 @@ def write_kept(path: Path | None, kept: Kept) -> None:
         return
     with contextlib.suppress(OSError):
         whole = {**read_kept(path), **kept}
-        replace_file(path, json.dumps(whole))
-        others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
-        for old in others[_MOST_FILES:]:
-            old.unlink(missing_ok=True)
+        replace_newest(path, json.dumps(whole))
+
+
+def replace_newest(path: Path, text: str) -> None:
+    """Write a file, as a whole or not at all; the oldest of its folder go.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_file(path, text)
+    others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
+    for old in others[_MOST_FILES:]:
+        old.unlink(missing_ok=True)

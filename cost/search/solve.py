@@ -17,6 +17,7 @@ from legoai.cost.search.evaluator import Evaluator, Figures, OutOfTimeError, Wor
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointAnswers
 from legoai.cost.search.objective import Costs, objective_of
+from legoai.cost.search.stopped import Stopped
 from legoai.cost.search.tree import Search
 from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConflict
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
@@ -168,6 +169,7 @@ def solve(
     profile: str | None = None,
     time_limit: float | None = None,
     progress: Progress | None = None,
+    stopped: Stopped | None = None,
 ) -> Solution:
     """Find the answers of a plan's holes that are best for its objective, and meet its requirements.
 
@@ -177,6 +179,7 @@ def solve(
         profile: of other devices than the plan's.
         time_limit: seconds after which the best so far is the result.
         progress: is told how far the search is.
+        stopped: what an earlier search found, which is the result where it had no less time.
 
     Raises:
         CannotSolveError: nothing is known of the speed of the devices, a process was killed, or styles are open and
@@ -195,13 +198,17 @@ def solve(
             first_feasible=first_feasible, deadline=deadline, progress=progress,
         ).run()  # fmt: skip
 
+    known = stopped is not None and time_limit is not None and time_limit <= stopped.time_limit
     try:
-        found = search()
+        if stopped is not None and known:
+            found, deadline = stopped.again(plan), begin  # no time is left, as there was none
+        else:
+            found = search()
         solution = Solution(plan=plan, objective=objective, found=found, seconds=0.0)
         _compare(solution, search, evaluator, Costs(objective, bounds), deadline)
     except (WorkerKilledError, SolverMissingError, SolverFailedError) as error:
         raise CannotSolveError(str(error)) from error
-    solution.simulated = evaluator.simulated
+    solution.simulated = stopped.simulated if stopped is not None and known else evaluator.simulated
     solution.seconds = time.monotonic() - begin
     return solution
 

@@ -126,8 +126,9 @@ def solve(
         settings: values for `let` names.
         variant: solve this variant.
         profile: other devices than the plan's; see :func:`estimate`.
-        time_limit: seconds after which the best so far is the result.
-        refresh: simulate anew what an earlier search has simulated.
+        time_limit: seconds after which the best so far is the result; it is kept, and is that of an equal search with no
+            more time.
+        refresh: search and simulate anew what an earlier search has found.
 
     Raises:
         PlanError: the plan has errors, cannot be read, or has holes that are not searched.
@@ -163,15 +164,25 @@ def solved(
     from legoai.cost.search.evaluator import Simulation
     from legoai.cost.search.kept import kept_file, read_kept, write_kept
     from legoai.cost.search.solve import profile_of, solve
+    from legoai.cost.search.stopped import Stopped, read_stopped, stopped_file, write_stopped
 
     plan = opened.resolution.plan
     # What is kept is found by the program, which does not hold the modules of a factory.
     imports = plan is not None and plan.model.family == "python"
-    file = None if imports else kept_file(profile_of(opened, profile))
+    device = profile_of(opened, profile)
+    file = None if imports else kept_file(device)
     kept = {} if refresh else read_kept(file)
+    stops = None if imports or time_limit is None else stopped_file(opened, device)
+    stopped = None if refresh else read_stopped(stops)
     with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
         try:
-            return solve(opened, evaluator, profile=profile, time_limit=time_limit, progress=progress)
+            solution = solve(
+                opened, evaluator, profile=profile, time_limit=time_limit, progress=progress, stopped=stopped
+            )
+            if time_limit is not None and (stopped is None or stopped.time_limit < time_limit):
+                found, simulated = solution.found, solution.simulated
+                write_stopped(stops, Stopped.of(opened, found, time_limit=time_limit, simulated=simulated))
+            return solution
         finally:
             write_kept(file, evaluator.kept)
 
