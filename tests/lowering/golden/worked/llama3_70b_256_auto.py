@@ -31,7 +31,7 @@ from legoai.specs.models.llama import Llama
 
 PLAN = "llama3_70b_256_auto"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-MICRO_BATCHES = 1  # llama3_70b_256_auto.plan:8
+MICRO_BATCHES = 1  # llama3_70b_256_auto.plan:9
 
 
 def build_model() -> nn.Module:
@@ -50,24 +50,24 @@ def build_model() -> nn.Module:
         rope_high_freq_factor=4.0,
         rope_original_seq_len=8192,
         tie_embeddings=False,
-    )  # llama3_70b_256_auto.plan:6
+    )  # llama3_70b_256_auto.plan:7
     return Llama(config)
 
 
 def build_mesh(device_type: str) -> DeviceMesh:
-    return init_device_mesh(device_type, (256,), mesh_dim_names=("dp_shard",))  # llama3_70b_256_auto.plan:10
+    return init_device_mesh(device_type, (256,), mesh_dim_names=("dp_shard",))  # llama3_70b_256_auto.plan:11
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_70b_256_auto.plan:16
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_70b_256_auto.plan:17
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256_auto.plan:19
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256_auto.plan:20
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256_auto.plan:14
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_70b_256_auto.plan:14
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256_auto.plan:15
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_70b_256_auto.plan:15
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -76,8 +76,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     1. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
     2. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
     """
-    apply_checkpoint(model)  # llama3_70b_256_auto.plan:16
-    apply_fsdp(model, mesh["dp_shard"])  # llama3_70b_256_auto.plan:14
+    apply_checkpoint(model)  # llama3_70b_256_auto.plan:17
+    apply_fsdp(model, mesh["dp_shard"])  # llama3_70b_256_auto.plan:15
     return model
 
 
@@ -89,7 +89,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_70b_256_auto.plan:20
+    )  # llama3_70b_256_auto.plan:21
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -99,7 +99,7 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         steps=100000,
         decay="cosine",
         floor=0.1,
-    )  # llama3_70b_256_auto.plan:22
+    )  # llama3_70b_256_auto.plan:23
 
 
 def build_loss() -> LossFunction:
@@ -123,10 +123,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
             training.optimizer.param_groups,
             max_norm=1.0,
             total_norm=result.norm,
-        )  # llama3_70b_256_auto.plan:21
+        )  # llama3_70b_256_auto.plan:22
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_70b_256_auto.plan:22
+    training.scheduler.step()  # llama3_70b_256_auto.plan:23
     return result
 
 
@@ -134,7 +134,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
-        device_type="cuda",  # llama3_70b_256_auto.plan:7
+        device_type="cuda",  # llama3_70b_256_auto.plan:8
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -142,14 +142,14 @@ def trainer() -> Trainer:
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
         train_step=train_step,
-        data_axes=("dp_shard",),  # llama3_70b_256_auto.plan:10
-        global_batch=512,  # llama3_70b_256_auto.plan:8
-        micro_batch=2,  # llama3_70b_256_auto.plan:8
-        seq_len=8192,  # llama3_70b_256_auto.plan:8
-        vocab_size=128256,  # llama3_70b_256_auto.plan:6
-        master_dtype=torch.float32,  # llama3_70b_256_auto.plan:19
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256_auto.plan:17
-        steps=100000,  # llama3_70b_256_auto.plan:22
+        data_axes=("dp_shard",),  # llama3_70b_256_auto.plan:11
+        global_batch=512,  # llama3_70b_256_auto.plan:9
+        micro_batch=2,  # llama3_70b_256_auto.plan:9
+        seq_len=8192,  # llama3_70b_256_auto.plan:9
+        vocab_size=128256,  # llama3_70b_256_auto.plan:7
+        master_dtype=torch.float32,  # llama3_70b_256_auto.plan:20
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256_auto.plan:18
+        steps=100000,  # llama3_70b_256_auto.plan:23
     )
 
 

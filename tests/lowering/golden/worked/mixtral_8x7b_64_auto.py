@@ -35,7 +35,7 @@ from legoai.specs.models.mixtral import Mixtral
 
 PLAN = "mixtral_8x7b_64_auto"
 PLAN_HASH = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
-MICRO_BATCHES = 2  # mixtral_8x7b_64_auto.plan:6
+MICRO_BATCHES = 2  # mixtral_8x7b_64_auto.plan:7
 
 
 def build_model() -> nn.Module:
@@ -51,39 +51,39 @@ def build_model() -> nn.Module:
         max_seq_len=32768,
         norm_eps=1e-5,
         rope_theta=1000000.0,
-    )  # mixtral_8x7b_64_auto.plan:4
+    )  # mixtral_8x7b_64_auto.plan:5
     return Mixtral(config)
 
 
 def build_mesh(device_type: str) -> DeviceMesh:
-    return init_device_mesh(device_type, (64,), mesh_dim_names=("dp_shard",))  # mixtral_8x7b_64_auto.plan:8
+    return init_device_mesh(device_type, (64,), mesh_dim_names=("dp_shard",))  # mixtral_8x7b_64_auto.plan:9
 
 
 def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
     for layer in model.layers.values():
-        parallelize_module(layer.feed_forward.experts, mesh, ExpertParallel())  # mixtral_8x7b_64_auto.plan:10
+        parallelize_module(layer.feed_forward.experts, mesh, ExpertParallel())  # mixtral_8x7b_64_auto.plan:11
 
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # mixtral_8x7b_64_auto.plan:14
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # mixtral_8x7b_64_auto.plan:15
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
         reduce_dtype=torch.float32,
-    )  # mixtral_8x7b_64_auto.plan:17
+    )  # mixtral_8x7b_64_auto.plan:18
     for layer in model.layers.values():
         fully_shard(
             layer.feed_forward.experts,
             mesh=expert_mesh,
             mp_policy=policy,
-            reshard_after_forward=True,
+            reshard_after_forward=False,
             shard_placement_fn=lambda _: Shard(1),
-        )  # mixtral_8x7b_64_auto.plan:10
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # mixtral_8x7b_64_auto.plan:12
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64_auto.plan:12
+        )  # mixtral_8x7b_64_auto.plan:11
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64_auto.plan:13
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64_auto.plan:13
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -93,10 +93,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     2. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
     3. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
     """
-    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64_auto.plan:8
-    apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64_auto.plan:10
-    apply_checkpoint(model)  # mixtral_8x7b_64_auto.plan:14
-    apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # mixtral_8x7b_64_auto.plan:12
+    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64_auto.plan:9
+    apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64_auto.plan:11
+    apply_checkpoint(model)  # mixtral_8x7b_64_auto.plan:15
+    apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # mixtral_8x7b_64_auto.plan:13
     return model
 
 
@@ -108,7 +108,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # mixtral_8x7b_64_auto.plan:18
+    )  # mixtral_8x7b_64_auto.plan:19
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -118,7 +118,7 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         steps=100000,
         decay="cosine",
         floor=0.1,
-    )  # mixtral_8x7b_64_auto.plan:20
+    )  # mixtral_8x7b_64_auto.plan:21
 
 
 def build_loss() -> LossFunction:
@@ -142,10 +142,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
             training.optimizer.param_groups,
             max_norm=1.0,
             total_norm=result.norm,
-        )  # mixtral_8x7b_64_auto.plan:19
+        )  # mixtral_8x7b_64_auto.plan:20
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # mixtral_8x7b_64_auto.plan:20
+    training.scheduler.step()  # mixtral_8x7b_64_auto.plan:21
     return result
 
 
@@ -153,7 +153,7 @@ def trainer() -> Trainer:
     return Trainer(
         plan=PLAN,
         plan_hash=PLAN_HASH,
-        device_type="cuda",  # mixtral_8x7b_64_auto.plan:5
+        device_type="cuda",  # mixtral_8x7b_64_auto.plan:6
         build_model=build_model,
         build_mesh=build_mesh,
         parallelize=parallelize,
@@ -161,14 +161,14 @@ def trainer() -> Trainer:
         build_lr_scheduler=build_lr_scheduler,
         build_loss=build_loss,
         train_step=train_step,
-        data_axes=("dp_shard",),  # mixtral_8x7b_64_auto.plan:8
-        global_batch=512,  # mixtral_8x7b_64_auto.plan:6
-        micro_batch=4,  # mixtral_8x7b_64_auto.plan:6
-        seq_len=4096,  # mixtral_8x7b_64_auto.plan:6
-        vocab_size=32000,  # mixtral_8x7b_64_auto.plan:4
-        master_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:17
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64_auto.plan:15
-        steps=100000,  # mixtral_8x7b_64_auto.plan:20
+        data_axes=("dp_shard",),  # mixtral_8x7b_64_auto.plan:9
+        global_batch=512,  # mixtral_8x7b_64_auto.plan:7
+        micro_batch=4,  # mixtral_8x7b_64_auto.plan:7
+        seq_len=4096,  # mixtral_8x7b_64_auto.plan:7
+        vocab_size=32000,  # mixtral_8x7b_64_auto.plan:5
+        master_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:18
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64_auto.plan:16
+        steps=100000,  # mixtral_8x7b_64_auto.plan:21
     )
 
 
