@@ -1,10 +1,14 @@
-"""Lower bounds of the search against simulations of random candidates: `python -m benchmarks.bounds --minutes 10`.
+"""Lower bounds of the search against costs of random candidates: `python -m benchmarks.bounds --minutes 10`.
 
-Open plans are drawn (model, devices, length, which statements there are and which holes these have), and of each some
-complete candidates. Each is simulated whole. Its bound, and those of plans in which some of its answers are holes
-again, must not exceed what was simulated, in time and in memory; bounds are asked as the search asks, knowing what the
-candidates before had to compute. Printed are how many were drawn and checked, what was violated, and how near the
-bounds come: a bound is the better the nearer its share of the true cost is to 1.
+Open plans are drawn (model, devices, length, which statements there are and which holes these have) in families: plans
+of a family differ in depth, global batch, devices and limit of memory, and in little that has to be captured anew for
+each of them. Of every family some complete candidates are drawn. Each has a cost, as the search's evaluator gives it,
+in a trace that is composed of what was captured; where a bound comes within 0.5% of its time, which is how far
+composition may be off, all of its blocks and micro batches are timed. Its own bound, and those of every plan on a
+random path from it to the plan with all holes open, must not exceed that cost, in time and in memory. Bounds are asked
+as the search asks, knowing what the candidates before had to compute. Where memory is limited they hold for what fits.
+Printed are how many were drawn and checked, what was violated, and how near the bounds come: a bound is the better the
+nearer its share of the true cost is to 1.
 
 `--write` adds the run to `results/bounds.json`; each row there names its seed and the state of the code.
 """
@@ -12,13 +16,16 @@ bounds come: a bound is the better the nearer its share of the true cost is to 1
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 import os
 import random
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,18 +35,27 @@ from benchmarks.validation.__main__ import code_digest
 
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.shared_work import work_of_micro_batch
-from legoai.cost.search.stages.costs import work_of_stages
+from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.stages.costs import BlockWork, work_of_stages
 from legoai.dsl.lint import lint
-from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.lowering.program import LoweringError, lower
 
 RESULTS = Path(__file__).parent / "results" / "bounds.json"
-CANDIDATES_OF_ONE_PLAN = 6
-PARTIAL = 4
-"""Plans with fewer answers whose bounds are compared with one simulated candidate."""
+CHOSEN = 4
+"""Ways to fill the holes that are drawn of each family."""
+VARIANTS = 10
+"""Plans of a family without limits of memory; a pipeline, all of which is captured anew, has one."""
+LIMITED = 3
+"""Limits of memory of each of these."""
+LIMITS = (0.97, 1.0, 1.02, 1.1, 1.3)
+"""Of the peak of some candidate."""
+STAGED = 0.08
+"""Share of the families that are pipelines."""
 ROUNDING = 1e-9
 """Share of a time by which sums in another order may differ."""
+COMPOSED = 0.005
+"""Share by which a time that is composed of a few equal blocks may differ from that of all of them."""
 
 MODELS = (
     'llama3("1b", n_layers = {layers})',
@@ -48,9 +64,15 @@ MODELS = (
     'gpt2("small", n_layers = {layers})',
     'mixtral("8x7b", n_layers = {layers}, dim = 1024, n_heads = 8, hidden_dim = 2048)',
 )
-CLUSTERS = (
-    "h100_sxm(devices = 4)", "a100_sxm80(devices = 8)", "h200", "b200", "h100_sxm(hosts = 4, fabric = infiniband_ndr)",
-)  # fmt: skip
+CLUSTERS = {
+    4: ("h100_sxm(devices = 4)", "a100_sxm80(devices = 4)", "h200(devices = 4)", "b200(devices = 4)"),
+    8: ("h100_sxm", "a100_sxm80", "h200", "b200", "h100_sxm(hosts = 2, devices = 4, fabric = infiniband_ndr)"),
+    32: (
+        "h100_sxm(hosts = 4, fabric = infiniband_ndr)", "a100_sxm80(hosts = 4, fabric = infiniband_hdr)",
+        "h200(hosts = 4, fabric = roce_400)", "h100_sxm(hosts = 4, fabric = ethernet_100)",
+    ),
+}  # fmt: skip
+"""Devices by their number."""
 CHECKPOINTS = (
     "none", "full", "every(2)", "selective([attention])", "selective([attention, matmul])",
     "selective([attention, alternate_matmul])",
@@ -63,111 +85,238 @@ class Tally:
     """What was found.
 
     Attributes:
-        plans: open plans that were drawn and lint clean.
-        candidates: complete ones that were simulated.
-        bounds: that were compared with these.
+        families: of plans that lint clean.
+        plans: open plans among them.
+        candidates: complete ones whose cost is known.
+        costs: of candidates that were computed; a limit of memory does not change them.
+        captured: different programs among them that were run on the simulated device.
+        bounds: that were compared with these costs.
+        beyond: candidates that exceed their limit of memory; of their bounds that of memory alone is compared.
         illegal: candidates that the linter refuses.
         failed: candidates that cannot be simulated.
-        violations: bounds above what was simulated, told in words.
-        time: share of the simulated step that each candidate's own bound is.
+        violations: bounds above the cost, told in words.
+        time: share of the step that each candidate's own bound is.
         memory: likewise of the peak.
     """
 
+    families: int = 0
     plans: int = 0
     candidates: int = 0
+    costs: int = 0
+    captured: int = 0
     bounds: int = 0
+    beyond: int = 0
     illegal: int = 0
     failed: int = 0
     violations: list[str] = field(default_factory=list)
     time: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
 
+    def count_captured(self, done: str) -> None:
+        """Take note of what an estimate does."""
+        self.captured += done.startswith("running")
 
-def drawn_plan(draw: random.Random) -> str:
-    """The text of a plan with holes."""
-    model, cluster = draw.choice(MODELS), draw.choice(CLUSTERS)
-    layers = draw.randint(2, 3)
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What plans of a family differ in: number of blocks, sequences of a step, devices, and bytes of the limit."""
+
+    layers: int
+    sequences: int
+    cluster: str
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Plans with the same holes and the same programs but for what a :class:`Variant` says.
+
+    Attributes:
+        model: its statement, without the number of blocks.
+        batch: what else the statement says than the sequences of a step.
+        others: further statements.
+        variants: without limits of memory.
+    """
+
+    model: str
+    batch: str
+    others: tuple[str, ...]
+    variants: tuple[Variant, ...]
+
+    def text(self, one: Variant) -> str:
+        """The text of a plan."""
+        lines = (
+            "plan drawn",
+            f"model {self.model.format(layers=one.layers)}",
+            f"cluster {one.cluster}",
+            f"batch (global = {one.sequences}, {self.batch})",
+            *self.others,
+            *([] if one.limit is None else [f"require peak_memory <= {one.limit}B"]),
+        )
+        return "\n".join(lines) + "\n"
+
+
+def drawn_family(draw: random.Random) -> Family:
+    """Some plans with holes."""
+    model, staged = draw.choice(MODELS), draw.random() < STAGED
     length = draw.choice((128, 512, 1024, 2048)) if "gpt2" not in model else draw.choice((128, 512, 1024))
-    staged = draw.random() < 0.15
-    sequences = 64 if "hosts" in cluster else 32
-    statements = [
-        "plan drawn",
-        f"model {model.format(layers=layers)}",
-        f"cluster {cluster}",
-        f"batch (global = {sequences}, micro = auto in [1, 2, 4], seq_len = {length})",
-    ]
+    devices = draw.choice((4, 8)) if staged else draw.choice((4, 8, 8, 32))
     if staged:
         schedules = ", ".join(draw.sample(SCHEDULES, 3))
-        statements += [
+        others = [
             "mesh (pp = auto in [1, 2], dp_shard = rest)",
             "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_backward, after_forward]) }",
             f"pipeline on pp (schedule = auto in [{schedules}])",
         ]
     elif draw.random() < 0.7:
         sharded = "mixtral" not in model and "gpt2" not in model
-        statements += [
+        others = [
             f"mesh (dp_shard = rest, tp = {'auto in [1, 2, 4]' if sharded else '1'})",
             *(["shard standard on tp"] if sharded else []),
             "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_forward, after_backward, never]) }",
         ]
     else:
-        statements += [
+        others = [
             "mesh (dp_replicate = auto in [1, 2, 4], dp_shard = rest)",
             "fsdp blocks on dp_replicate, dp_shard { layers.* = unit(reshard = auto in [after_forward, never]) }",
         ]
-    statements.append(f"checkpoint {{ layers.* = auto in [{', '.join(draw.sample(CHECKPOINTS, 4))}] }}")
-    statements.append(
-        f"attention {draw.choice(('flash', 'efficient', 'math') if 'gpt2' in model else ('flash', 'math'))}"
-    )
-    statements.append(f"loss auto in [{', '.join(draw.sample(('eager', 'chunked(2)', 'chunked(4)'), 2))}]")
+    others.append(f"checkpoint {{ layers.* = auto in [{', '.join(draw.sample(CHECKPOINTS, 4))}] }}")
+    others.append(f"attention {draw.choice(('flash', 'efficient', 'math') if 'gpt2' in model else ('flash', 'math'))}")
+    others.append(f"loss auto in [{', '.join(draw.sample(('eager', 'chunked(2)', 'chunked(4)'), 2))}]")
     if draw.random() < 0.7:
-        statements.append("precision (param = auto in [bf16, fp32], reduce = fp32)")
-    return "\n".join(statements) + "\n"
+        others.append("precision (param = auto in [bf16, fp32], reduce = fp32)")
+    if not staged and draw.random() < 0.3:
+        others.append("comm (prefetch = auto in [implicit, units(2, 2)])")
+    if not staged and draw.random() < 0.2:
+        others.append("offload (optimizer = auto in [none, all])")
+    # Deeper ones have the trace of one capture, and so have three micro batches and more.
+    depths = (2, 3) if staged else draw.choice(((2, 3), (6, 7, 8, 9, 10, 12, 16), (6, 7, 8, 9, 10, 12, 16)))
+    batches = (4, 8) if staged else draw.choice(((2,), (4,), (20, 24, 32, 40, 48)))
+    every = [
+        Variant(layers, devices * batch, cluster)
+        for layers in depths
+        for batch in batches
+        for cluster in CLUSTERS[devices]
+    ]
+    variants = draw.sample(every, 1 if staged else min(VARIANTS, len(every)))
+    return Family(model, f"micro = auto in [1, 2, 4], seq_len = {length}", tuple(others), tuple(variants))
 
 
-def check(draw: random.Random, tally: Tally, ends: float) -> Iterator[None]:
-    """Draw a plan, and compare bounds with simulations of some of its candidates, one at each step."""
-    text = drawn_plan(draw)
-    linted = lint(text, "drawn.plan", directory=Path())
-    if linted.has_errors:
+def opened(family: Family, variant: Variant) -> OpenPlan | None:
+    """A plan of a family; None of one that is not legal."""
+    linted = lint(family.text(variant), "drawn.plan", directory=Path())
+    plan = None if linted.has_errors else OpenPlan(linted, directory=Path())
+    return None if plan is None or plan.refused else plan
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a candidate costs, and what a search learns of it."""
+
+    seconds: float
+    peak: int
+    micro_batch: MicroBatchWork
+    blocks: Mapping[str, BlockWork]
+    whole: bool
+
+    @staticmethod
+    def of(candidate: Candidate, tally: Tally, *, whole: bool) -> Cost | None:
+        """The cost of a candidate; None where it cannot be simulated."""
+        analysis = candidate.analysis
+        assert analysis is not None
+        assert analysis.manifest is not None
+        try:
+            found = estimate(
+                lower(analysis), candidate.plan, analysis.manifest, whole=whole, progress=tally.count_captured
+            )
+        except (CannotEstimateError, LoweringError):
+            tally.failed += 1
+            return None
+        blocks = work_of_stages(found, analysis.manifest).least
+        return Cost(found.step_time, found.peak_active, work_of_micro_batch(found), blocks, found.whole)
+
+
+Costs = dict[tuple[int, ...], Cost | None]
+"""Costs of the candidates of a plan, which are the same under every limit of memory."""
+
+
+def check(draw: random.Random, tally: Tally) -> Iterator[None]:
+    """Draw a family, and compare bounds with the costs of some candidates of its plans, one at each step."""
+    family = drawn_family(draw)
+    plans = [(variant, plan) for variant in family.variants if (plan := opened(family, variant)) is not None]
+    if not plans:
         return
-    plan, bounds = OpenPlan(linted, directory=Path()), BoundsOf()
-    if plan.refused:
-        return
-    tally.plans += 1
-    done = 0
-    for _ in range(8 * CANDIDATES_OF_ONE_PLAN):
-        if done == CANDIDATES_OF_ONE_PLAN or time.monotonic() > ends:
-            return
-        choices = [draw.randrange(len(hole.choices)) for hole in plan.holes]
+    tally.families += 1
+    chosen = [tuple(draw.randrange(len(hole.choices)) for hole in plans[0][1].holes) for _ in range(CHOSEN)]
+    for variant, plan in plans:
+        costs: Costs = {}
+        tally.plans += 1
+        yield from compare(draw, tally, family.text(variant), plan, chosen, costs)
+        tally.costs += sum(cost is not None for cost in costs.values())
+        peaks = sorted({cost.peak for cost in costs.values() if cost is not None})
+        for limit in {int(peak * draw.choice(LIMITS)) for peak in draw.sample(peaks, min(LIMITED, len(peaks)))}:
+            limited = dataclasses.replace(variant, limit=limit)
+            other = opened(family, limited)
+            if other is not None:
+                tally.plans += 1
+                yield from compare(draw, tally, family.text(limited), other, chosen, costs, limit)
+
+
+def compare(  # noqa: PLR0917
+    draw: random.Random,
+    tally: Tally,
+    text: str,
+    plan: OpenPlan,
+    chosen: Sequence[tuple[int, ...]],
+    costs: Costs,
+    limit: float = math.inf,
+) -> Iterator[None]:
+    """Compare the bounds of some candidates of a plan, and of plans with fewer answers, with their costs."""
+    bounds = BoundsOf()
+    for choices in chosen:
         candidate = plan.candidate(choices)
         if candidate.errors or candidate.analysis is None or candidate.analysis.manifest is None:
             tally.illegal += 1
             continue
-        partial = [choices]
-        partial += [[None if draw.random() < 0.5 else index for index in choices] for _ in range(PARTIAL)]
         # Before the candidate itself is learned of, as the search does.
         found_bounds = [
-            (kept, bounds(analysis)) for kept in partial if (analysis := plan.candidate(kept).analysis) is not None
+            (kept, bounds(analysis))
+            for kept in path_to(draw, choices)
+            if (analysis := plan.candidate(kept).analysis) is not None
         ]
-        try:
-            found = estimate(lower(candidate.analysis), candidate.plan, candidate.analysis.manifest)
-        except (CannotEstimateError, LoweringError):
-            tally.failed += 1
+        if choices not in costs:
+            costs[choices] = Cost.of(candidate, tally, whole=False)
+        cost = costs[choices]
+        if cost is not None and not cost.whole:
+            near = cost.seconds * (1 - COMPOSED)
+            if cost.peak <= limit and any(least.step_time > near for _, least in found_bounds):
+                cost = costs[choices] = Cost.of(candidate, tally, whole=True)
+        if cost is None:
             continue
-        bounds.shared.learn(candidate.analysis, work_of_micro_batch(found))
-        bounds.shared.learn_blocks(candidate.analysis, work_of_stages(found, candidate.analysis.manifest).least)
-        done += 1
+        bounds.shared.learn(candidate.analysis, cost.micro_batch)
+        bounds.shared.learn_blocks(candidate.analysis, cost.blocks)
         tally.candidates += 1
+        fits = cost.peak <= limit
+        tally.beyond += not fits
         for kept, least in found_bounds:
             tally.bounds += 1
-            if least.step_time > found.step_time * (1 + ROUNDING) or least.memory > found.peak_active:
-                tally.violations.append(
-                    f"{text}{choices} as {kept}: {least} against {found.step_time} s, {found.peak_active} bytes"
-                )
-        tally.time.append(found_bounds[0][1].step_time / found.step_time)
-        tally.memory.append(found_bounds[0][1].memory / found.peak_active)
+            late = fits and least.step_time > cost.seconds * (1 + ROUNDING)
+            full = least.memory > cost.peak and (fits or math.isfinite(least.memory))
+            if late or full:
+                tally.violations.append(f"{text}{choices} as {kept}: {least} against {cost.seconds} s, {cost.peak} B")
+        if fits:
+            tally.time.append(found_bounds[0][1].step_time / cost.seconds)
+            tally.memory.append(found_bounds[0][1].memory / cost.peak)
         yield
+
+
+def path_to(draw: random.Random, choices: Sequence[int]) -> Iterator[list[int | None]]:
+    """A candidate, and with one answer less each time what is open above it, to all holes."""
+    kept: list[int | None] = list(choices)
+    yield list(kept)
+    for index in draw.sample(range(len(kept)), len(kept)):
+        kept[index] = None
+        yield list(kept)
 
 
 def row_of(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
@@ -197,10 +346,12 @@ def main() -> int:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch warns of simulated process groups
     begin = time.monotonic()
     ends = begin + 60.0 * options.minutes
-    while time.monotonic() < ends and tally.candidates < options.candidates:
-        for _ in check(draw, tally, ends):
-            if tally.candidates >= options.candidates:
-                break
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        while time.monotonic() < ends and tally.candidates < options.candidates:
+            for _ in check(draw, tally):
+                if time.monotonic() > ends or tally.candidates >= options.candidates:
+                    break
     row = row_of(tally, options.seed, (time.monotonic() - begin) / 60)
     print(json.dumps(row, indent=1))
     if options.write:

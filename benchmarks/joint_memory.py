@@ -4,7 +4,8 @@ What blocks hold and take is learnt from plans that treat all of them alike, as 
 grid of limits of reserved memory three choices are made from it: by the integer program; by the greedy rival; and one
 after the other: the least recomputation that fits, then parameters kept unsharded in what is left, and the optimizer's
 state offloaded where nothing fits before. Each is simulated whole, corrected by what it took beyond what was expected,
-and made anew, until it stays. Written is the best simulated step of each that is within the limit.
+and made anew, until it stays. Written is the best simulated step of each that is within the limit, and what share of
+the limit it leaves over. Rows of cases that are not named stay as they were.
 
     python benchmarks/joint_memory.py [--write] [NAME ...]
 """
@@ -12,6 +13,7 @@ and made anew, until it stays. Written is the best simulated step of each that i
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -36,23 +38,38 @@ GIB = 2**30
 TEXT = """\
 plan case
 {head}
-mesh (dp_shard = 8)
 fsdp on dp_shard {{ layers.* = auto }}
 checkpoint {{ layers.* = auto }}
 offload (optimizer = auto)
 optimizer adamw(lr = 3e-4)
 """
+ONE_HOST = "cluster h100_sxm\nmesh (dp_shard = 8)"
+IN_BF16 = "attention flash\nprecision (param = bf16, reduce = fp32)"
 CASES = {
     "Llama 3 1B, 1 x 4096": (
-        'model llama3("1b")\ncluster h100_sxm\nbatch (global = 64, micro = 1, seq_len = 4096)',
+        f'model llama3("1b")\n{ONE_HOST}\nbatch (global = 64, micro = 1, seq_len = 4096)',
         (11, 12, 13, 14, 16, 18),
     ),
     "Llama 3 8B, 1 x 4096": (
-        'model llama3("8b")\ncluster h100_sxm\nbatch (global = 64, micro = 1, seq_len = 4096)',
+        f'model llama3("8b")\n{ONE_HOST}\nbatch (global = 64, micro = 1, seq_len = 4096)',
         (28, 32, 36, 40, 44),
     ),
+    "GPT-2 XL, 4 x 1024": (
+        f'model gpt2("xl")\n{ONE_HOST}\nbatch (global = 32, micro = 4, seq_len = 1024)\n{IN_BF16}',
+        (8, 10, 12, 14),
+    ),
+    "Mixtral 8x7B, 4 x 4096, 64 devices": (
+        'model mixtral("8x7b")\ncluster h100_sxm(hosts = 8, fabric = infiniband_ndr)\nmesh (dp_shard = 64, ep = 8)\n'
+        f"shard standard on ep\nbatch (global = 512, micro = 4, seq_len = 4096)\n{IN_BF16}",
+        (32, 48, 64),
+    ),
+    "Llama 3 70B, 1 x 8192, 256 devices": (
+        'model llama3("70b")\ncluster h100_sxm(hosts = 32, fabric = infiniband_ndr)\nmesh (dp_shard = 256)\n'
+        f"batch (global = 512, micro = 1, seq_len = 8192)\n{IN_BF16}",
+        (40, 56, 72),
+    ),
 }
-"""Model, devices and batch, of eight devices of one host; and the limits in GiB."""
+"""Model, devices and batch; and the limits in GiB."""
 
 
 @dataclass(slots=True)
@@ -132,6 +149,7 @@ def best_of(
                 "step_time_s": figures.step_time,
                 "predicted_step_time_s": problem.seconds + problem.time(division),
                 "reserved_gib": figures.reserved / GIB,
+                "left_over": 1.0 - figures.reserved / room.reserved,
                 **{
                     name: simulated.plan.holes[hole].choices[value]
                     for name, hole, value in texts
@@ -171,7 +189,7 @@ def line(row: dict[str, Any]) -> str:
     shown = "  ".join("   none" if one is None else f"{1e3 * one:7.1f}" for one in took)
     joint = row["joint"]
     how = "" if joint is None else f"{joint['fsdp']}; {joint['checkpoint']}; offload {joint['offload']}"
-    filled = "" if joint is None else f"{joint['reserved_gib']:.2f} GiB"
+    filled = "" if joint is None else f"{joint['reserved_gib']:.2f} GiB, {joint['left_over']:.1%} left"
     return f"{row['limit_gib']:3} GiB  {shown} ms  {filled}  {how}"
 
 
@@ -187,7 +205,9 @@ def main() -> None:
             plan = OpenPlan(lint(TEXT.format(head=head), "case.plan", directory=Path(folder)), directory=Path(folder))
             rows += measured(name, Simulated(plan, evaluator, JointMemory(plan)), limits)
         if asked.options.write:
-            write_rows(RESULTS, asked.about, rows)
+            held = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
+            measured_now = {row["case"] for row in rows}
+            write_rows(RESULTS, asked.about, [*(row for row in held if row["case"] not in measured_now), *rows])
 
 
 if __name__ == "__main__":

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import time
-from pathlib import Path
 
 import pytest
-from benchmarks.bounds import Tally, check, drawn_plan, row_of
+from benchmarks.bounds import Tally, check, drawn_family, opened, path_to, row_of
 
 from benchmarks import bounds as command
 from legoai.cost.search.bounds import Bounds, BoundsOf
-from legoai.dsl.lint import lint
-from legoai.dsl.open_plan import OpenPlan
 from support.simulated import in_a_fork
 
 
@@ -21,18 +17,23 @@ def test_most_drawn_plans_are_clean_and_open():
     draw = random.Random(1)
     clean = 0
     for _ in range(20):
-        linted = lint(drawn_plan(draw), "drawn.plan", directory=Path())
-        if not linted.has_errors:
-            plan = OpenPlan(linted, directory=Path())
-            assert not plan.refused
-            assert len(plan.holes) >= 3
-            clean += 1
+        family = drawn_family(draw)
+        plan = opened(family, family.variants[0])
+        clean += plan is not None and len(plan.holes) >= 3
     assert clean >= 15
 
 
+def test_a_path_leads_from_a_candidate_to_all_holes():
+    way = list(path_to(random.Random(1), (2, 0, 1)))
+    assert (way[0], way[-1]) == ([2, 0, 1], [None] * 3)
+    assert [kept.count(None) for kept in way] == [0, 1, 2, 3]
+    assert all(index in (None, own) for kept in way for index, own in zip(kept, (2, 0, 1), strict=True))
+
+
 def checked(excess: float) -> Tally:
-    """Two candidates of a drawn plan, with bounds that are too high by a factor."""
-    command.CANDIDATES_OF_ONE_PLAN = 2
+    """Two candidates of a drawn family and more, with bounds that are too high by a factor."""
+    command.CHOSEN = command.VARIANTS = command.LIMITED = 1
+    command.LIMITS = (1.0,)
     bounded = BoundsOf.__call__
 
     def too_high(self: BoundsOf, analysis: object) -> Bounds:
@@ -42,7 +43,7 @@ def checked(excess: float) -> Tally:
     BoundsOf.__call__ = too_high
     tally, draw = Tally(), random.Random(5)
     while tally.candidates < 2:
-        for _ in check(draw, tally, time.monotonic() + 120):
+        for _ in check(draw, tally):
             pass
     return tally
 
@@ -51,8 +52,8 @@ def checked(excess: float) -> Tally:
 def test_bounds_below_what_is_simulated_are_counted_and_those_above_told():
     tally = in_a_fork(checked, 1.0)
     assert tally.violations == []
-    assert tally.candidates == 2
-    assert 2 <= tally.bounds <= 10
+    assert (tally.candidates, tally.costs, tally.beyond) == (2, 1, 0)
+    assert 2 * 4 <= tally.bounds <= 2 * 9
     assert all(0.0 < share <= 1.0 for share in (*tally.time, *tally.memory))
     row = row_of(tally, 5, 1.0)
     assert row["time_share"]["least"] <= row["time_share"]["mean"] <= row["time_share"]["most"]
