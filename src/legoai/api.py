@@ -126,8 +126,8 @@ def solve(
         settings: values for `let` names.
         variant: solve this variant.
         profile: other devices than the plan's; see :func:`estimate`.
-        time_limit: seconds after which the best so far is the result; it is kept, and is that of an equal search with no
-            more time.
+        time_limit: seconds after which the best so far is the result; it is kept, and is that of an equal search with
+            no more time.
         refresh: search and simulate anew what an earlier search has found.
 
     Raises:
