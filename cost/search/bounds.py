@@ -34,13 +34,14 @@ from typing import Final, TypeVar
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
-from legoai.cost.search.least_costs import collectives
+from legoai.cost.search.least_costs import collectives, movements
 from legoai.cost.search.least_costs.activations import held_in_backward, inputs_of_blocks, kept_by_blocks, worked_on
 from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import by_treatments, least_recomputed, outputs_of_blocks
-from legoai.cost.search.least_costs.shared_work import BlockWork, SharedWork
+from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.bounds import (
     along_schedule,
@@ -104,6 +105,7 @@ class BoundsOf:
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], str], LocalKernels] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
+    _moved: dict[str, tuple[Moved, ...]] = field(default_factory=dict)
     _own: object = field(default_factory=object)
     """Tells what is kept of these bounds from that of others."""
 
@@ -137,6 +139,14 @@ class BoundsOf:
             # Where no split fits, nothing does.
             memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
         )
+
+    def learn(self, analysis: Analysis, work: MicroBatchWork, moved: tuple[Moved, ...]) -> None:
+        """Note what a simulated candidate tells of others: what a micro batch took, and what its blocks moved."""
+        self.shared.learn(analysis, work)
+        key = movements.key_of(analysis) if moved else None
+        if key is not None and key not in self._moved:
+            self._moved[key] = moved
+            self._own = object()  # what was computed without it is no longer the most that is known
 
     def _memory(self, analysis: Analysis) -> float:
         least = _memory(analysis, self.shared.activations(analysis))
@@ -206,7 +216,17 @@ class BoundsOf:
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
         for path, waits in self._once(analysis, self._waits).items():
             least[path] = Pass(least[path].forward + waits, least[path].backward)
+        key = self._once(analysis, self._movement_key) if self._moved else None
+        if key in self._moved:
+            took = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
+            least |= dict.fromkeys(movements.blocks_alike(manifest), took)
         return least
+
+    def _movement_key(self, analysis: Analysis) -> str | None:
+        try:
+            return movements.key_of(analysis)
+        except Undecided:
+            return None
 
     def _waits(self, analysis: Analysis) -> dict[str, float]:
         """Least seconds for which each layer's forward waits for collectives."""

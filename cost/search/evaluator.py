@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.cost.search.buckets.costs import UnitWork, work_of_units
+from legoai.cost.search.least_costs.movements import Moved, moved_of
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
@@ -56,6 +57,7 @@ class Figures:
         profile: name and hash of the profile that the figures rest on.
         whole: whether every block and micro batch was simulated; else a few of equal ones stand for the others.
         micro_batch: what bounds candidates with the same layers.
+        moved: by each block for a token, which bounds candidates whose ranks share blocks otherwise.
         stages: what the stages of a pipeline took.
         units: what units took that may share their collectives.
         points: what equal blocks held at the points of the step.
@@ -71,6 +73,7 @@ class Figures:
     profile: str
     whole: bool = True
     micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
+    moved: tuple[Moved, ...] = ()
     stages: StageWork = field(default_factory=StageWork)
     units: UnitWork = field(default_factory=UnitWork)
     points: MemoryPoints = field(default_factory=MemoryPoints)
@@ -112,6 +115,7 @@ class Figures:
             waiting=one.copies + one.host + one.idle,
             bubble=found.bubble_fraction,
             micro_batch=work_of_micro_batch(found),
+            moved=moved_of(found, analysis),
             stages=work_of_stages(found, analysis.manifest),
             units=work_of_units(found, analysis),
             points=memory_points(found, analysis.manifest),
@@ -128,6 +132,7 @@ class Figures:
         """The figures of a :meth:`document`."""
         parts = {
             "micro_batch": MicroBatchWork(**document["micro_batch"]),
+            "moved": tuple(Moved(*one) for one in document["moved"]),
             "stages": StageWork.read(document["stages"]),
             "units": UnitWork(**document["units"]),
             "points": MemoryPoints(**document["points"]),

@@ -419,7 +419,7 @@ class Search:
             found.failed.append((choices, outcome.reason))
             return
         if candidate.analysis is not None:
-            self.bounds.shared.learn(candidate.analysis, outcome.micro_batch)
+            self.bounds.learn(candidate.analysis, outcome.micro_batch, outcome.moved)
             self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)

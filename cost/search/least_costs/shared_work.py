@@ -34,7 +34,7 @@ _LEFT_OUT: Final = frozenset({
 })  # fmt: skip
 """Statements that decide nothing of what a micro batch computes in its layers."""
 _DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
-_COPIES: Final = ("copy", "fill")
+COPIES: Final = ("copy", "fill")
 """Kinds of kernels that do not count: parameters are copied when they are gathered, and cast as often as recomputed."""
 
 _BETWEEN_LAYERS: Final = ("tp", "cp")
@@ -83,7 +83,7 @@ def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
 
 def in_layers(kernel: Kernel, stream: int) -> bool:
     """Whether a kernel is computed by layers on their stream, however parameters are sharded."""
-    counts = is_product(kernel.op) or not (kernel.op.startswith("fsdp.") or kind_of(kernel.op) in _COPIES)
+    counts = is_product(kernel.op) or not (kernel.op.startswith("fsdp.") or kind_of(kernel.op) in COPIES)
     return counts and kernel.stream == stream and bool(kernel.module)
 
 

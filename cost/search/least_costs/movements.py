@@ -1,0 +1,129 @@
+"""Least seconds of the kernels of a decoder's blocks that memory bounds: norms, gates, sums and rotations.
+
+A candidate that was simulated on one tensor-parallel and one context-parallel rank tells how many bytes these move for
+each token. Ranks that share a block's tokens or features move no fewer together; so in another candidate each kernel
+takes no less than the profile says of its rank's share. Fused kernels move less, so that nothing is told of compiled
+blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from legoai.cost.estimate import Estimate
+from legoai.cost.kernels.model_flops import DECODERS
+from legoai.cost.kernels.work import ITEM_BYTES, Movement, MovementKind, kind_of, work_of
+from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.profiles import Profile
+from legoai.cost.search.least_costs.local_kernels import Pass
+from legoai.cost.search.least_costs.shared_work import COPIES
+from legoai.cost.trace.marks import MICRO_BATCH
+from legoai.cost.trace.records import Kernel, Mark, TensorType
+from legoai.cost.trace.trace import records_of
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.precision import has_policy
+from legoai.specs.directives.base import describe
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.manifest import Manifest
+
+_DECIDE: Final = ("model", "attention", "precision")
+"""Statements on which the kernels of a block depend, beside degrees and batch."""
+
+
+class Moved(NamedTuple):
+    """Equal kernels of a block in one micro batch: when they run, of what kind, and what each moves for a token."""
+
+    phase: str
+    kind: MovementKind
+    rate: str
+    bytes: float
+    kernels: int
+
+
+def blocks_alike(manifest: Manifest | None) -> tuple[str, ...]:
+    """The paths of a model's blocks, if all of them are alike; else none."""
+    if manifest is None or len(manifest.block_lists) != 1 or len(manifest.block_lists[0].groups) != 1:
+        return ()
+    [blocks] = manifest.block_lists
+    return tuple(f"{blocks.path}.{name}" if blocks.path else name for name in blocks.names)
+
+
+def moved_of(found: Estimate, analysis: Analysis) -> tuple[Moved, ...]:
+    """What the blocks of a simulated candidate moved; nothing where that tells nothing of others."""
+    plan, blocks = analysis.plan, blocks_alike(analysis.manifest)
+    mesh, [rank, *others] = plan.mesh, found.ranks
+    if not blocks or others or mesh.tp > 1 or mesh.cp > 1 or not _tells(analysis):
+        return ()
+    above = blocks[0].rpartition(".")[0]
+    tokens = local_tokens(plan)
+    counts: Counter[tuple[str, MovementKind, str, float]] = Counter()
+    batches = 0
+    for item in records_of(rank.trace.between(rank.span)):
+        if isinstance(item, Mark):
+            batches += item.name.startswith(MICRO_BATCH)
+        elif isinstance(item, Kernel) and item.phase in ("forward", "backward") and below(item.module, above):
+            work = work_of(item) if kind_of(item.op) not in COPIES else None
+            size = _moved_by_tokens(item, tokens, plan.batch.micro_batch)
+            if isinstance(work, Movement) and size > 0:
+                counts[item.phase, work.kind, work.rate, size / tokens] += 1
+    each = max(1, batches) * len(blocks)
+    return tuple(Moved(*key, count // each) for key, count in sorted(counts.items()) if count >= each)
+
+
+def _moved_by_tokens(kernel: Kernel, tokens: int, sequences: int) -> float:
+    """Bytes that a kernel moves of tensors that have features of every token."""
+    others = sum(
+        math.prod(one.shape) * ITEM_BYTES.get(one.dtype, 0)
+        for one in (*kernel.inputs, *kernel.outputs)
+        if not _has(one, tokens, sequences)
+    )
+    # What is written in place is an input that counts twice.
+    return max(0.0, kernel.bytes_read + kernel.bytes_written - 2.0 * others)
+
+
+def _has(tensor: TensorType, tokens: int, sequences: int) -> bool:
+    """Whether a tensor has features of every token, and not of every position or every feature alone."""
+    first, *rest = tensor.shape or (0,)
+    return first == sequences and 1 not in rest and len(rest) > 1 and math.prod(rest) * first % tokens == 0
+
+
+def _tells(analysis: Analysis) -> bool:
+    plan = analysis.plan
+    cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
+    return plan.model.family in DECODERS and plan.compile is None and not cast
+
+
+def key_of(analysis: Analysis) -> str | None:
+    """What decides what blocks move for a token; None where nothing is known of that.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan = analysis.plan
+    if not _tells(analysis) or not blocks_alike(analysis.manifest):
+        return None
+    body = {name: describe(getattr(plan, name)) for name in _DECIDE}
+    use = plan.cluster
+    return json.dumps([use.device, use.profile, plan.batch.length, has_policy(analysis), body], sort_keys=True)
+
+
+def seconds_of_block(moved: Iterable[Moved], analysis: Analysis, profile: Profile) -> Pass:
+    """Least seconds of what a block moves in one micro batch on a rank.
+
+    Args:
+        moved: by the block in a candidate that was simulated.
+        analysis: of a plan whose mesh and micro batch are decided.
+        profile: of the device.
+    """
+    share = local_tokens(analysis.plan) / analysis.plan.mesh.tp
+    took = {"forward": 0.0, "backward": 0.0}
+    for one in moved:
+        work = Movement(kind=one.kind, bytes=int(one.bytes * share), rate=one.rate)
+        took[one.phase] += one.kernels * seconds_of(work, profile)[0]
+    return Pass(took["forward"], took["backward"])

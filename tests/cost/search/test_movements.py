@@ -1,0 +1,71 @@
+"""What blocks move bounds the candidates whose ranks share them otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.least_costs.movements import moved_of, seconds_of_block
+from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+
+PLAN = """\
+plan small
+
+model   llama3("1b", n_layers = 3)
+cluster h100_sxm(hosts = 1, devices = {devices}, fabric = infiniband_ndr)
+batch   (global = 16, micro = {micro}, seq_len = 2048)
+mesh    ({mesh})
+{body}precision (param = bf16, reduce = fp32)
+optimizer adamw(lr = 1.5e-4)
+"""
+SHARDED = "fsdp on dp_shard { layers.* = unit(reshard = after_forward), root = unit }\n"
+STYLES = "shard standard on tp (sequence, loss_parallel)\n"
+
+
+def found(text: str):
+    linted = lint(text, "small.plan", directory=Path())
+    assert linted.analysis is not None, linted.diagnostics
+    analysis = linted.analysis
+    return analysis, estimate(lower(analysis), analysis.plan, linted.analysis.manifest)
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What the blocks of a plan on one rank moved, and its bounds before and after that is known."""
+    analysis, estimated = found(PLAN.format(devices=1, micro=2, mesh="dp_shard = 1", body=SHARDED))
+    bounds = BoundsOf()
+    before = bounds(analysis).step_time
+    moved = moved_of(estimated, analysis)
+    bounds.learn(analysis, MicroBatchWork(), moved)
+    return analysis, estimated, bounds, moved, before
+
+
+def test_the_bound_rises_and_stays_below_the_simulation(told):
+    analysis, estimated, bounds, moved, before = told
+    seconds = estimated.metric("step_time", "seconds")
+    assert moved
+    assert before < bounds(analysis).step_time < seconds
+    took = seconds_of_block(moved, analysis, estimated.machine.profile)
+    batches, blocks = 8, 3
+    assert bounds(analysis).step_time == pytest.approx(before + batches * blocks * sum(took), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("devices", "micro", "mesh", "body"),
+    [
+        (4, 4, "dp_shard = 4", SHARDED),
+        (4, 1, "dp_shard = 2, tp = 2", STYLES + SHARDED),
+        (2, 2, "dp_shard = 1, cp = 2", "context on cp\n" + SHARDED),
+    ],
+)
+def test_other_degrees_and_micro_batches_take_no_less(told, devices: int, micro: int, mesh: str, body: str):
+    _, _, bounds, _, _ = told
+    text = PLAN.format(devices=devices, micro=micro, mesh=mesh, body=body)
+    analysis, estimated = found(text)
+    known, alone = bounds(analysis).step_time, BoundsOf()(analysis).step_time
+    assert alone < known < estimated.metric("step_time", "seconds")
