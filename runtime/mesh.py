@@ -41,6 +41,22 @@ def split_off_experts(mesh: DeviceMesh, *, ep: int) -> DeviceMesh:
     return unflatten(mesh, axis, (ranks // ep, ep), (f"{axis}_mod_ep", "ep"))
 
 
+@functools.cache
+def split_into_parts(mesh: DeviceMesh, *, ranks: int) -> DeviceMesh:
+    """Group neighbours on the innermost axis of a mesh: the ranks of a group hold a whole parameter between them.
+
+    Args:
+        mesh: of the ranks that shard parameters, and of those that replicate them, if any.
+        ranks: of a group; divides those of the innermost axis.
+
+    Returns:
+        The axis of these groups, the same mesh for equal arguments.
+    """
+    axis = (mesh.mesh_dim_names or ())[-1]
+    names = f"{axis}_by_{ranks}", f"{axis}_of_{ranks}"
+    return unflatten(mesh, axis, (mesh.size(mesh.ndim - 1) // ranks, ranks), names)[names[1]]
+
+
 def coordinate_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:
     """Return this rank's coordinate among the ranks of these axes together, the first axis outermost."""
     coordinate = 0

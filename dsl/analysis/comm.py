@@ -156,6 +156,13 @@ def _selectively(analysis: Analysis) -> Iterator[Unsupported]:
             "without a limit of memory it is not known what can stay gathered",
             "add `require peak_memory <= 70GiB`, with the bytes that a step may take",
         )
+    elif any(isinstance(unit.reshard, int) for unit in fsdp_units(analysis).values()):
+        yield _option(
+            analysis,
+            "unshard",
+            "a unit that reshards to some of its ranks is gathered again for backward",
+            "write `reshard = after_forward` in `fsdp`",
+        )
     elif distributed_experts(analysis):
         yield _option(
             analysis,

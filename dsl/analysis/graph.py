@@ -113,7 +113,7 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
         if axis in plan.mesh.used():
             yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}` with stages", why)
     for path, unit in fsdp_units(analysis).items():
-        if unit.is_resharded_after_forward and not isinstance(unit.reshard, int):
+        if unit.is_resharded_after_forward:
             assert unit.rule is not None, "by default the model stays gathered"
             yield _not_traced(
                 unit.rule.origin.span or analysis.start,
@@ -181,12 +181,12 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _units(analysis: Analysis) -> Iterator[Unsupported]:
     for path, unit in fsdp_units(analysis).items():
-        if isinstance(unit.reshard, int):
+        if isinstance(unit.reshard, int) and distributed_experts(analysis):
             assert unit.rule is not None, "a default is one of the two"
             yield _not_traced(
                 unit.rule.origin.span or analysis.start,
-                f"`reshard = {unit.reshard}` of `{path or 'root'}`",
-                "a unit is gathered from all its shards",
+                f"`reshard = {unit.reshard}` of `{path or 'root'}` with experts on `ep`",
+                "experts are in shards over other ranks",
                 "write `after_forward`, `after_backward` or `never`",
             )
             return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
+from legoai.lowering.graph.operators import CLONE, GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.torch_internals.graph_passes import CAST, UNSAFE_VIEW
 from legoai.runtime.torch_internals.operators import OpOverload
@@ -37,15 +37,19 @@ class Unshard:
 
 
 def unshards(graph: StepGraph) -> Iterator[Unshard]:
-    """Yield the gathers of single parameters, in the order of the graph."""
+    """Yield the gathers of single parameters, in the order of the graph; also those of a part of the ranks."""
     parameters = {node: name for name, node in graph.inputs().items()}
+    gathered: dict[fx.Node, str] = {}
     for node in graph.graph.nodes:
         if node.target is not WAIT or node.args[0].target not in GATHERS or not graph.of_unit(node.args[0]):
             continue
         chain = [node, node.args[0]]
         while (source := chain[-1].args[0]) not in parameters and source.target is CAST:
             chain.append(source)
-        if source in parameters:
+        if source.target is CLONE and (whole := source.args[0].args[0]) in gathered:
+            yield Unshard(gathered[whole], tuple(reversed(chain)))
+        elif source in parameters:
+            gathered[node] = parameters[source]
             yield Unshard(parameters[source], tuple(reversed(chain)))
 
 

@@ -127,7 +127,7 @@ def held_beside_state(graph: StepGraph) -> list[int]:
     gradients = 0
     if graph.micro_batches > 1:  # those of the micro batches before
         gradients = sum(bytes_of(node.meta["val"]) for node in graph.inputs().values())
-    numbers = BLOCK * len(graph.parameters)  # the count of steps of each parameter, which stays
+    numbers = BLOCK * (1 + len(graph.parameters))  # the sum of losses, and the count of steps of each parameter
     throughout = given if graph.micro_batches > 1 else ()
     return [inputs + gradients + numbers + held for held in memory_curve(graph, throughout=throughout)]
 

@@ -14,6 +14,8 @@ SCATTERS: Final = (_FUNCTIONAL.reduce_scatter_tensor.default,)
 SUM_OVER_REPLICAS: Final = _FUNCTIONAL.all_reduce.default
 WAIT: Final = _FUNCTIONAL.wait_tensor.default
 ADD: Final = _ATEN.add.Tensor
+SLICE: Final = _ATEN.slice.Tensor
+CLONE: Final = _ATEN.clone.default
 
 all_gather: Final = _FUNCTIONAL.all_gather_into_tensor
 reduce_scatter: Final = _FUNCTIONAL.reduce_scatter_tensor

@@ -87,15 +87,20 @@ def _reductions(graph: StepGraph, kind: Sequence[OpOverload]) -> list[Collective
 
 
 def _before(gather: fx.Node, place: dict[fx.Node, int]) -> tuple[fx.Node, ...]:
-    """Return a gather with all that it needs but the parameters."""
+    """Return a gather with all that it needs but the parameters, or what forward leaves of them for backward."""
     found: set[fx.Node] = set()
-    left = [gather]
+    left, of_forward = [gather], _is_of_forward(gather)
     while left:
         node = left.pop()
-        if node.op != "placeholder" and node not in found:
+        if node.op != "placeholder" and node not in found and _is_of_forward(node) is of_forward:
             found.add(node)
             left += node.all_input_nodes
     return tuple(sorted(found, key=place.__getitem__))
+
+
+def _is_of_forward(node: fx.Node) -> bool:
+    place = place_of(node)
+    return place is not None and place.phase == "forward"
 
 
 def _behind(wait: fx.Node) -> list[fx.Node]:

@@ -4,34 +4,49 @@ What forward has gathered lives until its last reader. A second gather in front 
 end with forward, as selective checkpointing of the gather does (Zhang et al. 2024, section 3.1).
 
     gather(w), forward(w) … backward(w)           ->  gather(w), forward(w) … gather(w), backward(w)
+
+Where a unit reshards to fewer ranks than hold its shards, each of these cuts its own part out of what forward has
+gathered, and backward gathers those.
+
+    gather(w), forward(w) … backward(w)           ->  gather(w), forward(w), p = part(w) … gather(p), backward(w)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import fx
 
 from legoai.lowering.graph.collectives import Unshard, in_order, shows, unshards
+from legoai.lowering.graph.operators import CLONE, SLICE
 from legoai.lowering.graph.places import place_of, set_place
+from legoai.lowering.graph.sharding import Among
 from legoai.lowering.graph.step_graph import StepGraph
 
 
 def reshard_after_forward(graph: StepGraph) -> None:
     """Gather the parameters of units that reshard after forward again for backward."""
-    wanted = {name for unit in graph.units if unit.reshard_after_forward for name in unit.parameters}
+    wanted = {name: unit.among for unit in graph.units if unit.reshard_after_forward for name in unit.parameters}
     for unshard in list(unshards(graph)):
         if unshard.parameter in wanted:
-            _gather_again(graph, unshard)
+            _gather_again(graph, unshard, wanted[unshard.parameter])
 
 
-def _gather_again(graph: StepGraph, unshard: Unshard) -> None:
+def _gather_again(graph: StepGraph, unshard: Unshard, among: Among | None) -> None:
     shown, readers = _seen_in_forward(unshard.wait)
     if not readers:
         return
     place = in_order(graph)
     first = min(readers, key=place.__getitem__)
     again: dict[fx.Node, fx.Node] = {}
+    copied_from: tuple[fx.Node, ...] = unshard.chain
+    if among is not None:
+        part = _part(graph, unshard.wait, shown, among)
+        gather, copied_from = _gather_part(graph, part, unshard, among, before=first), (unshard.wait,)
+        again[unshard.gather] = gather
     with graph.graph.inserting_before(first):
-        for node in (*unshard.chain, *sorted(shown, key=place.__getitem__)):
+        for node in (*copied_from, *sorted(shown, key=place.__getitem__)):
             copied = graph.graph.node_copy(node, lambda source: again.get(source, source))
             was = place_of(node)
             assert was is not None, "a node that was traced"
@@ -42,6 +57,37 @@ def _gather_again(graph: StepGraph, unshard: Unshard) -> None:
             reader.replace_input_with(source, again[source])
     for node in reversed([node for node in again.values() if not node.users]):
         _erase_unread(graph, node)
+
+
+def _part(graph: StepGraph, wait: fx.Node, shown: Sequence[fx.Node], among: Among) -> fx.Node:
+    """Copy this rank's part out of a gathered parameter, behind its last reader in forward."""
+    order = in_order(graph)
+    users = (user for node in (wait, *shown) for user in node.users)
+    read = [user for user in users if (place := place_of(user)) is not None and place.phase == "forward"]
+    last = max([wait, *read], key=order.__getitem__)
+    whole, place = wait.meta["val"], place_of(wait)
+    assert place is not None, "a node that was traced"
+    rows = whole.shape[0] // among.ranks
+    with graph.graph.inserting_after(last):
+        cut = graph.graph.call_function(SLICE, (wait, 0, among.rank * rows, (among.rank + 1) * rows))
+    with graph.graph.inserting_after(cut):
+        part = graph.graph.call_function(CLONE, (cut,), {"memory_format": torch.contiguous_format})
+    with whole.fake_mode:
+        cut.meta["val"] = whole[:rows]
+        part.meta["val"] = torch.empty_like(cut.meta["val"])
+    for node in (cut, part):
+        set_place(node, place._replace(makes="unsharded_parameter"))
+    return part
+
+
+def _gather_part(graph: StepGraph, part: fx.Node, unshard: Unshard, among: Among, *, before: fx.Node) -> fx.Node:
+    """Gather a parameter of the parts that a group of ranks holds."""
+    with graph.graph.inserting_before(before):
+        gather = graph.graph.call_function(unshard.gather.target, (part, among.ranks, among.group))  # type: ignore[arg-type]
+    gather.meta["val"], place = unshard.gather.meta["val"], place_of(unshard.gather)
+    assert place is not None, "a node that was traced"
+    set_place(gather, place._replace(phase="backward"))
+    return gather
 
 
 def _seen_in_forward(wait: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:

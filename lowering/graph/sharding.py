@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,23 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from legoai.lowering.graph.operators import all_gather, all_reduce, reduce_scatter, wait
 from legoai.runtime.initialize import plain_path
+from legoai.runtime.mesh import split_into_parts
 from legoai.runtime.torch_internals.meshes import DTensorSpec, StridedShard, TensorMeta, concatenate
 from legoai.runtime.torch_internals.operators import tree_map
+
+
+class Among(NamedTuple):
+    """The ranks that hold the shards of gathered parameters from forward to backward.
+
+    Attributes:
+        group: their name.
+        ranks: how many they are.
+        rank: the number of this one.
+    """
+
+    group: str
+    ranks: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +50,13 @@ class Unit:
         parameters: their names in the model; a tied one has the first of its names.
         reshard_after_forward: whether they are gathered again for backward.
         reshard_after_backward: whether they are gathered again for the next micro batch of a step.
+        among: the ranks of which they are gathered again for backward, where these are not all that hold shards.
     """
 
     parameters: tuple[str, ...]
     reshard_after_forward: bool
     reshard_after_backward: bool
+    among: Among | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +65,7 @@ class _Made:
 
     reshard_after_forward: bool
     reshard_after_backward: bool
+    among: Among | None
 
 
 _CLASSES: Final[dict[tuple[type[nn.Module], tuple[str, ...], Any, Any], type[nn.Module]]] = {}
@@ -75,7 +93,7 @@ def shard_unit(
     *,
     mesh: DeviceMesh,
     mp_policy: MixedPrecisionPolicy,
-    reshard_after_forward: bool,
+    reshard_after_forward: bool | int,
     reshard_after_backward: bool = True,
 ) -> None:
     """Shard the parameters below modules on dim 0, and let their modules gather them; as `fully_shard` does with hooks.
@@ -87,17 +105,26 @@ def shard_unit(
         module: or several, whose parameters are gathered together.
         mesh: of the axis of the shards, behind that of their replicas if there is one.
         mp_policy: the dtypes of gathered parameters, of the reduction, and of what the modules take and give.
-        reshard_after_forward: gather again for backward.
+        reshard_after_forward: gather again for backward; a number: of so many ranks, which hold shards meanwhile.
         reshard_after_backward: gather again for the next micro batch of a step.
     """
     modules = [module] if isinstance(module, nn.Module) else list(module)
-    unit = _Made(reshard_after_forward, reshard_after_backward)
+    among = None if isinstance(reshard_after_forward, bool) else _among(mesh, reshard_after_forward)
+    unit = _Made(bool(reshard_after_forward), reshard_after_backward, among)
     shards: dict[nn.Parameter, nn.Parameter] = {}
     for outer in modules:
         _MADE[outer] = unit
         _cast_inputs_and_outputs(outer, mp_policy)
         for owner in outer.modules():
             _shard(owner, mesh, mp_policy, shards)
+
+
+def _among(mesh: DeviceMesh, ranks: int) -> Among | None:
+    """Return this rank's group of so many ranks that follow each other on the last axis of a mesh; None for all."""
+    if ranks == mesh.size(-1):
+        return None
+    group = split_into_parts(mesh, ranks=ranks).get_group()
+    return Among(group.group_name, group.size(), group.rank())
 
 
 def is_of_unit() -> bool:
@@ -175,6 +202,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             parameters=tuple(names),
             reshard_after_forward=unit.reshard_after_forward,
             reshard_after_backward=unit.reshard_after_backward,
+            among=unit.among,
         )
         for unit, names in found.items()
     )

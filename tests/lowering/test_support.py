@@ -151,9 +151,10 @@ CASES = {
             "`layers.0.attention.wk.weight`"
         },
     ),
-    "units of a graph": (
-        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}",
-        {3: "`reshard = 2` of `layers.0`"},
+    "units of a graph that stay in parts": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}\n"
+        "comm (unshard = selective)\nrequire peak_memory <= 70GiB",
+        {5: "a unit that reshards to some of its ranks is gathered again"},
     ),
     "statements beside a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nloss chunked(2)",
@@ -185,6 +186,10 @@ def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
     sparse = HEAD.replace('llama3("tiny")', 'mixtral("tiny", n_experts = 4)')
     assert not refusals(f"{sparse}mesh (dp_shard = 4)\n{graph}")
     experts = "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
+    parts = graph.replace("after_backward", "2").replace(selective, "")
+    assert not refusals(f"{HEAD}mesh (dp_shard = 4)\n{parts}")
+    [found] = refusals(f"{sparse}{experts}{parts}")
+    assert "`reshard = 2` of `layers.0` with experts on `ep`" in found.message
     [found] = refusals(f"{sparse}{experts}{graph}")
     assert "how many rows experts on `ep` take is only known in a step" in found.message
 

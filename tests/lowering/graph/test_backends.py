@@ -99,6 +99,12 @@ PLANS = {
         f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.1 = full }}\n{MIXED}",
         "(reorder = true)\noffload (optimizer = adaptive, activations = bytes(1MiB))\nrequire peak_memory <= 9MiB",
     ),
+    "two ranks after forward": (
+        HEAD,
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.{0..2} = unit(reshard = 2), layers.3 = unit }\n"
+        f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all)",
+    ),
     "replicas of shards": (
         HEAD,
         "mesh (dp_replicate = 2, dp_shard = 2)\nfsdp on dp_replicate, dp_shard { layers.* = unit }\n"
