@@ -69,6 +69,10 @@ def _units(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
     if never is not None:
         why = f"`{never or 'root'}` stays gathered for a whole step, and would share buckets with units that do not"
         yield _refused(analysis.rule_span(rule), _STATEMENT, why, "write `unit(reshard = after_backward)`")
+    part = next((path for path, unit in units.items() if isinstance(unit.reshard, int)), None)
+    if part is not None:
+        why = f"`{part or 'root'}` is gathered again of parts, which the scheduler does not take for shards"
+        yield _refused(analysis.rule_span(rule), _STATEMENT, why, "write `unit(reshard = after_forward)`")
 
 
 def _options(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:

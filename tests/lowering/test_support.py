@@ -188,6 +188,8 @@ def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
     experts = "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
     parts = graph.replace("after_backward", "2").replace(selective, "")
     assert not refusals(f"{HEAD}mesh (dp_shard = 4)\n{parts}")
+    [found] = refusals(f"{HEAD}mesh (dp_shard = 4)\n{parts}comm {{ layers.* = bucket(compiler) }}")
+    assert "`layers.0` is gathered again of parts" in found.message
     [found] = refusals(f"{sparse}{experts}{parts}")
     assert "`reshard = 2` of `layers.0` with experts on `ep`" in found.message
     [found] = refusals(f"{sparse}{experts}{graph}")
