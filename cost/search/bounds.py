@@ -105,7 +105,7 @@ class BoundsOf:
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], str], LocalKernels] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
-    _moved: dict[str, tuple[Moved, ...]] = field(default_factory=dict)
+    _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
     _own: object = field(default_factory=object)
     """Tells what is kept of these bounds from that of others."""
 
@@ -140,7 +140,7 @@ class BoundsOf:
             memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
         )
 
-    def learn(self, analysis: Analysis, work: MicroBatchWork, moved: tuple[Moved, ...]) -> None:
+    def learn(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved]) -> None:
         """Note what a simulated candidate tells of others: what a micro batch took, and what its blocks moved."""
         self.shared.learn(analysis, work)
         key = movements.key_of(analysis) if moved else None

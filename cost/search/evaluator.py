@@ -73,7 +73,7 @@ class Figures:
     profile: str
     whole: bool = True
     micro_batch: MicroBatchWork = field(default_factory=MicroBatchWork)
-    moved: tuple[Moved, ...] = ()
+    moved: list[Moved] = field(default_factory=list)
     stages: StageWork = field(default_factory=StageWork)
     units: UnitWork = field(default_factory=UnitWork)
     points: MemoryPoints = field(default_factory=MemoryPoints)
@@ -132,7 +132,7 @@ class Figures:
         """The figures of a :meth:`document`."""
         parts = {
             "micro_batch": MicroBatchWork(**document["micro_batch"]),
-            "moved": tuple(Moved(*one) for one in document["moved"]),
+            "moved": [Moved(*one) for one in document["moved"]],
             "stages": StageWork.read(document["stages"]),
             "units": UnitWork(**document["units"]),
             "points": MemoryPoints(**document["points"]),

@@ -100,7 +100,10 @@ def stopped_file(plan: OpenPlan, profile: str) -> Path | None:
     if plan.analysis is None:
         return None
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
-    question = json.dumps([profile, plan.analysis.plan.digest, holes, str(installed())])
+    asked = plan.analysis.plan  # whose digest leaves out what changes nothing that is run
+    wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
+    objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
+    question = json.dumps([profile, asked.digest, wanted, objective, holes, str(installed())])
     return state_file("stopped", question)
 
 

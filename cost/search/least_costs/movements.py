@@ -54,12 +54,12 @@ def blocks_alike(manifest: Manifest | None) -> tuple[str, ...]:
     return tuple(f"{blocks.path}.{name}" if blocks.path else name for name in blocks.names)
 
 
-def moved_of(found: Estimate, analysis: Analysis) -> tuple[Moved, ...]:
+def moved_of(found: Estimate, analysis: Analysis) -> list[Moved]:
     """What the blocks of a simulated candidate moved; nothing where that tells nothing of others."""
     plan, blocks = analysis.plan, blocks_alike(analysis.manifest)
     mesh, [rank, *others] = plan.mesh, found.ranks
     if not blocks or others or mesh.tp > 1 or mesh.cp > 1 or not _tells(analysis):
-        return ()
+        return []
     above = blocks[0].rpartition(".")[0]
     tokens = local_tokens(plan)
     counts: Counter[tuple[str, MovementKind, str, float]] = Counter()
@@ -73,7 +73,7 @@ def moved_of(found: Estimate, analysis: Analysis) -> tuple[Moved, ...]:
             if isinstance(work, Movement) and size > 0:
                 counts[item.phase, work.kind, work.rate, size / tokens] += 1
     each = max(1, batches) * len(blocks)
-    return tuple(Moved(*key, count // each) for key, count in sorted(counts.items()) if count >= each)
+    return [Moved(*key, count // each) for key, count in sorted(counts.items()) if count >= each]
 
 
 def _moved_by_tokens(kernel: Kernel, tokens: int, sequences: int) -> float:

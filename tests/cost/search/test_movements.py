@@ -8,10 +8,12 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.movements import moved_of, seconds_of_block
+from legoai.cost.search.least_costs.movements import Moved, moved_of, seconds_of_block
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.simulated import in_a_fork
 
 PLAN = """\
 plan small
@@ -27,30 +29,35 @@ SHARDED = "fsdp on dp_shard { layers.* = unit(reshard = after_forward), root = u
 STYLES = "shard standard on tp (sequence, loss_parallel)\n"
 
 
-def found(text: str):
+def analysed(text: str) -> Analysis:
     linted = lint(text, "small.plan", directory=Path())
     assert linted.analysis is not None, linted.diagnostics
-    analysis = linted.analysis
-    return analysis, estimate(lower(analysis), analysis.plan, linted.analysis.manifest)
+    return linted.analysis
+
+
+def simulated(text: str) -> tuple[float, list[Moved]]:
+    """Seconds of a step, and what its blocks moved."""
+    analysis = analysed(text)
+    estimated = estimate(lower(analysis), analysis.plan, analysis.manifest)
+    return estimated.metric("step_time", "seconds"), moved_of(estimated, analysis)
 
 
 @pytest.fixture(scope="module")
 def told():
-    """What the blocks of a plan on one rank moved, and its bounds before and after that is known."""
-    analysis, estimated = found(PLAN.format(devices=1, micro=2, mesh="dp_shard = 1", body=SHARDED))
-    bounds = BoundsOf()
+    """A plan on one rank, its seconds and its bound, and bounds that know what its blocks moved."""
+    text = PLAN.format(devices=1, micro=2, mesh="dp_shard = 1", body=SHARDED)
+    seconds, moved = in_a_fork(simulated, text)
+    analysis, bounds = analysed(text), BoundsOf()
     before = bounds(analysis).step_time
-    moved = moved_of(estimated, analysis)
     bounds.learn(analysis, MicroBatchWork(), moved)
-    return analysis, estimated, bounds, moved, before
+    return analysis, seconds, before, bounds, moved
 
 
 def test_the_bound_rises_and_stays_below_the_simulation(told):
-    analysis, estimated, bounds, moved, before = told
-    seconds = estimated.metric("step_time", "seconds")
+    analysis, seconds, before, bounds, moved = told
     assert moved
     assert before < bounds(analysis).step_time < seconds
-    took = seconds_of_block(moved, analysis, estimated.machine.profile)
+    took = seconds_of_block(moved, analysis, bounds.machine(analysis).profile)
     batches, blocks = 8, 3
     assert bounds(analysis).step_time == pytest.approx(before + batches * blocks * sum(took), rel=1e-6)
 
@@ -64,8 +71,8 @@ def test_the_bound_rises_and_stays_below_the_simulation(told):
     ],
 )
 def test_other_degrees_and_micro_batches_take_no_less(told, devices: int, micro: int, mesh: str, body: str):
-    _, _, bounds, _, _ = told
+    bounds = told[3]
     text = PLAN.format(devices=devices, micro=micro, mesh=mesh, body=body)
-    analysis, estimated = found(text)
-    known, alone = bounds(analysis).step_time, BoundsOf()(analysis).step_time
-    assert alone < known < estimated.metric("step_time", "seconds")
+    seconds, _ = in_a_fork(simulated, text)
+    analysis = analysed(text)
+    assert BoundsOf()(analysis).step_time < bounds(analysis).step_time < seconds

@@ -112,14 +112,18 @@ def test_what_was_searched_to_its_end_is_not_kept():
     assert Stopped.of(solution.plan, solution.found, time_limit=30.0, simulated=1) is None
 
 
-def test_answers_are_no_part_of_the_question_and_domains_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_answers_are_no_part_of_the_question_and_domains_and_requirements_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     answered = TEXT.replace("auto in [none, full, every(2)]", "auto in [none, full, every(2)] -> full")
     narrowed = TEXT.replace("auto in [none, full, every(2)]", "auto in [none, full]")
     other = TEXT.replace("global = 32", "global = 64")
-    files = {text: stopped_file(opened(text), "profile@1") for text in (TEXT, answered, narrowed, other)}
+    bounded, aimed = f"{TEXT}\nrequire reserved_memory <= 7GiB\n", f"{TEXT}\nmaximize mfu\n"
+    asked = (TEXT, answered, narrowed, other, bounded, aimed)
+    files = {text: stopped_file(opened(text), "profile@1") for text in asked}
     assert files[TEXT] == files[answered] is not None
-    assert len(set(files.values())) == 3
+    assert len(set(files.values())) == len(asked) - 1
     assert stopped_file(opened(), "profile@2") not in files.values()
 
 
