@@ -60,13 +60,13 @@ def build_mesh(device_type: str) -> DeviceMesh:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_70b_256_auto.plan:17
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # llama3_70b_256_auto.plan:19
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh) -> None:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256_auto.plan:20
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # llama3_70b_256_auto.plan:22
     for layer in model.layers.values():
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256_auto.plan:15
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)  # llama3_70b_256_auto.plan:16
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # llama3_70b_256_auto.plan:15
 
 
@@ -76,7 +76,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     1. `apply_checkpoint`: before units are made, whose hooks run around what is recomputed.
     2. `apply_fsdp`: shards what each rank has by now, with hooks around all that was wrapped.
     """
-    apply_checkpoint(model)  # llama3_70b_256_auto.plan:17
+    apply_checkpoint(model)  # llama3_70b_256_auto.plan:19
     apply_fsdp(model, mesh["dp_shard"])  # llama3_70b_256_auto.plan:15
     return model
 
@@ -89,7 +89,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # llama3_70b_256_auto.plan:21
+    )  # llama3_70b_256_auto.plan:23
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -99,7 +99,7 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         steps=100000,
         decay="cosine",
         floor=0.1,
-    )  # llama3_70b_256_auto.plan:23
+    )  # llama3_70b_256_auto.plan:25
 
 
 def build_loss() -> LossFunction:
@@ -123,10 +123,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
             training.optimizer.param_groups,
             max_norm=1.0,
             total_norm=result.norm,
-        )  # llama3_70b_256_auto.plan:22
+        )  # llama3_70b_256_auto.plan:24
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # llama3_70b_256_auto.plan:23
+    training.scheduler.step()  # llama3_70b_256_auto.plan:25
     return result
 
 
@@ -147,9 +147,9 @@ def trainer() -> Trainer:
         micro_batch=2,  # llama3_70b_256_auto.plan:9
         seq_len=8192,  # llama3_70b_256_auto.plan:9
         vocab_size=128256,  # llama3_70b_256_auto.plan:7
-        master_dtype=torch.float32,  # llama3_70b_256_auto.plan:20
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256_auto.plan:18
-        steps=100000,  # llama3_70b_256_auto.plan:23
+        master_dtype=torch.float32,  # llama3_70b_256_auto.plan:22
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256_auto.plan:20
+        steps=100000,  # llama3_70b_256_auto.plan:25
     )
 
 

@@ -66,14 +66,14 @@ def apply_expert_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
 
 def apply_checkpoint(model: nn.Module) -> None:
     for name, layer in model.layers.items():
-        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # mixtral_8x7b_64_auto.plan:15
+        model.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=False)  # mixtral_8x7b_64_auto.plan:17
 
 
 def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16,
         reduce_dtype=torch.float32,
-    )  # mixtral_8x7b_64_auto.plan:18
+    )  # mixtral_8x7b_64_auto.plan:20
     for layer in model.layers.values():
         fully_shard(
             layer.feed_forward.experts,
@@ -82,7 +82,7 @@ def apply_fsdp(model: nn.Module, mesh: DeviceMesh, expert_mesh: DeviceMesh) -> N
             reshard_after_forward=False,
             shard_placement_fn=lambda _: Shard(1),
         )  # mixtral_8x7b_64_auto.plan:11
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64_auto.plan:13
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64_auto.plan:14
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # mixtral_8x7b_64_auto.plan:13
 
 
@@ -95,7 +95,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """
     expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64_auto.plan:9
     apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64_auto.plan:11
-    apply_checkpoint(model)  # mixtral_8x7b_64_auto.plan:15
+    apply_checkpoint(model)  # mixtral_8x7b_64_auto.plan:17
     apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # mixtral_8x7b_64_auto.plan:13
     return model
 
@@ -108,7 +108,7 @@ def build_optimizer(parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
         eps=1e-8,
         weight_decay=0.1,
         fused=True,
-    )  # mixtral_8x7b_64_auto.plan:19
+    )  # mixtral_8x7b_64_auto.plan:21
 
 
 def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
@@ -118,7 +118,7 @@ def build_lr_scheduler(optimizer: torch.optim.Optimizer) -> LambdaLR:
         steps=100000,
         decay="cosine",
         floor=0.1,
-    )  # mixtral_8x7b_64_auto.plan:21
+    )  # mixtral_8x7b_64_auto.plan:23
 
 
 def build_loss() -> LossFunction:
@@ -142,10 +142,10 @@ def train_step(training: Training, batches: Batches) -> StepResult:
             training.optimizer.param_groups,
             max_norm=1.0,
             total_norm=result.norm,
-        )  # mixtral_8x7b_64_auto.plan:20
+        )  # mixtral_8x7b_64_auto.plan:22
         training.optimizer.step()
     training.optimizer.zero_grad()
-    training.scheduler.step()  # mixtral_8x7b_64_auto.plan:21
+    training.scheduler.step()  # mixtral_8x7b_64_auto.plan:23
     return result
 
 
@@ -166,9 +166,9 @@ def trainer() -> Trainer:
         micro_batch=4,  # mixtral_8x7b_64_auto.plan:7
         seq_len=4096,  # mixtral_8x7b_64_auto.plan:7
         vocab_size=32000,  # mixtral_8x7b_64_auto.plan:5
-        master_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:18
-        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64_auto.plan:16
-        steps=100000,  # mixtral_8x7b_64_auto.plan:21
+        master_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:20
+        attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64_auto.plan:18
+        steps=100000,  # mixtral_8x7b_64_auto.plan:23
     )
 
 
