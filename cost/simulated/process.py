@@ -28,7 +28,7 @@ from legoai.cost.simulated.large_worlds import one_rank_alone
 from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
 from legoai.runtime import recompute_budget
-from legoai.runtime.mesh import split_off_experts
+from legoai.runtime.mesh import split_into_parts, split_off_experts
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.dynamo import without_dynamo
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
@@ -111,6 +111,7 @@ def _forget_meshes() -> None:
     """
     forget_meshes()
     split_off_experts.cache_clear()
+    split_into_parts.cache_clear()
 
 
 @contextlib.contextmanager

@@ -30,10 +30,17 @@ def gathers(text: str) -> tuple[int, int, Counter[tuple[tuple[int, ...], str, st
     return memory(trace).peak, peaks[-1], found
 
 
+def gathers_twice(text: str) -> list[tuple[int, int, Counter[tuple[tuple[int, ...], str, str, bool]]]]:
+    """Those of two simulations in one process, whose groups are not the same."""
+    return [gathers(text) for _ in range(2)]
+
+
 def test_backward_gathers_of_two_ranks_what_forward_leaves_there():
     text = lowered(OF_FOUR.replace("= unit", "= unit(reshard = 2)")).text
     assert "reshard_after_forward=2" in text
-    peak, in_graph, found = in_a_fork(gathers, text)
+    first, second = in_a_fork(gathers_twice, text)
+    assert first == second
+    peak, in_graph, found = first
     everyone, two = (0, 1, 2, 3), (2, 3)
     assert found == {
         (everyone, "dp_shard", "forward", False): 1,
