@@ -136,7 +136,7 @@ def capture_piece(
         try:
             found = _shortened(program, world=world, rank=rank, kind=kind, gpu=gpu, containers=containers)
         except UnequalError:  # of a pipeline, of which no blocks are left out
-            taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu)
+            taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, ways=(True,))
             return None if taken is None else dataclasses.replace(taken[1], items=taken[0].finished())
         if found is not None:
             return found
@@ -191,12 +191,14 @@ def _few_actions(
     kind: Kind,
     gpu: CatalogueDevice | None,
     others: Sequence[int] = (),
+    ways: Sequence[bool] = (False, True),
 ) -> tuple[_Taken, Trace] | None:
     """Take few actions of a rank of a pipeline; None where they are unequal, whatever parameters are taken to be freed.
 
-    To tell actions apart by what is gathered before them takes more of them, and is tried where it must be.
+    To tell actions apart by what is gathered before them takes more of them, and is tried where it must be. `ways` are
+    those that were not tried yet.
     """
-    for freed in (False, True):
+    for freed in ways:
         with contextlib.suppress(UnequalError):
             return _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, freed=freed, others=others)
     return None
