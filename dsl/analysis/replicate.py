@@ -35,9 +35,7 @@ def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
     assert manifest is not None
     span = replicate.origin("bucket").span or replicate.origin("keyword").span
     if plan.pipeline is not None and plan.mesh.pp > 1:
-        blocks = {
-            f"{blocks.path}.{name}" if blocks.path else name for blocks in manifest.block_lists for name in blocks.names
-        }
+        blocks = {path for item in manifest.block_lists for path in item.paths}
         return tuple(ModuleBucket((path,), span) for path in _pieces(analysis) if path in blocks)
     size = DTYPE_BYTES[plan.precision.reduce]
     tied = {path for paths in manifest.tied_parameters for path in paths}

@@ -180,6 +180,11 @@ class BlockList:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the blocks, in order."""
+        return tuple(f"{self.path}.{name}" if self.path else name for name in self.names)
+
 
 class _Template:
     """The part of a manifest that equal modules share: everything but the path."""

@@ -156,7 +156,7 @@ def _blocks(analysis: Analysis) -> tuple[str, ...]:
     offloaded = plan.offload is not None and plan.offload.activations != "none"
     if plan.model.family not in DECODERS or plan.compile is not None or offloaded:
         return ()
-    blocks = [f"{item.path}.{name}" if item.path else name for item in manifest.block_lists for name in item.names]
+    blocks = [path for item in manifest.block_lists for path in item.paths]
     for rule in plan.checkpoint.rules if plan.checkpoint is not None else ():
         if any(below(blocks[0], path) for path in analysis.module_paths.matching(pattern(rule.path))):
             return ()

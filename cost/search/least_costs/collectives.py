@@ -202,8 +202,7 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, float]:
 
 def _parts(manifest: Manifest, blocks: BlockList) -> Iterator[str]:
     """The modules of the blocks that run one after the other."""
-    for name in blocks.names:
-        block = f"{blocks.path}.{name}" if blocks.path else name
+    for block in blocks.paths:
         if manifest.modules[block].kind == "block":
             yield from (item.path for item in children(manifest, block) if item.kind in _SEQUENTIAL)
 

@@ -50,8 +50,7 @@ def blocks_alike(manifest: Manifest | None) -> tuple[str, ...]:
     """The paths of a model's blocks, if all of them are alike; else none."""
     if manifest is None or len(manifest.block_lists) != 1 or len(manifest.block_lists[0].groups) != 1:
         return ()
-    [blocks] = manifest.block_lists
-    return tuple(f"{blocks.path}.{name}" if blocks.path else name for name in blocks.names)
+    return manifest.block_lists[0].paths
 
 
 def moved_of(found: Estimate, analysis: Analysis) -> list[Moved]:

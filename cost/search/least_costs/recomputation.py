@@ -96,8 +96,7 @@ def outputs_of_blocks(
     fused = plan.attention.kernel in FUSED
     found: dict[str, list[Output]] = {}
     for blocks in manifest.block_lists:
-        for name in blocks.names:
-            block = f"{blocks.path}.{name}" if blocks.path else name
+        for block in blocks.paths:
             found[block] = [
                 Output(least[path].forward - (waits.get(path, 0.0) if waits_first else 0.0), features * of_feature)
                 for path, features, waits_first in _read_by_backward(manifest, block, fused=fused)

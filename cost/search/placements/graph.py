@@ -115,7 +115,7 @@ class GraphBuilder:
     def _find_runs(self) -> Iterator[tuple[str, tuple[str, int]]]:
         """Each block whose styles are open, with the first of its run and the number of blocks in that."""
         for blocks in self.manifest.block_lists:
-            paths = [f"{blocks.path}.{name}" if blocks.path else name for name in blocks.names]
+            paths = blocks.paths
             for _, run in itertools.groupby(paths, key=self._class_of):
                 members = list(run)
                 yield from ((path, (members[0], len(members))) for path in members if path in self._touched)
