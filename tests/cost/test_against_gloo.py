@@ -31,11 +31,9 @@ TRIAL = (4, "int32")
 
 QUICK = (
     "fsdp, checkpointed",
-    "fsdp, as one graph",
     "fsdp, as one graph, scheduled by torch",
     "replicas, sharded optimizer",
     "tensor and sequence parallel",
-    "context parallel, keys around the ring",
     "pipeline, ZBVZeroBubble",
 )
 """One of most families; the others take too long for every run of the tests."""

@@ -38,7 +38,18 @@ def steady(trace: Trace) -> list:
     return list(trace.records[span.start : span.stop])
 
 
-@pytest.mark.parametrize("name", simulated.PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    some_slow(
+        simulated.PROGRAMS,
+        "one device, checkpointed",
+        "fsdp",
+        "fsdp, checkpointed",
+        "tensor parallel",
+        "tensor and sequence parallel",
+        "fsdp and tensor parallel",
+    ),
+)
 def test_kernels_and_collectives_are_those_of_a_real_run(name, traced, gloo):
     world = simulated.world_of(name)
     kernels, collectives = gloo(world)(simulated.real_step, name)[min(1, world - 1)]
@@ -168,7 +179,9 @@ def twice(name: str) -> tuple[bool, bool]:
     "name",
     some_slow(
         ["one device", "fsdp and tensor parallel, checkpointed", "fsdp, reduced last", "replicated"],
+        "one device",
         "fsdp and tensor parallel, checkpointed",
+        "replicated",
     ),
 )
 def test_repeated_micro_batches_are_as_if_they_had_been_taken(name):

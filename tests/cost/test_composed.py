@@ -41,7 +41,7 @@ WAYS = {
 }  # fmt: skip
 
 
-SLOW = ("kept gathered", "over hosts")
+SLOW = ("kept gathered", "over hosts", "reduced once")
 
 
 def both(way: str) -> tuple[Figures, Figures]:

@@ -129,6 +129,7 @@ def reads(text: str) -> list[tuple[str, int]]:
     ]
 
 
+@pytest.mark.slow
 def test_numbers_of_rows_are_read_in_each_run_of_the_graph_and_not_in_recomputation():
     graph = COMBINATIONS["experts on every rank, as one graph"].text
     eager = graph.replace("(backend = graph) ", "")

@@ -60,7 +60,7 @@ def kernels(text: str, *, replay: bool) -> Counter[str]:
     return Counter(item.op for item in trace.records[span.start : span.stop] if isinstance(item, Kernel))
 
 
-@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("replay", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_each_group_is_a_kernel_of_the_update(replay: bool):
     for rules, groups in (("", 1), (RULES, 4)):
         found = in_a_fork(kernels, f"{PLAN} {rules}\n", replay=replay)

@@ -387,7 +387,10 @@ def test_a_factorys_model_is_verified_as_it_is_or_not_at_all(capsys: pytest.Capt
     assert "only its author can make it smaller" in err
 
 
-@pytest.mark.parametrize(("config", "plan"), [(LLAMA, LLAMA_PLAN), (GPT2, GPT2_PLAN)], ids=["llama", "gpt2"])
+@pytest.mark.parametrize(
+    ("config", "plan"),
+    [pytest.param(LLAMA, LLAMA_PLAN, id="llama", marks=pytest.mark.slow), pytest.param(GPT2, GPT2_PLAN, id="gpt2")],
+)
 def test_a_hugging_face_model_computes_what_one_device_computes(
     config: dict[str, object], plan: str, capsys: pytest.CaptureFixture[str]
 ):

@@ -107,6 +107,11 @@ fsdp on dp_replicate, dp_shard {UNITS}
     "name",
     some_slow(
         PLANS,
+        "fsdp",
+        "fsdp, kept after forward",
+        "hybrid sharding",
+        "tensor and sequence parallel",
+        "tensor parallel feed-forward with fsdp",
         "fsdp and tensor parallel",
         "checkpointing of some",
         "the first blocks treated otherwise",

@@ -54,7 +54,7 @@ def test_weights_are_equal_on_any_mesh_and_drawn_as_the_author_draws_them(gloo):
     for mesh in ("fsdp", "tp"):
         for rank in gloo(2)(started, mesh):
             assert rank.keys() == alone.keys()
-            assert all(torch.equal(rank[name], alone[name]) for name in alone), mesh
+            assert [name for name in alone if not torch.equal(rank[name], alone[name])] == [], mesh
     theirs = build()
     assert alone.keys() == {name for name, _ in (*theirs.named_parameters(), *theirs.named_buffers())}
     for name, parameter in (*theirs.named_parameters(), *theirs.named_buffers()):

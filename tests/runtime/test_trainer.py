@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
 from support import corpus, programs
+from support.marks import some_slow
 
 data, own_cache = corpus.data, corpus.own_cache
 
@@ -75,9 +76,11 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
-def test_a_mesh_trains_as_one_process_does(gloo, alone, data, mesh):
-    ranks = gloo(4)(fit, mesh, {"steps": STEPS, "data": data})
+@pytest.mark.parametrize(
+    "name", some_slow(MESHES, "tp4 with sequence parallel", "tp4 without sequence parallel", "fsdp2 x tp2", "fsdp4")
+)
+def test_a_mesh_trains_as_one_process_does(gloo, alone, data, name):
+    ranks = gloo(4)(fit, MESHES[name], {"steps": STEPS, "data": data})
     for rank in ranks:
         assert_close(rank, alone, 1e-10)
         assert rank["norm"] == ranks[0]["norm"], "every rank has the same bits"
@@ -115,11 +118,15 @@ def test_a_resumed_run_equals_one_that_was_not_stopped_to_the_bit(gloo, data, tm
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [
-        ({"dp_shard": 4, "micro_batch": 1}, {"dp_shard": 2, "tp": 2}),
-        ({"dp_shard": 2, "tp": 2}, {"tp": 4, "sequence_parallel": False}),
-        ({"tp": 4}, {"dp_shard": 4, "checkpoint": True}),
+        pytest.param(
+            {"dp_shard": 4, "micro_batch": 1},
+            {"dp_shard": 2, "tp": 2},
+            id="fsdp4 to fsdp2 x tp2",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"dp_shard": 2, "tp": 2}, {"tp": 4, "sequence_parallel": False}, id="fsdp2 x tp2 to tp4"),
+        pytest.param({"tp": 4}, {"dp_shard": 4, "checkpoint": True}, id="tp4 to fsdp4", marks=pytest.mark.slow),
     ],
-    ids=["fsdp4 to fsdp2 x tp2", "fsdp2 x tp2 to tp4", "tp4 to fsdp4"],
 )
 def test_a_run_continues_on_another_mesh(gloo, alone, data, tmp_path, saved, resumed):
     first = gloo(4)(fit, saved, {"steps": 2, "data": data, "out": tmp_path})[0]
@@ -141,6 +148,7 @@ def test_validation_reads_the_same_text_on_every_mesh_and_leaves_training_alone(
     assert_close(two, alone, 1e-10)
 
 
+@pytest.mark.slow
 def test_validating_and_saving_in_one_step_keeps_the_run_equal(gloo, data, tmp_path):
     mesh = {"dp_shard": 4, "micro_batch": 1}
     plain = gloo(4)(fit, mesh, {"steps": STEPS, "data": data})[0]

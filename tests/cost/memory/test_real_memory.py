@@ -29,7 +29,7 @@ ROUNDED = ("context parallel, as one graph", "experts on every rank, as one grap
 """Positions and numbers of rows are a few bytes, each of which counts as a block of 512."""
 
 
-QUICK = ("fsdp, as one graph, activations on the host", "fsdp, as one graph, operators kept")
+QUICK = ("fsdp, as one graph, operators kept",)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def test_a_rank_that_is_told_from_another_is_as_if_it_had_been_captured(tmp_path
     check(tmp_path, "1F1B", sharded=True)
 
 
+@pytest.mark.slow
 def test_a_rank_of_several_passes_is_told_from_another(tmp_path: Path):
     check(tmp_path, "Interleaved1F1B", sharded=False, passes=3)
 

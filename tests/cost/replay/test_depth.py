@@ -166,6 +166,7 @@ def unevenly_composed(program: Program, world: int) -> tuple[list[int], bool]:
     return [one.period for one in piece.containers], load(save(piece)).trace() == piece.trace() == whole
 
 
+@pytest.mark.slow
 def test_blocks_of_several_classes_are_repeated(name="every second checkpointed", under="fsdp"):
     program, periods = uneven(name, under)
     world = combinations.COMBINATIONS[under].world

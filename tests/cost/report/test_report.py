@@ -226,6 +226,7 @@ def test_a_device_without_enough_memory_is_a_finding_at_the_cluster(told: dict):
     )
 
 
+@pytest.mark.slow
 def test_full_recomputation_that_leaves_half_of_the_memory_free_is_advised_against(told: dict, staged: dict):
     found = told["advice"]
     assert {case: len(items) for case, items in found.items()} == {"free": 1, "filled": 0, "cheap": 0, "unknown": 0}

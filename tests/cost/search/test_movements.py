@@ -65,8 +65,8 @@ def test_the_bound_rises_and_stays_below_the_simulation(told):
 @pytest.mark.parametrize(
     ("devices", "micro", "mesh", "body"),
     [
-        (4, 4, "dp_shard = 4", SHARDED),
-        (4, 1, "dp_shard = 2, tp = 2", STYLES + SHARDED),
+        pytest.param(4, 4, "dp_shard = 4", SHARDED, marks=pytest.mark.slow),
+        pytest.param(4, 1, "dp_shard = 2, tp = 2", STYLES + SHARDED, marks=pytest.mark.slow),
         (2, 2, "dp_shard = 1, cp = 2", "context on cp\n" + SHARDED),
     ],
 )

@@ -68,6 +68,7 @@ def without_sizes(record: Record) -> tuple[object, ...]:
     return type(record), *(getattr(record, name) for name in type(record).__slots__ if name != "bytes")
 
 
+@pytest.mark.slow
 def test_a_world_of_16384_ranks_does_what_one_of_128_does_and_no_more():
     (few, *small), (many, *large) = (simulated.in_a_fork(wide, world) for world in (128, 16384))
     assert list(map(without_sizes, many.records)) == list(map(without_sizes, few.records))

@@ -25,7 +25,7 @@ def counted(text: str, data: str) -> Counter[str]:
     return calls.counts
 
 
-@pytest.mark.parametrize("kernel", ["flash", "math"])
+@pytest.mark.parametrize("kernel", [pytest.param("math", marks=pytest.mark.slow), "flash"])
 def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}attention {kernel}"), data):
         assert_close(result, alone, TOLERANCE)

@@ -14,7 +14,7 @@ from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.runtime import RecomputeWithin
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
-from support.marks import NEEDS_SOLVER
+from support.marks import NEEDS_SOLVER, some_slow
 from support.meshed import TRAINING, UNITS, text_of
 from support.operator_calls import Calls
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
@@ -40,7 +40,15 @@ RULES = {
 MARKS = {"integer program": (NEEDS_SOLVER, pytest.mark.slow)}
 
 
-@pytest.mark.parametrize("rules", [pytest.param(name, marks=MARKS.get(name, ())) for name in RULES])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        name
+        if name in ("all kinds", "selective, with collectives and an operator by name")
+        else pytest.param(name, marks=(pytest.mark.slow, *MARKS.get(name, ())))
+        for name in RULES
+    ],
+)
 def test_every_treatment_trains_as_one_process_does_under_fsdp_and_tensor_parallel(rules: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}checkpoint {{ {RULES[rules]} }}"), data):
         assert_close(result, alone, TOLERANCE)
@@ -195,7 +203,7 @@ POLICIES = {
 @pytest.mark.parametrize(
     "by", [pytest.param("knapsack", marks=pytest.mark.slow), pytest.param("ilp", marks=NEEDS_SOLVER)]
 )
-@pytest.mark.parametrize("case", POLICIES)
+@pytest.mark.parametrize("case", some_slow(POLICIES, "FSDP and tensor parallelism"))
 def test_the_operators_that_are_not_computed_again_are_those_that_the_policy_keeps(case: str, by: str, gloo, data):
     ranks, path, body = POLICIES[case]
     head = HEAD.replace("devices = 4", f"devices = {ranks}")

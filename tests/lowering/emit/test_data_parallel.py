@@ -126,7 +126,9 @@ def train_with_a_far_host(text: str, data: str) -> dict:
         return train(text, data) | {"copies": copies}
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if "host" in name])
+@pytest.mark.parametrize(
+    "name", some_slow([name for name in PLANS if "host" in name], "optimizer state in host memory")
+)
 def test_what_was_in_host_memory_comes_back_unchanged(name: str, gloo, data, alone):
     for result in gloo(4)(train_with_a_far_host, text_of(PLANS[name]), data):
         assert sum(result["copies"].values()) > 100
@@ -137,6 +139,11 @@ def test_what_was_in_host_memory_comes_back_unchanged(name: str, gloo, data, alo
     "name",
     some_slow(
         PLANS,
+        "everything in host memory",
+        "hybrid sharding that reduces once",
+        "prefetching",
+        "replicas and context parallel, with a sharded optimizer",
+        "replicas that reduce once, with tensor parallel",
         "replicas in one bucket",
         "sharded optimizer",
         "buckets by bytes, with checkpointing",
@@ -225,7 +232,12 @@ def resumed(first: str, second: str, data: str, out: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    "degree", ["mesh (dp_replicate = 2, tp = 2)", "mesh (dp_shard = 4)", "mesh (dp_replicate = 4)"]
+    "degree",
+    some_slow(
+        ["mesh (dp_replicate = 2, tp = 2)", "mesh (dp_shard = 4)", "mesh (dp_replicate = 4)"],
+        "mesh (dp_shard = 4)",
+        "mesh (dp_replicate = 4)",
+    ),
 )
 def test_sharded_optimizer_state_continues_on_another_mesh(degree: str, gloo, data, alone, tmp_path):
     sharded = "replicate on dp_replicate (optimizer = sharded)\n"

@@ -102,7 +102,16 @@ def alone(gloo, data) -> dict:
 
 
 @pytest.mark.parametrize(
-    "name", some_slow(PLANS, "two groups", "every rank with other experts", "over context ranks alone")
+    "name",
+    some_slow(
+        PLANS,
+        "two groups",
+        "every rank with other experts",
+        "over context ranks alone",
+        "beside tensor and sequence parallel",
+        "beside context ranks that hold the same",
+        "replicated",
+    ),
 )
 def test_experts_on_other_ranks_train_as_at_home(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):

@@ -29,7 +29,7 @@ def train_cached(text: str, data: str, cache: str, apart: bool = True) -> dict:
         return train_anew(text, data, timeout=90.0)
 
 
-@pytest.mark.parametrize("pieces", [2, 5])
+@pytest.mark.parametrize("pieces", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone):
     for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})"), data):
         assert_close(result, alone, TOLERANCE)

@@ -100,7 +100,9 @@ def alone_by_muon(gloo, data) -> dict:
     return result
 
 
-@pytest.mark.parametrize("name", some_slow(BY_MUON, "sharded, two axes"))
+@pytest.mark.parametrize(
+    "name", some_slow(BY_MUON, "sharded, two axes", "sharded replicas", "replicas that share the state")
+)
 def test_muon_on_a_mesh_is_that_of_one_process(name: str, gloo, data, alone_by_muon):
     assert_close(together(gloo(4)(train, text_of(BY_MUON[name], MUON), data)), alone_by_muon, TOLERANCE)
 
@@ -145,7 +147,7 @@ def by_hand(optimizer: str, data: str) -> dict:
     return train_by_hand(plan, build, Tokens(), data=data, steps=STEPS, seed=0, tell=lambda _: None)
 
 
-@pytest.mark.parametrize("name", some_slow(PLANS, "not fused"))
+@pytest.mark.parametrize("name", some_slow(PLANS, "not fused", "sharded, two axes"))
 def test_groups_on_a_mesh_are_those_of_one_process(name: str, gloo, data, alone):
     assert_close(together(gloo(4)(train, text_of(PLANS[name]), data)), alone, TOLERANCE)
 

@@ -34,7 +34,9 @@ def test_two_stages_or_four_train_as_one_process_does(schedule: str, gloo, data,
     assert_close(together(results), unstaged, TOLERANCE)
 
 
-@pytest.mark.parametrize("schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS", "1F1B"))
+@pytest.mark.parametrize(
+    "schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS", "1F1B", "InterleavedZeroBubble", "Interleaved1F1B")
+)
 def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
@@ -122,15 +124,16 @@ pipeline on pp (schedule = GPipe, split = [layers.0, layers.3, output])
 }
 
 
-@pytest.mark.parametrize("name", some_slow(COMPOSITIONS, "tensor and sequence parallel"))
+@pytest.mark.parametrize(
+    "name", some_slow(COMPOSITIONS, "tensor and sequence parallel", "replicas", "two passes in a step")
+)
 def test_what_stands_around_a_pipeline_changes_nothing(name: str, gloo, data, unstaged):
     results = gloo(4)(train, text_of(COMPOSITIONS[name]), data, evaluate_every=2, evaluate_batches=4)
     assert_close(together(results), unstaged, TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "schedule", [item if item == "1F1B" else pytest.param(item, marks=pytest.mark.slow) for item in SCHEDULES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_three_kinds_of_parallelism_train_as_one_process_does(schedule: str, gloo, data, unstaged):
     text = text_of(f"""
 mesh (pp = 2, dp_shard = 2, tp = 2)
@@ -176,7 +179,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", some_slow(MODELS, "gpt2"))
 def test_every_language_model_can_be_split(model: str, gloo, data):
     head = HEAD.replace('llama3("tiny")', MODELS[model])
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)
@@ -192,12 +195,19 @@ UNITS = "fsdp on dp_shard { layers.* = unit(reshard = after_backward), {norm, ou
 @pytest.mark.parametrize(
     ("axes", "units", "precision"),
     [
-        ("", "", "param = bf16"),
-        (", dp_shard = 2", UNITS, "param = bf16, reduce = fp32"),
-        (", dp_shard = 2", UNITS, "param = bf16, reduce = fp32, output = fp32"),
-        (", dp_replicate = 2", "replicate on dp_replicate\n", "param = bf16, reduce = fp32"),
+        pytest.param("", "", "param = bf16", id="autocast", marks=pytest.mark.slow),
+        pytest.param(", dp_shard = 2", UNITS, "param = bf16, reduce = fp32", id="units", marks=pytest.mark.slow),
+        pytest.param(
+            ", dp_shard = 2", UNITS, "param = bf16, reduce = fp32, output = fp32", id="units with outputs in fp32"
+        ),
+        pytest.param(
+            ", dp_replicate = 2",
+            "replicate on dp_replicate\n",
+            "param = bf16, reduce = fp32",
+            id="replicas",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["autocast", "units", "units with outputs in fp32", "replicas"],
 )
 def test_mixed_precision_rounds_in_stages_what_it_rounds_on_one_process(axes, units, precision, gloo, data):
     """The same products round to bf16, so that only sums in fp32 differ, by the order in which they are taken."""
@@ -216,8 +226,11 @@ V_SHAPED = f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = DualP
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(PIPELINE, SHARDED), (SHARDED, PIPELINE), (PIPELINE, V_SHAPED)],
-    ids=["from stages to one model", "from one model to stages", "to other stages"],
+    [
+        pytest.param(PIPELINE, SHARDED, id="from stages to one model", marks=pytest.mark.slow),
+        pytest.param(SHARDED, PIPELINE, id="from one model to stages", marks=pytest.mark.slow),
+        pytest.param(PIPELINE, V_SHAPED, id="to other stages"),
+    ],
 )
 def test_a_checkpoint_continues_under_another_plan(first: str, second: str, gloo, data, unstaged, tmp_path):
     gloo(4)(train, text_of(first), data, out=tmp_path, steps=1)
@@ -235,7 +248,7 @@ def test_a_pipeline_continues_on_one_process(gloo, data, unstaged, tmp_path):
     assert_close({**result, "loss": [], "norm": []}, {**unstaged, "loss": [], "norm": [], "validations": ()}, TOLERANCE)
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "InterleavedZeroBubble"])
+@pytest.mark.parametrize("schedule", some_slow(["1F1B", "InterleavedZeroBubble"], "1F1B"))
 def test_a_resumed_pipeline_is_to_the_bit_the_one_that_was_not_stopped(schedule: str, gloo, data, tmp_path):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
     whole = together(gloo(4)(train, text, data))

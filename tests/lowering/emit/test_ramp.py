@@ -35,12 +35,18 @@ def alone(gloo, data) -> dict:
     return result
 
 
-@pytest.mark.parametrize("plan", [SHARDED, ONCE], ids=["reduced each time", "reduced once"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(SHARDED, id="reduced each time", marks=pytest.mark.slow),
+        pytest.param(ONCE, id="reduced once"),
+    ],
+)
 def test_a_growing_batch_on_a_mesh_is_that_of_one_process(plan: str, gloo, data, alone):
     assert_close(together(gloo(2)(train, lowered(plan).text, data, steps=STEPS)), alone, TOLERANCE)
 
 
-@pytest.mark.parametrize("step", [1, 2, 4])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_goes_on_in_the_same_stage_with_the_same_samples(step: int, gloo, data, alone, tmp_path):
     text = lowered(ALONE).text
     gloo(1)(train, text, data, steps=step, out=tmp_path)

@@ -243,9 +243,7 @@ PLANS = {
         in (
             "stages",
             "scheduled by torch",
-            "operators kept",
             "activations and optimizer state on the host, and units that memory lets stay",
-            "context parallel, keys around the ring",
         )
         else pytest.param(name, marks=pytest.mark.slow)
         for name in PLANS

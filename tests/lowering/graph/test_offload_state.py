@@ -6,6 +6,8 @@ import functools
 import random
 from collections import Counter
 
+import pytest
+
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Copy
@@ -75,6 +77,7 @@ def moved(trace: Trace) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_more_leaves_than_exceeds_the_limit_and_the_limit_is_kept():
     plain, beside = plain_run()
     peak, state = memory(plain).peak, memory(plain).by_category["optimizer_state"]

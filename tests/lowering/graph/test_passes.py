@@ -57,6 +57,7 @@ ALL = (
     keep_unsharded,
     compile_regions,
 )
+SLOW = pytest.mark.slow
 TOGETHER = tuple(rewrite for rewrite in ALL if rewrite is not schedule_overlap)
 """Torch's scheduler takes the place of buckets and of their reordering."""
 
@@ -100,29 +101,44 @@ def test_each_pass_moves_communication_as_was_approved(request: pytest.FixtureRe
     ("head", "body", "expected"),
     [
         # 39 parameters: 3 of the model, which stay gathered, and 9 of each of 4 blocks.
-        (HEAD, BODY, ["39 0 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"]),
+        pytest.param(HEAD, BODY, ["39 0 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"], id="units", marks=SLOW),
         # The embedding is tied to the output: gathered and reduced for each of its readers, until that is mended.
-        (TIED, BODY, ["39 0 39", "38 0 38", "38 36 38", "5 4 5", "5 4 5"]),
+        pytest.param(TIED, BODY, ["39 0 39", "38 0 38", "38 36 38", "5 4 5", "5 4 5"], id="tied"),
         # What is computed again reads its parameters again.
-        (HEAD, BODY + "checkpoint { layers.* = full }\n", ["39 36 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"]),
-        (
+        pytest.param(
+            HEAD,
+            BODY + "checkpoint { layers.* = full }\n",
+            ["39 36 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"],
+            id="checkpointed",
+            marks=SLOW,
+        ),
+        pytest.param(
             HEAD,
             BODY + "checkpoint { layers.* = selective([matmul]) }\n",
             ["39 36 39", "39 0 39", "39 0 39", "39 36 39", "5 4 5", "5 4 5"],
+            id="operators kept",
         ),
-        (HEAD, BODY.replace("unit }", "unit(reshard = after_backward) }"), ["39 0 39", "39 0 39", "5 0 5", "5 0 5"]),
-        (
+        pytest.param(
+            HEAD,
+            BODY.replace("unit }", "unit(reshard = after_backward) }"),
+            ["39 0 39", "39 0 39", "5 0 5", "5 0 5"],
+            id="kept after forward",
+            marks=SLOW,
+        ),
+        pytest.param(
             HEAD,
             BODY.replace("(reorder = true)", "{ layers.{0..2} = bucket(group) }"),
             ["39 0 39", "39 0 39", "39 36 39", "3 2 3"],
+            id="joined units",
+            marks=SLOW,
         ),
-        (
+        pytest.param(
             HEAD,
             BODY.replace("(reorder = true)", "(reorder = true) { layers.* = bucket([1, 2, 1]) }"),
             ["39 0 39", "39 0 39", "39 36 39", "4 3 4", "4 3 4"],
+            id="counted units",
         ),
     ],
-    ids=["units", "tied", "checkpointed", "operators kept", "kept after forward", "joined units", "counted units"],
 )
 def test_gathers_of_forward_and_backward_and_scatters(head: str, body: str, expected: list[str]):
     assert list(in_a_fork(after_each_pass, lowered(head + body).text, counts).values()) == expected

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
+
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Collective
@@ -62,6 +64,7 @@ def test_smaller_units_stay_first_and_of_equal_ones_what_backward_frees_first():
     assert {*kept} == {*stay} == {"tok_embeddings", *attention, *large}
 
 
+@pytest.mark.slow
 def test_a_step_of_one_micro_batch_keeps_units_for_its_backward_alone():
     body = HEAD + BODY.replace("global = 8", "global = 4")
     found = json.loads(in_a_fork(after_each_pass, lowered(body).text, under_limits)["overlap_communication"])

@@ -105,6 +105,7 @@ def told(program: Program) -> tuple[int, bool]:
     return len(found), found[-1] == capture(program, world=8, rank=4, replay=False)
 
 
+@pytest.mark.slow
 def test_a_pass_of_a_rank_stands_for_that_of_another(tmp_path: Path):
     program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True)
     assert in_a_fork(told, program) == (2, True)

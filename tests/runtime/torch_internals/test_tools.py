@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from support import ROOT
@@ -39,6 +40,7 @@ def test_the_memory_tracker_of_torch_runs_without_a_gpu(tmp_path: Path):
     assert value("MemTracker", tmp_path / "one.plan") > 0
 
 
+@pytest.mark.slow
 def test_the_memory_tracker_of_fsdp_runs_without_a_gpu(tmp_path: Path):
     sharded = PLAN.replace("cpu(devices = 1)", "cpu(devices = 2)").replace("global = 2", "global = 4")
     sharded += "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"

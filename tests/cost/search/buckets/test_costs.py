@@ -38,6 +38,7 @@ def solution() -> Solution:
         return solve(opened(PLAN), evaluator)
 
 
+@pytest.mark.slow
 def test_solved_buckets_are_simulated_beside_the_listed_ones(solution: Solution):
     values = {solution.plan.holes[0].choices[item.choices[0]] for item in solution.found.evaluated}
     assert {"bucket(module)", "bucket(group)"} < values

@@ -118,7 +118,7 @@ REST = {
 
 
 @pytest.mark.parametrize("sequence", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("part", some_slow(PARTS, "feed_forward"))
+@pytest.mark.parametrize("part", some_slow(PARTS, "feed_forward", "attention"))
 def test_every_assignment_of_a_small_model_is_legal_where_the_analysis_says_so(
     part: str, sequence: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -144,7 +144,7 @@ MODELS = ['llama3("8b")', 'llama3("70b")', 'gpt3("13b", vocab_size = 50304)', 'm
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("length", "ranks"), [(512, 2), (2048, 8)])
+@pytest.mark.parametrize(("length", "ranks"), [pytest.param(512, 2, marks=pytest.mark.slow), (2048, 8)])
 def test_no_standard_layout_costs_less(model: str, length: int, ranks: int):
     """The styles that are chosen are legal, and cost no more than those of the family's standard layouts."""
     plan = opened("shard auto on tp", model=model, length=length, ranks=ranks)
