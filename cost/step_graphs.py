@@ -8,8 +8,8 @@ from legoai.cost.capture import capture_piece
 from legoai.cost.simulated.device import Kind
 from legoai.cost.simulated.program import trainer_of
 from legoai.lowering.graph.passes import TRACE, watched
-from legoai.lowering.graph.readable import readable, readable_part
-from legoai.lowering.graph.split import ACTIONS, split_actions
+from legoai.lowering.graph.readable import readable, readable_module
+from legoai.lowering.graph.split import actions_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.program import Program
 
@@ -46,7 +46,6 @@ def step_graphs(program: Program, *, world: int, kind: Kind) -> dict[str, str]:
     with watched(keep):
         capture_piece(program, world=world, kind=kind)
     for stage, graph in of_stages.items():
-        actions = split_actions(graph)
-        for name in ACTIONS:
-            found[f"{stage}_{name}"] = readable_part(getattr(actions, name))
+        for name, module in actions_of(graph).modules():
+            found[f"{stage}_{name}"] = readable_module(module)
     return found

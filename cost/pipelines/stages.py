@@ -68,6 +68,7 @@ def listened_to(
             stage = pipeline.build_stage(model, index, mesh, device)
         if isinstance(stage.submod, StageModule):
             stage.submod.on_node.append(recorder.at_node)
+            stage.submod.on_sum.append(recorder.at_sum)
         _Stage(stage, recorder, repeats)
         heard.stages.append(stage)
         return stage

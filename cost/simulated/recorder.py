@@ -150,6 +150,12 @@ class Capture(Recorder):
         if node.op == "output" and not self.staged:
             self.outside = "optimizer"
 
+    def at_sum(self, node: fx.Node, gradient: torch.Tensor) -> None:
+        """Note an unsharded gradient, which a compiled region makes among others, and the node that is to take it."""
+        place = place_of(node)
+        assert place is not None, "a gradient was computed"
+        self._categorise(gradient, "unsharded_gradient", place.module)
+
     def locate(self) -> None:
         """Find out where the program is: the phase, and the module on whose behalf it works."""
         if self.of_node is not None:

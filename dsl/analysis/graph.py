@@ -211,16 +211,8 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _compiled(analysis: Analysis) -> Iterator[Unsupported]:
-    """Compiled modules of a pipeline, and those that hold experts."""
+    """Compiled modules that hold experts."""
     for path, rule in compiled_modules(analysis).items():
-        if is_staged(analysis):
-            yield _not_traced(
-                analysis.rule_span(rule),
-                f"`{rule.treatment.name}` of `{path or 'root'}` in a pipeline",
-                "the graphs of a stage's actions run node by node",
-                "leave `compile` out",
-            )
-            return
         if _holds_experts(analysis, path):
             yield _not_traced(
                 analysis.rule_span(rule),

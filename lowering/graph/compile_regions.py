@@ -5,6 +5,8 @@
 A region is a run of nodes that stand behind one another in the graph, of one compiled module and one phase. Collectives
 and waits, and what fills their buffers or takes parameters out of them, stay where earlier passes have put them, so
 that no gathered buffer lives longer. Regions that compute the same, such as those of equal blocks, are compiled once.
+
+Of a stage of a pipeline those of each action are compiled: what crosses from one action to another ends a region.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from legoai.lowering.graph.activations import changes, shown_by
 from legoai.lowering.graph.collectives import shows
 from legoai.lowering.graph.places import Place, holds, place_of, set_place
 from legoai.lowering.graph.regions import Compilation, Region, Source, compiled_modules_of
+from legoai.lowering.graph.split import split_actions
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.activation import is_collective
 from legoai.runtime.torch_internals.operators import OpOverload
 
 _FEWEST: Final = 2
 """Operators that compute; one alone is a kernel already."""
+
+_RESULTS: Final = ("", "unsharded_gradient")
+"""What a region makes."""
 
 _UNKNOWN: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
@@ -35,8 +41,9 @@ def compile_regions(graph: StepGraph) -> None:
     """Compile the regions of the modules that :func:`~legoai.lowering.graph.regions.compile_module` names."""
     modules = compiled_modules_of(graph.model)
     known: dict[Hashable, tuple[str, Region]] = {}
-    for module in (graph.module, *(() if graph.later is None else (graph.later,))):
+    for module in _modules(graph):
         _take_results_at_once(module.graph)
+        _add_up_behind(module.graph, modules)
         found = _regions(module.graph, modules)
         for nodes in found:
             _show_outside(module.graph, nodes)
@@ -47,6 +54,18 @@ def compile_regions(graph: StepGraph) -> None:
                 module.graph.erase_node(node)
         module.graph.lint()
         module.recompile()
+
+
+def _modules(graph: StepGraph) -> Iterator[fx.GraphModule]:
+    """Yield the graphs that run."""
+    if graph.is_stage:
+        graph.actions = split_actions(graph)
+        for _, module in graph.actions.modules():
+            yield module
+        return
+    yield graph.module
+    if graph.later is not None:
+        yield graph.later
 
 
 def _take_results_at_once(graph: fx.Graph) -> None:
@@ -61,6 +80,33 @@ def _take_results_at_once(graph: fx.Graph) -> None:
         if isinstance(node.meta["val"], list | tuple):
             for user in reversed([user for user in node.users if user.target is operator.getitem]):
                 node.append(user)
+
+
+def _add_up_behind(graph: fx.Graph, modules: Mapping[str, Compilation]) -> None:
+    """Add to sums that a graph takes behind the run of nodes in which it would end a region.
+
+    What is added is a result of the region, which lives up to its end.
+    """
+    held: list[fx.Node] = []
+    last: tuple[str, str] | None = None
+    for node in list(graph.nodes):
+        place = place_of(node)
+        if place is not None and not node.users and [item.op for item in changes(node)] == ["placeholder"]:
+            if last is not None:
+                held.append(node)
+            continue
+        here = None if place is None else _key(node, place, modules)
+        if here != last:
+            for one in held:
+                node.prepend(one)
+            held.clear()
+        last = here
+
+
+def _key(node: fx.Node, place: Place, modules: Mapping[str, Compilation]) -> tuple[str, str] | None:
+    """Return the compiled module and the phase of the region to which a node can belong; None where it cannot."""
+    owner = _owner(node, modules) if _computes(node, place) else None
+    return None if owner is None else (owner, place.phase)
 
 
 def _regions(graph: fx.Graph, modules: Mapping[str, Compilation]) -> list[list[fx.Node]]:
@@ -81,10 +127,7 @@ def _runs(graph: fx.Graph, modules: Mapping[str, Compilation], apart: set[fx.Nod
         if node.op == "get_attr":  # a constant, which a region takes
             continue
         place = place_of(node)
-        here = None
-        if place is not None and node not in apart and _computes(node, place):
-            owner = _owner(node, modules)
-            here = None if owner is None else (owner, place.phase)
+        here = None if place is None or node in apart else _key(node, place, modules)
         if here != last and nodes:
             yield nodes
             nodes = []
@@ -104,7 +147,7 @@ def _owner(node: fx.Node, modules: Mapping[str, Compilation]) -> Any:
 def _computes(node: fx.Node, place: Place) -> bool:
     """Whether a node is an operator on tensors of known shapes that no unit communicates."""
     target = node.target
-    if place.makes or place.of_unit or node.op != "call_function":
+    if place.makes not in _RESULTS or place.of_unit or node.op != "call_function":
         return False
     if isinstance(target, OpOverload):
         if (

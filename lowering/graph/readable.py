@@ -23,16 +23,22 @@ def readable(graph: StepGraph) -> str:
     Where micro batches behind the first of a step run another graph, that follows; and then what regions compute, as
     it was before it was compiled.
     """
-    text = readable_part(graph.module)
-    regions = dict(_regions(graph.module))
-    if graph.later is not None:
-        text += f"\n\n# micro batches behind the first of a step\n{readable_part(graph.later)}"
-        regions |= dict(_regions(graph.later))
-    return text + "".join(f"\n\n# {name}\n{readable_part(region.source.module)}" for name, region in regions.items())
+    if graph.later is None:
+        return readable_module(graph.module)
+    later = f"\n\n# micro batches behind the first of a step\n{readable_part(graph.later)}"
+    return readable_part(graph.module) + later + _of_regions(graph.module, graph.later)
 
 
-def _regions(module: fx.GraphModule) -> Iterator[tuple[str, Region]]:
-    return ((name, child) for name, child in module.named_children() if isinstance(child, Region))
+def readable_module(module: fx.GraphModule) -> str:
+    """Return a graph as Python, and then what its regions compute, as it was before it was compiled."""
+    return readable_part(module) + _of_regions(module)
+
+
+def _of_regions(*modules: fx.GraphModule) -> str:
+    regions = {
+        name: child for module in modules for name, child in module.named_children() if isinstance(child, Region)
+    }
+    return "".join(f"\n\n# {name}\n{readable_part(region.source.module)}" for name, region in regions.items())
 
 
 def readable_part(module: fx.GraphModule) -> str:

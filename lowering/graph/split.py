@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -25,38 +24,15 @@ from torch import fx
 
 from legoai.lowering.graph.activations import shown_by
 from legoai.lowering.graph.places import place_of, set_place
-from legoai.lowering.graph.step_graph import StepGraph
-
-ACTIONS: Final = ("forward", "later_forward", "backward", "later_backward", "reduction")
-"""The graphs of a stage, by the names of :class:`ActionGraphs`."""
+from legoai.lowering.graph.step_graph import ActionGraphs, StepGraph
 
 _CLONE: Final[Any] = torch.ops.aten.clone.default
 _ADD_IN_PLACE: Final[Any] = torch.ops.aten.add_.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionGraphs:
-    """The graphs of a stage's actions.
-
-    Attributes:
-        forward: of the first micro batch of a pass: takes the shards of the parameters, the buffers and what arrives;
-            gives the output, what backward takes of this micro batch, and what stays gathered.
-        later_forward: of the others: takes the buffers, what arrives and what stays gathered; gives the output and what
-            backward takes.
-        backward: takes the shards, the buffers, what stays gathered, the gradient of the output and what forward left;
-            gives the gradient of what arrived, where that needs one, and those of gathered parameters.
-        later_backward: takes what backward takes, and what it has given of gathered parameters, to which it adds; gives
-            the gradient of what arrived.
-        reduction: takes the sums of the gradients of gathered parameters, and gives those of the shards.
-        kept: how many values stay gathered.
-    """
-
-    forward: fx.GraphModule
-    later_forward: fx.GraphModule
-    backward: fx.GraphModule
-    later_backward: fx.GraphModule
-    reduction: fx.GraphModule
-    kept: int
+def actions_of(graph: StepGraph) -> ActionGraphs:
+    """Return the graphs of a stage's actions: those that a pass has rewritten, or else parts of the stage's graph."""
+    return graph.actions or split_actions(graph)
 
 
 def split_actions(graph: StepGraph) -> ActionGraphs:

@@ -10,12 +10,12 @@ from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
-from legoai.lowering.graph.split import split_actions
+from legoai.lowering.graph.split import actions_of
 from legoai.lowering.graph.step_graph import Runner, StepGraph, add_gradient
 
 
 class GraphStage(PipelineStage):
-    """A stage that runs the graph of each action, node by node.
+    """A stage that runs the graph of each action.
 
     Args:
         graph: of the stage, behind its passes.
@@ -41,6 +41,8 @@ class StageModule(nn.Module):
     Attributes:
         graphs: of its actions.
         on_node: is told of each node before it runs.
+        on_sum: is told of each unsharded gradient to which those of later micro batches are added, with the input of
+            the reduction that takes it.
     """
 
     def __init__(self, graph: StepGraph) -> None:
@@ -51,8 +53,9 @@ class StageModule(nn.Module):
             self.register_buffer(name, buffer, persistent=False)  # those of a decoder follow from its sizes
         assert not list(graph.model.named_parameters(recurse=False)), "the modules of a decoder hold its parameters"
         self.on_node: list[Callable[[fx.Node], None]] = []
+        self.on_sum: list[Callable[[fx.Node, torch.Tensor], None]] = []
         self._whole: Callable[..., torch.Tensor] = graph.model.__call__
-        self.graphs = split_actions(graph)
+        self.graphs = actions_of(graph)
         self._output_spec = graph.output_spec
         self._needs_gradient = torch.empty(0, requires_grad=True)
         self._kept: list[torch.Tensor] | None = None
@@ -91,9 +94,15 @@ class StageModule(nn.Module):
             given += self._sums
             made = self._run(self.graphs.later_backward, given)
         else:
-            made = self._run(self.graphs.backward, given)
-            first = len(made) - len(self.graphs.reduction.graph.find_nodes(op="placeholder"))
+            made, inputs = (
+                self._run(self.graphs.backward, given),
+                self.graphs.reduction.graph.find_nodes(op="placeholder"),
+            )
+            first = len(made) - len(inputs)
             made, self._sums = made[:first], list(made[first:])
+            for look in self.on_sum:
+                for node, value in zip(inputs, self._sums, strict=True):
+                    look(node, value)
         return made[0] if made else None
 
     @torch.no_grad()

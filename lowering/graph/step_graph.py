@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import fx, nn
@@ -14,6 +15,39 @@ from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.sharding import Unit
 from legoai.runtime.state_copies import StateCopies
 from legoai.runtime.torch_internals.meshes import DTensorSpec
+
+ACTIONS: Final = ("forward", "later_forward", "backward", "later_backward", "reduction")
+"""The graphs of a stage, by the names of :class:`ActionGraphs`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionGraphs:
+    """The graphs of a stage's actions.
+
+    Attributes:
+        forward: of the first micro batch of a pass: takes the shards of the parameters, the buffers and what arrives;
+            gives the output, what backward takes of this micro batch, and what stays gathered.
+        later_forward: of the others: takes the buffers, what arrives and what stays gathered; gives the output and what
+            backward takes.
+        backward: takes the shards, the buffers, what stays gathered, the gradient of the output and what forward left;
+            gives the gradient of what arrived, where that needs one, and those of gathered parameters.
+        later_backward: takes what backward takes, and what it has given of gathered parameters, to which it adds; gives
+            the gradient of what arrived.
+        reduction: takes the sums of the gradients of gathered parameters, and gives those of the shards.
+        kept: how many values stay gathered.
+    """
+
+    forward: fx.GraphModule
+    later_forward: fx.GraphModule
+    backward: fx.GraphModule
+    later_backward: fx.GraphModule
+    reduction: fx.GraphModule
+    kept: int
+
+    def modules(self) -> Iterator[tuple[str, fx.GraphModule]]:
+        """Yield each graph with its name, forward first."""
+        for name in ACTIONS:
+            yield name, getattr(self, name)
 
 
 class StepGraph:
@@ -28,9 +62,11 @@ class StepGraph:
         micro_batches: of a step.
         state: copies of the optimizer's state, where it leaves the device while the graph runs.
         on_node: is told of each node before it runs.
+        is_stage: whether it is of a stage of a pipeline; see :func:`~legoai.lowering.graph.trace.trace_stage`.
         output_spec: how the output of a stage lies on its mesh; None where it is a plain tensor, and of no stage.
         later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
             behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
+        actions: the graphs of a stage's actions, where a pass has split ``module`` to rewrite its parts.
     """
 
     def __init__(
@@ -49,8 +85,10 @@ class StepGraph:
         self.micro_batches = micro_batches
         self.state: StateCopies | None = None
         self.on_node: list[Callable[[fx.Node], None]] = []
+        self.is_stage = False
         self.output_spec: DTensorSpec | None = None
         self.later: fx.GraphModule | None = None
+        self.actions: ActionGraphs | None = None
         self._kept: list[torch.Tensor] | None = None
 
     @property

@@ -92,6 +92,7 @@ def trace_stage(model: nn.Module, given: torch.Tensor, *, device: torch.device) 
     example = torch.empty(given.shape, dtype=given.dtype, device=device, requires_grad=given.requires_grad)
     with added_up():
         graph = _traced(model, compute, {"arrived": example})
+    graph.is_stage = True
     [made], [graph.output_spec] = gradient_of, specs
     *_, last = graph.graph.find_nodes(op="placeholder")
     with graph.graph.inserting_after(last):

@@ -196,6 +196,13 @@ PLANS = {
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "stages, compiled": (
+        HEAD,
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "(reorder = true)\ncompile { root = aot_eager }",
+    ),
     "stages, all forward first, operators kept": (
         HEAD,
         "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = GPipe)\n"
@@ -241,7 +248,7 @@ PLANS = {
         name
         if name
         in (
-            "stages",
+            "stages, compiled",
             "scheduled by torch",
             "activations and optimizer state on the host, and units that memory lets stay",
         )

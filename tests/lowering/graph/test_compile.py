@@ -29,7 +29,7 @@ def both(body: str, compiled: str, gloo, folder: Path, head: str = SMALL, more: 
     """What the same training gives under the eager backend, and compiled under the graph's."""
     data = folder / "data.txt"
     data.write_text("the same text for both of them, over and over; " * 400)
-    ranks = 4 if "tp" in body else 2
+    ranks = 4 if "tp" in body or "pp" in body else 2
     eager = together(gloo(ranks)(train, text_of(body, head), str(data), steps=3))
     graph = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", body)
     text = text_of(f"{graph}{COMM}compile {{ {compiled} }}\n{more}", head)
@@ -48,7 +48,7 @@ def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["plain", "checkpointed", "operators kept", "never resharded", "whole", "tensor parallel"]
+    "name", ["plain", "checkpointed", "operators kept", "never resharded", "whole", "tensor parallel", "stages"]
 )
 def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
     body, compiled = {
@@ -63,6 +63,12 @@ def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
         "tensor parallel": (
             f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}fsdp on dp_shard {{ layers.* = unit }}\n",
             "root = inductor",
+        ),
+        "stages": (
+            "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+            "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+            "precision (param = bf16, reduce = fp32)\n",
+            "layers.* = inductor",
         ),
     }[name]
     eager, graph = both(body, compiled, gloo, tmp_path, SMALL.replace("n_layers = 3", "n_layers = 2"))

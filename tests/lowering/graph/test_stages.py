@@ -16,7 +16,7 @@ from legoai.cost.step_graphs import step_graphs
 from legoai.cost.trace.records import Collective
 from legoai.lowering.graph.operators import GATHERS, SCATTERS
 from legoai.lowering.graph.places import place_of
-from legoai.lowering.graph.split import ACTIONS
+from legoai.lowering.graph.step_graph import ACTIONS
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
 from support.plans import HEAD, lowered
