@@ -112,7 +112,7 @@ CASES: Final = (
         "EP+FSDP", 2, SPARSE,
         "mesh (dp_shard = 2, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
         f"fsdp on dp_shard {{ layers.*.attention = unit, layers.0 = unit, layers.1 = unit(reshard = never) }}\n{MIXED}",
-        "layers.*.attention = bucket(group)", "layers.*.attention",
+        "layers.*.attention = bucket(group)",
     ),
     Case(
         "CP+FSDP", 2, DENSE,

@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import compiled_modules
-from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
+from legoai.dsl.analysis.experts import changed_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
@@ -211,14 +211,17 @@ def _statements(analysis: Analysis) -> Iterator[Unsupported]:
 
 
 def _compiled(analysis: Analysis) -> Iterator[Unsupported]:
-    """Compiled modules that hold experts."""
+    """Compiled experts whose numbers of rows the host reads: of these alone nothing would be compiled."""
+    modules = {} if analysis.manifest is None else analysis.manifest.modules
     for path, rule in compiled_modules(analysis).items():
-        if _holds_experts(analysis, path):
+        if path not in modules or modules[path].kind != "experts":
+            continue
+        if path in changed_experts(analysis) or analysis.plan.precision.param != "bf16":
             yield _not_traced(
                 analysis.rule_span(rule),
-                f"`{rule.treatment.name}` of `{path or 'root'}`",
-                "how many rows its experts take is only known in a step, and regions are compiled for known shapes",
-                "compile the attention instead",
+                f"`{rule.treatment.name}` of `{path}`",
+                "how many rows its experts take is only known in a step, so that they run operator by operator",
+                "compile the block, whose other modules are compiled, or the attention",
             )
             return
 

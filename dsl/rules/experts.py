@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.experts import changed_experts
 from legoai.dsl.analysis.facts import below, following, name_of
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor
@@ -16,7 +17,9 @@ class ExpertsInOneGraph(Check):
     """One graph of a module whose experts take a number of tokens that differs from call to call.
 
     Experts on several ranks, and experts with a capacity, wait for the numbers of tokens that arrive or that are kept.
-    A compiled module breaks its graph there, which `fullgraph = true`, the default, does not allow.
+    A compiled module breaks its graph there, which `fullgraph = true`, the default, does not allow. Under
+    `backend = graph` it needs no break: what such experts compute runs operator by operator, and all around it is
+    compiled.
 
     ## Example
     ```
@@ -40,7 +43,7 @@ class ExpertsInOneGraph(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         found = changed_experts(analysis)
-        if not found:
+        if not found or is_traced(analysis):
             return
         for path, rule in following(analysis, analysis.plan.compile, (Inductor, AotEager)).items():
             inside = next((item for item in found if item == path or below(item, path)), None)

@@ -6,6 +6,9 @@ A region is a run of nodes that stand behind one another in the graph, of one co
 and waits, and what fills their buffers or takes parameters out of them, stay where earlier passes have put them, so
 that no gathered buffer lives longer. Regions that compute the same, such as those of equal blocks, are compiled once.
 
+What experts compute on rows whose number only values tell runs operator by operator, as under the eager backend, where
+the compiler is kept out of them.
+
 Of a stage of a pipeline those of each action are compiled: what crosses from one action to another ends a region.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -37,9 +41,17 @@ _RESULTS: Final = ("", "unsharded_gradient")
 _UNKNOWN: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """The modules that are compiled, by their paths, and those inside of them that are not."""
+
+    how: Mapping[str, Compilation]
+    apart: frozenset[str]
+
+
 def compile_regions(graph: StepGraph) -> None:
     """Compile the regions of the modules that :func:`~legoai.lowering.graph.regions.compile_module` names."""
-    modules = compiled_modules_of(graph.model)
+    modules = _Compiled(compiled_modules_of(graph.model), graph.reading)
     known: dict[Hashable, tuple[str, Region]] = {}
     for module in _modules(graph):
         _take_results_at_once(module.graph)
@@ -48,7 +60,7 @@ def compile_regions(graph: StepGraph) -> None:
         for nodes in found:
             _show_outside(module.graph, nodes)
         for nodes in found:
-            _compile(module, nodes, modules[_owner(nodes[0], modules)], known)
+            _compile(module, nodes, modules.how[_owner(nodes[0], modules)], known)
         for node in reversed(list(module.graph.nodes)):
             if not node.users and _is_view(node):
                 module.graph.erase_node(node)
@@ -82,7 +94,7 @@ def _take_results_at_once(graph: fx.Graph) -> None:
                 node.append(user)
 
 
-def _add_up_behind(graph: fx.Graph, modules: Mapping[str, Compilation]) -> None:
+def _add_up_behind(graph: fx.Graph, modules: _Compiled) -> None:
     """Add to sums that a graph takes behind the run of nodes in which it would end a region.
 
     What is added is a result of the region, which lives up to its end.
@@ -103,13 +115,13 @@ def _add_up_behind(graph: fx.Graph, modules: Mapping[str, Compilation]) -> None:
         last = here
 
 
-def _key(node: fx.Node, place: Place, modules: Mapping[str, Compilation]) -> tuple[str, str] | None:
+def _key(node: fx.Node, place: Place, modules: _Compiled) -> tuple[str, str] | None:
     """Return the compiled module and the phase of the region to which a node can belong; None where it cannot."""
     owner = _owner(node, modules) if _computes(node, place) else None
     return None if owner is None else (owner, place.phase)
 
 
-def _regions(graph: fx.Graph, modules: Mapping[str, Compilation]) -> list[list[fx.Node]]:
+def _regions(graph: fx.Graph, modules: _Compiled) -> list[list[fx.Node]]:
     """Return the nodes of each region in their order."""
     apart: set[fx.Node] = set()
     while True:
@@ -120,7 +132,7 @@ def _regions(graph: fx.Graph, modules: Mapping[str, Compilation]) -> list[list[f
         apart |= more
 
 
-def _runs(graph: fx.Graph, modules: Mapping[str, Compilation], apart: set[fx.Node]) -> Iterator[list[fx.Node]]:
+def _runs(graph: fx.Graph, modules: _Compiled, apart: set[fx.Node]) -> Iterator[list[fx.Node]]:
     nodes: list[fx.Node] = []
     last: tuple[str, str] | None = None
     for node in graph.nodes:
@@ -138,10 +150,12 @@ def _runs(graph: fx.Graph, modules: Mapping[str, Compilation], apart: set[fx.Nod
         yield nodes
 
 
-def _owner(node: fx.Node, modules: Mapping[str, Compilation]) -> Any:
+def _owner(node: fx.Node, modules: _Compiled) -> Any:
     place = place_of(node)
     assert place is not None, "a node that was traced"
-    return next((path for path in modules if holds(path, place.module)), None)
+    if any(holds(path, place.module) for path in modules.apart):
+        return None
+    return next((path for path in modules.how if holds(path, place.module)), None)
 
 
 def _computes(node: fx.Node, place: Place) -> bool:

@@ -81,6 +81,8 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._paths: Mapping[nn.Module, str] = {module: plain_path(path) for path, module in model.named_modules()}
         self._running: list[str] = []
         self._readings: dict[str, int] = {}
+        self.reading = set[str]()
+        """The modules on whose behalf the host reads values, on which the shapes of what they compute depend."""
         self._starts: list[int] = []
         self._started: list[str] = []
         self._of_gradient = ""
@@ -89,6 +91,7 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def next_reading(self) -> tuple[str, int]:
         """Return the module that runs, and how often the host has read values on its behalf since it was called."""
         module = self._running[-1]
+        self.reading.add(module)
         self._readings[module] += 1
         return module, self._readings[module]
 

@@ -60,6 +60,7 @@ class StepGraph:
         parameters: the names of the parameters in the order of the inputs.
         units: whose parameters are gathered together.
         micro_batches: of a step.
+        reading: the modules whose shapes depend on values, such as those of experts on the rows that arrive.
         state: copies of the optimizer's state, where it leaves the device while the graph runs.
         on_node: is told of each node before it runs.
         is_stage: whether it is of a stage of a pipeline; see :func:`~legoai.lowering.graph.trace.trace_stage`.
@@ -77,12 +78,14 @@ class StepGraph:
         parameters: tuple[str, ...],
         units: tuple[Unit, ...],
         micro_batches: int = 1,
+        reading: frozenset[str] = frozenset(),
     ) -> None:
         self.model = model
         self.module = module
         self.parameters = parameters
         self.units = units
         self.micro_batches = micro_batches
+        self.reading = reading
         self.state: StateCopies | None = None
         self.on_node: list[Callable[[fx.Node], None]] = []
         self.is_stage = False
@@ -145,6 +148,7 @@ class StepGraph:
             parameters=self.parameters,
             units=self.units,
             micro_batches=self.micro_batches,
+            reading=self.reading,
         )
 
     def reshard(self) -> None:

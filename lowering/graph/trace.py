@@ -128,7 +128,7 @@ def _traced(
         names.setdefault(parameter, []).append(name)
     specs = [parameter._spec for parameter in names if isinstance(parameter, DTensor)]
     assert len(specs) == len(names), "all parameters are in shards"
-    buffers, units = dict(model.named_buffers()), units_of(model)
+    buffers, units, places = dict(model.named_buffers()), units_of(model), Places(model)
 
     def step(shards: list[torch.Tensor], held: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves = [
@@ -138,7 +138,6 @@ def _traced(
         substitutes: dict[str, torch.Tensor] = dict(zip(buffers, held, strict=True))
         for leaf, known in zip(leaves, names.values(), strict=True):
             substitutes.update(dict.fromkeys(known, leaf))
-        places = Places(model)
         with places.followed(), read_once(places), reparametrize_module(model, substitutes):
             return compute(leaves, given)
 
@@ -151,7 +150,14 @@ def _traced(
     module.graph.set_codegen(CodeGen())  # lists of inputs and outputs, whose lengths passes may change
     paths = [plain_path(known[0]) for known in names.values()]
     _name_inputs(module.graph, [*paths, *map(plain_path, buffers), *given])
-    graph = StepGraph(model, module, parameters=tuple(paths), units=units, micro_batches=micro_batches)
+    graph = StepGraph(
+        model,
+        module,
+        parameters=tuple(paths),
+        units=units,
+        micro_batches=micro_batches,
+        reading=frozenset(places.reading),
+    )
     _erase_unread(graph)
     _wait_late(graph)
     module.recompile()

@@ -145,13 +145,19 @@ PLANS = {
         SPARSE,
         "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit }\n"
         "checkpoint { layers.1 = full }\nprecision (param = fp32, reduce = fp32)\n",
-        "(reorder = true)",
+        "(reorder = true)\ncompile { root = aot_eager }",
     ),
     "experts on two ranks": (
         SPARSE,
         f"mesh (dp_shard = 2, ep = 2)\n{EXPERTS}fsdp on dp_shard {{ layers.* = unit }}\n"
         f"checkpoint {{ layers.1 = full }}\n{MIXED}",
         "(reorder = true)",
+    ),
+    "experts on two ranks, compiled": (
+        SPARSE,
+        f"mesh (dp_shard = 2, ep = 2)\n{EXPERTS}fsdp on dp_shard {{ layers.* = unit }}\n"
+        f"checkpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true)\ncompile { layers.* = aot_eager }",
     ),
     "experts with a capacity, twice on two ranks": (
         SPARSE,

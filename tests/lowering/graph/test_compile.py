@@ -17,6 +17,12 @@ plan small
 model llama3("tiny", n_layers = 3, dim = 32, n_heads = 4, n_kv_heads = 4, hidden_dim = 64, vocab_size = 256)
 cluster cpu(devices = 2)
 """
+SPARSE = """\
+plan sparse
+model mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidden_dim = 24, vocab_size = 256,
+              n_experts = 8, top_k = 2, max_seq_len = 64)
+cluster cpu(devices = 2)
+"""
 BODY = """\
 mesh (dp_shard = 2)
 fsdp on dp_shard { layers.* = unit }
@@ -48,7 +54,8 @@ def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["plain", "checkpointed", "operators kept", "never resharded", "whole", "tensor parallel", "stages"]
+    "name",
+    ["plain", "checkpointed", "operators kept", "never resharded", "whole", "tensor parallel", "stages", "experts"],
 )
 def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
     body, compiled = {
@@ -70,7 +77,13 @@ def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
             "precision (param = bf16, reduce = fp32)\n",
             "layers.* = inductor",
         ),
+        "experts": (
+            "mesh (dp_shard = 2, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
+            "fsdp on dp_shard { layers.* = unit }\nprecision (param = bf16, reduce = fp32)\n",
+            "layers.* = inductor",
+        ),
     }[name]
-    eager, graph = both(body, compiled, gloo, tmp_path, SMALL.replace("n_layers = 3", "n_layers = 2"))
+    head = SPARSE if "ep = " in body else SMALL.replace("n_layers = 3", "n_layers = 2")
+    eager, graph = both(body, compiled, gloo, tmp_path, head)
     assert graph["loss"] == pytest.approx(eager["loss"], rel=2e-3)
     assert graph["norm"] == pytest.approx(eager["norm"], rel=2e-2)
