@@ -17,6 +17,7 @@ from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.offload import memory_limit
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
+from legoai.dsl.analysis.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket, ByBytes, Units
@@ -113,6 +114,8 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if plan.fsdp is None:
         return
     yield from supports_compiler(analysis)
+    if compiler_rule(analysis) is None:
+        yield from supports_times(analysis)
     yield from _of_a_graph(analysis) if is_traced(analysis) else _of_hooks(analysis)
     if analysis.manifest is not None:
         uneven = list(_buckets(analysis))

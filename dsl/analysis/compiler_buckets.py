@@ -9,9 +9,9 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import following
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.node_times import unpriced
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
-from legoai.specs.cluster import CatalogueError, fabric
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.comm import Bucket
 from legoai.specs.span import Span
@@ -80,7 +80,7 @@ def _options(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
     assert comm is not None
     if comm.reorder:
         why = "the scheduler places every gather and reduction itself"
-        yield _refused(analysis.place(comm, "reorder"), f"`reorder = true` beside {_STATEMENT}", why, "leave it out")
+        yield _refused(analysis.place(comm, "reorder"), f"`reorder` beside {_STATEMENT}", why, "leave it out")
     if comm.prefetch != "implicit":
         why = "the scheduler gathers ahead by limits of its own"
         yield _refused(analysis.place(comm, "prefetch"), f"`prefetch` beside {_STATEMENT}", why, "leave it out")
@@ -111,17 +111,5 @@ def _model(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
 
 def _prices(analysis: Analysis, rule: PathRule[Any]) -> Iterator[Unsupported]:
     """Clusters of whose speed a program knows nothing."""
-    cluster = analysis.plan.cluster
-    if cluster.device == "profile":
-        why = "a program does not know where the device's profile lies, from which the scheduler takes its times"
-        yield _refused(analysis.place(cluster, "profile"), f"a profile beside {_STATEMENT}", why)
-    if cluster.hosts > 1 and cluster.fabric is not None and not _is_known(cluster.fabric):
-        why = "nothing is known of its speed, from which the scheduler takes its times"
-        yield _refused(analysis.place(cluster, "fabric"), f"`{cluster.fabric}` beside {_STATEMENT}", why)
-
-
-def _is_known(name: str) -> bool:
-    try:
-        return fabric(name).figure("bandwidth_bytes_per_second") > 0
-    except CatalogueError:
-        return False
+    for span, what, why in unpriced(analysis):
+        yield _refused(span, f"{what} beside {_STATEMENT}", f"{why}, from which the scheduler takes its times")

@@ -44,7 +44,7 @@ def is_traced(analysis: Analysis) -> bool:
 def reorders(analysis: Analysis) -> bool:
     """Whether gathers start ahead of the computation that hides them."""
     comm = analysis.plan.comm
-    return comm is not None and comm.reorder
+    return comm is not None and bool(comm.reorder)
 
 
 def unshards_selectively(analysis: Analysis) -> bool:

@@ -11,6 +11,7 @@ from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, sup
 from legoai.dsl.analysis.offload import memory_limit, offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.timed_overlap import overlaps_by_time
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call, quoted
 from legoai.specs.directives.comm import ByBytes, Proactive
@@ -18,6 +19,7 @@ from legoai.specs.directives.comm import ByBytes, Proactive
 _PACKAGE = "legoai.lowering.graph"
 _PROACTIVELY = "prefetch_proactively"
 _BY_COMPILER = "schedule_overlap"
+_BY_TIME = "overlap_by_time"
 _ACTIVATIONS = "offload_activations"
 _STATE = "offload_optimizer_state"
 _SELECTIVELY = "unshard_selectively"
@@ -65,10 +67,11 @@ def stage(lowering: Lowering, draft: Draft, arrives: str) -> tuple[Line, str]:
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
     """A pass as the program names it, with its options."""
-    options: dict[str, Node] = {**_options(lowering, name)}
-    if name == _BY_COMPILER:
+    options: dict[str, Node] = {}
+    if name in (_BY_COMPILER, _BY_TIME):
         draft.imports.name("legoai.cost.node_times", "NodeTimes")
         options["milliseconds"] = _times(lowering)
+    options |= _options(lowering, name)
     if not options:
         return name
     draft.imports.name("functools", "partial")
@@ -81,7 +84,7 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
         prefetch = plan.comm.prefetch if plan.comm is not None else None
         assert isinstance(prefetch, Proactive), "the pass is of its treatment"
         return {"limit": str(prefetch.limit)}
-    if name == _SELECTIVELY:
+    if name == _SELECTIVELY or (name == _BY_TIME and memory_limit(lowering.analysis) is not None):
         held = max(moments(lowering.analysis), int(bool(muon_parameters(lowering.analysis))))
         return {"limit": str(memory_limit(lowering.analysis)), "moments": str(held)}
     if name in (_ACTIVATIONS, _STATE):
@@ -153,7 +156,8 @@ def graph_passes(lowering: Lowering) -> list[tuple[str, Note]]:
         found.append(("bucket_units", Note(buckets[0].span) if buckets else of_units))
     if reorders(analysis):
         assert plan.comm is not None
-        found.append(("overlap_communication", lowering.note(plan.comm, "reorder")))
+        by_time = overlaps_by_time(analysis)
+        found.append((_BY_TIME if by_time else "overlap_communication", lowering.note(plan.comm, "reorder")))
         if isinstance(plan.comm.prefetch, Proactive):
             found.append((_PROACTIVELY, lowering.note(plan.comm, "prefetch")))
     if offloads_some(analysis, "activations"):

@@ -11,6 +11,7 @@ from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.offload import offload_activations
 from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
+from legoai.lowering.graph.overlap_by_time import overlap_by_time
 from legoai.lowering.graph.passes import rewritten
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.regions import compile_module
@@ -31,6 +32,7 @@ __all__ = [
     "keep_unsharded",
     "offload_activations",
     "offload_optimizer_state",
+    "overlap_by_time",
     "overlap_communication",
     "prefetch_proactively",
     "reshard_after_forward",

@@ -48,7 +48,7 @@ def overlap_communication(graph: StepGraph) -> None:
     for before, after in pairwise(backward):
         move(after.start, before.wait[0].next)
     for kind in (SCATTERS, (SUM_OVER_REPLICAS,)):
-        for before, after in pairwise(_reductions(graph, kind)):
+        for before, after in pairwise(reductions_of(graph, kind)):
             move(before.wait, after.start[-1])
 
 
@@ -77,7 +77,7 @@ def gathers_of(graph: StepGraph) -> tuple[list[Collective], list[Collective]]:
     return forward, backward
 
 
-def _reductions(graph: StepGraph, kind: Sequence[OpOverload]) -> list[Collective]:
+def reductions_of(graph: StepGraph, kind: Sequence[OpOverload]) -> list[Collective]:
     """Return reductions in their order; those over replicas begin when their scattered buffer is there."""
     found = []
     for wait in graph.graph.nodes:

@@ -20,6 +20,7 @@ from legoai.lowering.graph.keep import keep_unsharded
 from legoai.lowering.graph.offload import offload_activations
 from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
+from legoai.lowering.graph.overlap_by_time import overlap_by_time
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
 from legoai.lowering.graph.schedule_overlap import schedule_overlap
@@ -101,10 +102,16 @@ PASSES: Final = (
         conflicts=frozenset({"overlapped", "unsharded", "kept", "compiled"}),
     ),
     Contract(
+        overlap_by_time,
+        requires=frozenset({"bucketed"}),
+        provides=frozenset({"overlapped", "prefetched"}),
+        conflicts=frozenset({"overlapped", "unsharded", "kept", "compiled"}),
+    ),
+    Contract(
         prefetch_proactively,
         requires=frozenset({"overlapped"}),
         provides=frozenset({"prefetched"}),
-        conflicts=frozenset({"unsharded", "kept", "compiled"}),
+        conflicts=frozenset({"prefetched", "unsharded", "kept", "compiled"}),
     ),
     Contract(
         offload_activations,

@@ -55,9 +55,12 @@ class Comm(Directive):
     keyword: ClassVar[str] = "comm"
     treatments: ClassVar[Calls | None] = Calls((Bucket,))
 
-    reorder: bool = option(
-        Boolean(),
-        doc="Move gathers before and waits after the computation that can hide them.",
+    reorder: bool | str = option(
+        Either((Boolean(), Choice(("by_time",)))),
+        doc=(
+            "Move gathers before and waits after the computation that can hide them: `true` past one bucket "
+            "(SimpleFSDP, section 3.2.2), `by_time` as far as the simulator's times say, under `backend = graph`."
+        ),
         default=False,
     )
     prefetch: str | Units | Proactive = option(

@@ -61,6 +61,17 @@ CASES = {
         "comm { layers.* = bucket(compiler) }",
         {4: "of all micro batches in flight"},
     ),
+    "times beside other orders": (
+        "mesh (dp_shard = 2,\n  cp = 2)\ncontext on cp\nfsdp on dp_shard, cp (backend = graph) { layers.* = unit }\n"
+        "comm (reorder = by_time,\n  prefetch = proactive(limit = 1GiB))",
+        {2: "take different times", 6: "how far ahead units are gathered"},
+    ),
+    "times of stages": (
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+        "fsdp on dp_shard (backend = graph) { layers.* = unit(reshard = after_backward) }\n"
+        "comm (reorder = by_time)",
+        {4: "the times are of one"},
+    ),
     "buckets of no units": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard {\n  layers.* = unit\n  layers.1.attention = unit\n}\n"
         "comm {\n  root = bucket(group)\n  layers.{0, 1} = bucket(module)\n}",
@@ -180,6 +191,8 @@ def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
     assert "`unshard = selective` with stages is not lowered" in found.message
     sparse = HEAD.replace('llama3("tiny")', 'mixtral("tiny", n_experts = 4)')
     assert not refusals(f"{sparse}mesh (dp_shard = 4)\n{graph}")
+    [found] = refusals(f"{sparse}mesh (dp_shard = 4)\n{graph.replace('(unshard', '(reorder = by_time, unshard')}")
+    assert "`reorder = by_time` with experts is not lowered" in found.message
     experts = "mesh (dp_shard = 4, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
     parts = graph.replace("after_backward", "2").replace(selective, "")
     assert not refusals(f"{HEAD}mesh (dp_shard = 4)\n{parts}")

@@ -68,7 +68,7 @@ PLANS = {
         "  layers.0 = selective([attention, alternate_matmul])\n  layers.1 = budget(50%)\n"
         '  layers.2 = selective(["aten.mm"])\n  layers.3.feed_forward = budget(64KiB, by = knapsack)\n}\n'
         f"{MIXED}",
-        "(reorder = true)",
+        "(reorder = by_time)",
     ),
     "operators kept beside tensor and sequence parallel": (
         HEAD,
@@ -237,6 +237,13 @@ PLANS = {
         "mesh (pp = 2, dp_replicate = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
         f"fsdp on dp_replicate, dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
         "(reorder = true)",
+    ),
+    "placed by times, replicas of shards, tensor and sequence parallel": (
+        HEAD.replace("devices = 4", "devices = 8"),
+        f"mesh (dp_replicate = 2, dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}"
+        "fsdp on dp_replicate, dp_shard { layers.* = unit, {norm, output} = unit }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = by_time)",
     ),
     "another decoder, kept after forward": (
         HEAD.replace(

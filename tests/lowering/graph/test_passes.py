@@ -23,6 +23,7 @@ from legoai.lowering.graph import (
     keep_unsharded,
     offload_activations,
     offload_optimizer_state,
+    overlap_by_time,
     overlap_communication,
     prefetch_proactively,
     reshard_after_forward,
@@ -31,7 +32,9 @@ from legoai.lowering.graph import (
     unshard_selectively,
 )
 from legoai.lowering.graph.collectives import shows
+from legoai.lowering.graph.memory import held
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
+from legoai.lowering.graph.overlap_by_time import latest_starts, served
 from legoai.lowering.graph.passes import PASSES, ContractError, check
 from legoai.lowering.graph.places import Place, place_of, set_place
 from legoai.lowering.graph.prefetch import units_ahead
@@ -50,6 +53,7 @@ ALL = (
     bucket_units,
     schedule_overlap,
     overlap_communication,
+    overlap_by_time,
     prefetch_proactively,
     offload_activations,
     offload_optimizer_state,
@@ -58,8 +62,8 @@ ALL = (
     compile_regions,
 )
 SLOW = pytest.mark.slow
-TOGETHER = tuple(rewrite for rewrite in ALL if rewrite is not schedule_overlap)
-"""Torch's scheduler takes the place of buckets and of their reordering."""
+TOGETHER = tuple(rewrite for rewrite in ALL if rewrite not in (schedule_overlap, overlap_by_time))
+"""Torch's scheduler takes the place of buckets and of their reordering, and times that of prefetching."""
 
 
 def communication(graph: StepGraph) -> str:
@@ -310,6 +314,7 @@ def test_what_is_changed_in_place_by_another_region_belongs_to_none():
         ),
         ((*TOGETHER[:-4], overlap_communication), "overlap_communication comes before it is overlapped"),
         ((*TOGETHER[:4], schedule_overlap), "schedule_overlap comes before it is bucketed"),
+        ((*TOGETHER[:5], overlap_by_time), "overlap_by_time comes before it is overlapped"),
     ],
 )
 def test_a_pass_is_not_run_where_another_has_to_come_before(passes: tuple, message: str):
@@ -357,3 +362,64 @@ def test_units_ahead_are_those_of_brute_force(first: int):
             for index in range(len(sizes))
         ]
         assert units_ahead(sizes, limit, first=first) == wanted
+
+
+def ended(waits: list[float], starts: list[float], taken: list[float], there: list[float], times: list[float]) -> bool:
+    """Whether all gathers end before their waits, among reductions that start when they are there."""
+    sent = sorted(
+        [(start, 0, index, taken[index]) for index, start in enumerate(starts)]
+        + [(start, 1, index, times[index]) for index, start in enumerate(there)]
+    )
+    now, late = float("-inf"), False
+    for start, kind, index, time in sent:
+        now = max(now, start) + time
+        late |= kind == 0 and now > waits[index] + 1e-9
+    return not late
+
+
+def test_gathers_start_as_late_as_none_is_late():
+    for seed in range(300):
+        chosen = random.Random(seed)
+        there = sorted(chosen.uniform(0, 30) for _ in range(chosen.randint(0, 5)))
+        times = [chosen.uniform(0.1, 4) for _ in there]
+        waits = sorted(chosen.uniform(10, 40) for _ in range(chosen.randint(1, 5)))
+        taken = [chosen.uniform(0.1, 4) for _ in waits]
+        starts = latest_starts(waits, taken, served(there, times))
+        assert starts == sorted(starts)
+        assert ended(waits, starts, taken, there, times)
+        later = [start + 0.01 for start in starts]
+        assert there or not ended(waits, later, taken, there, times)
+
+
+def milliseconds(node: fx.Node) -> float:
+    """Times by which ten operators compute while a unit is gathered or reduced."""
+    return 8.0 if node.target in (*GATHERS, *SCATTERS) else float(node.target is not WAIT and not shows(node))
+
+
+def ahead_and_held(graph: StepGraph) -> str:
+    """By a limit of memory: the operators that compute during each gather and reduction, and the bytes that live."""
+    if len(graph.graph.find_nodes(op="call_function", target=GATHERS[0])) > 30:
+        return "no buckets yet"
+    lines = [str(max(held(graph, 0)))]
+    for limit in (None, 1):
+        moved = graph.copied()
+        overlap_by_time(moved, milliseconds=milliseconds, limit=limit)
+        moved.graph.lint()
+        nodes = list(moved.graph.nodes)
+        place = {node: index for index, node in enumerate(nodes)}
+        waits = [node for node in nodes if node.target is WAIT and node.args[0].target in (*GATHERS, *SCATTERS)]
+        between = [nodes[place[wait.args[0]] + 1 : place[wait]] for wait in waits]
+        counts = [sum(not shows(node) and not place_of(node).makes for node in part) for part in between]
+        lines.append(f"{' '.join(map(str, counts))} of {max(held(moved, 0))}")
+    return "\n".join(lines)
+
+
+def test_times_hide_communication_behind_several_buckets_and_memory_bounds_them():
+    body = BODY.replace("{ layers.* = unit }", "{ layers.* = unit, {norm, output} = unit }")
+    shown = in_a_fork(after_each_pass, lowered(HEAD + body).text, ahead_and_held)["bucket_units"]
+    before, (free, high), (bound, low) = (line.split(" of ") for line in shown.splitlines())
+    # Of forward the embedding, four blocks, the norm and the output, of backward the same again but for the embedding;
+    # each that stands behind enough of them computes beside as many operators as its time allows.
+    assert free == "0 1 12 12 12 15 12 5 8 21 21 14 12 1 12 1 12 1 1 0"
+    assert bound == "0 1 12 12 12 15 12 5 8 21 21 14 12 1 0 1 0 1 1 0"
+    assert int(low) <= int(*before) < int(high)

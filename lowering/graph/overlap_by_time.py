@@ -1,0 +1,202 @@
+"""Reordering by times: a gather starts as late, and a reduction is waited for as early, as both are hidden.
+
+    forward     gather 2, wait 2, compute 2             ->  compute a, gather 2, compute b, wait 2, compute 2
+    backward    scatter 2, wait, compute 1              ->  scatter 2, compute a, wait, compute b
+
+The pass of :mod:`~legoai.lowering.graph.overlap` moves a collective past one bucket, however little that computes:
+behind a single norm nothing is hidden. Here the times of the nodes say how far. Collectives of a group run one after
+another in the order of their starts, so that a gather starts before the reductions behind which it would be late.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import accumulate, chain
+from typing import Final, NamedTuple
+
+from torch import fx
+
+from legoai.lowering.graph.collectives import in_order
+from legoai.lowering.graph.memory import bytes_of, held
+from legoai.lowering.graph.operators import SCATTERS, SUM_OVER_REPLICAS
+from legoai.lowering.graph.overlap import Collective, begin_of_backward, gathers_of, move, reductions_of
+from legoai.lowering.graph.step_graph import StepGraph
+
+Milliseconds = Callable[[fx.Node], float | None]
+
+_SLACK: Final = 1.25
+"""By how much a collective may outlast its time before it is exposed."""
+
+
+class Span(NamedTuple):
+    """When something begins and ends."""
+
+    begin: float
+    end: float
+
+
+def overlap_by_time(
+    graph: StepGraph, *, milliseconds: Milliseconds, limit: int | None = None, moments: int = 0
+) -> None:
+    """Start gathers and wait for reductions where the times of the nodes between hide them.
+
+    Args:
+        graph: whose collectives are waited for where they start.
+        milliseconds: of its nodes; equal on all ranks, which otherwise wait for each other without end.
+        limit: of the device's memory, which no gather exceeds that starts earlier than it did.
+        moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
+    """
+    before = 0 if limit is None else max(held(graph, moments))
+    ahead = _gather_ahead(graph, milliseconds)
+    if limit is not None:
+        _gather_late(graph, ahead, most=max(limit, before), moments=moments)
+    for kind in (SCATTERS, (SUM_OVER_REPLICAS,)):
+        _wait_late(graph, reductions_of(graph, kind), milliseconds)
+
+
+def _gather_ahead(graph: StepGraph, milliseconds: Milliseconds) -> list[Collective]:
+    """Start each gather of a phase as late as it ends before its wait, and return them in their order."""
+    forward, backward = gathers_of(graph)
+    starting = set(chain.from_iterable(gather.start for gather in (*forward, *backward)))
+    clock = Clock(graph, starting, milliseconds)
+    taken = {gather: _SLACK * sum(map(clock.milliseconds, gather.start)) for gather in (*forward, *backward)}
+    scatters = reductions_of(graph, SCATTERS)
+    busy = served(
+        (clock.begin(scatter.start[0]) for scatter in scatters),
+        (_SLACK * clock.milliseconds(scatter.start[0]) for scatter in scatters),
+    )
+    firsts = [clock.nodes[0]]
+    if backward:
+        begin = begin_of_backward(graph)
+        while begin in starting:
+            begin = begin.next
+        firsts.append(begin)
+    for gathers, first in zip((forward, backward), firsts, strict=False):
+        waits = [clock.begin(gather.wait[0]) for gather in gathers]
+        starts = latest_starts(waits, [taken[gather] for gather in gathers], busy)
+        for gather, start in zip(gathers, starts, strict=True):
+            move(gather.start, clock.running(start, first=first, last=gather.wait[0]))
+    return [*forward, *backward]
+
+
+def _gather_late(graph: StepGraph, gathers: Sequence[Collective], *, most: int, moments: int) -> None:
+    """Let gathers start where they are waited for, as long as the device would hold too much."""
+    left = list(gathers)
+    while left and max(curve := held(graph, moments)) > most:
+        late = list(_too_early(graph, left, curve, most))
+        if not late:
+            return
+        for gather in late:
+            move(gather.start, gather.wait[0])
+            left.remove(gather)
+
+
+def _too_early(graph: StepGraph, gathers: Sequence[Collective], curve: list[int], most: int) -> Iterator[Collective]:
+    """Yield gathers whose buffers make a curve of memory too high, the latest ones first, and lower it."""
+    place = in_order(graph)
+    spans = {gather: (place[gather.start[-1]], place[gather.wait[0]]) for gather in gathers}
+    while spans and (highest := max(curve)) > most:
+        node = curve.index(highest)
+        found = max(
+            (item for item, (begin, end) in spans.items() if begin <= node < end), key=spans.__getitem__, default=None
+        )
+        if found is None:
+            return
+        begin, end = spans.pop(found)
+        size = bytes_of(found.start[-1].meta["val"])
+        curve[begin:end] = [bytes - size for bytes in curve[begin:end]]
+        yield found
+
+
+def _wait_late(graph: StepGraph, reductions: Sequence[Collective], milliseconds: Milliseconds) -> None:
+    """Wait for each reduction when it has ended, behind the collectives of its group that have started before it."""
+    groups = {_group(item.start[-1]) for item in reductions}
+    clock = Clock(graph, set(chain.from_iterable(item.wait for item in reductions)), milliseconds)
+    sent = [node for node in clock.nodes if graph.of_unit(node) and _group(node) in groups]
+    spans = served(map(clock.begin, sent), (_SLACK * clock.milliseconds(node) for node in sent))
+    end = {node: span.end for node, span in zip(sent, spans, strict=True)}
+    for item in reductions:
+        start = item.start[-1]
+        move(item.wait, clock.behind(end[start], start))
+
+
+def served(released: Iterable[float], taken: Iterable[float]) -> list[Span]:
+    """Return when what is done one after another is done, by when each is there and how long it takes."""
+    found: list[Span] = []
+    for there, time in zip(released, taken, strict=True):
+        begin = max(there, found[-1].end) if found else there
+        found.append(Span(begin, begin + time))
+    return found
+
+
+def latest_starts(waits: Sequence[float], taken: Sequence[float], busy: Sequence[Span]) -> list[float]:
+    """Return when gathers start that end before their waits, each before the next one starts.
+
+    Args:
+        waits: when each is waited for, in their order.
+        taken: how long each takes.
+        busy: when the group reduces, in order; it gathers between.
+    """
+    found: list[float] = []
+    end = waits[-1] if waits else 0.0
+    for wait, time in zip(reversed(waits), reversed(taken), strict=True):
+        end = _latest(min(wait, end), time, busy)
+        found.append(end)
+    return found[::-1]
+
+
+def _latest(end: float, time: float, busy: Sequence[Span]) -> float:
+    """Return from when on there is so much time until an end beside that which is busy."""
+    for index in range(bisect_left(busy, (end,)) - 1, -1, -1):
+        span = busy[index]
+        free = end - min(span.end, end)
+        if free >= time:
+            break
+        time -= free
+        end = span.begin
+    return end - time
+
+
+class Clock:
+    """When each node runs, where each runs behind the one before it, and none waits for a collective of a unit.
+
+    Args:
+        graph: of the nodes.
+        moving: those that are to be moved, whose places tell no time.
+        milliseconds: of nodes.
+
+    Attributes:
+        nodes: in their order.
+    """
+
+    def __init__(self, graph: StepGraph, moving: Container[fx.Node], milliseconds: Milliseconds) -> None:
+        self.nodes: list[fx.Node] = [
+            node for node in graph.graph.nodes if node.op != "placeholder" and node not in moving
+        ]
+        self._milliseconds = milliseconds
+        alone = (0.0 if graph.of_unit(node) else self.milliseconds(node) for node in self.nodes)
+        self._begins = [0.0, *accumulate(alone)]
+        self._index = {node: index for index, node in enumerate(self.nodes)}
+
+    def milliseconds(self, node: fx.Node) -> float:
+        """Return how long a node takes by itself."""
+        return self._milliseconds(node) or 0.0
+
+    def begin(self, node: fx.Node) -> float:
+        """Return when a node runs."""
+        return self._begins[self._index[node]]
+
+    def running(self, time: float, *, first: fx.Node, last: fx.Node) -> fx.Node:
+        """Return the node that runs at a time, not before or behind others."""
+        index = bisect_right(self._begins, time) - 1
+        return self.nodes[min(max(index, self._index[first]), self._index[last])]
+
+    def behind(self, time: float, node: fx.Node) -> fx.Node:
+        """Return the first node behind another one that runs when a time is over, or the last of all."""
+        index = max(bisect_left(self._begins, time), self._index[node] + 1)
+        return self.nodes[min(index, len(self.nodes) - 1)]
+
+
+def _group(collective: fx.Node) -> object:
+    return collective.args[-1]
