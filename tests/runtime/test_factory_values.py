@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from legoai.dsl.lint import lint
@@ -34,8 +34,8 @@ def build(**arguments: int) -> nn.Module:
     return names["build"](**arguments)
 
 
-def started(mesh: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """Weights and buffers of the example on a mesh, whole."""
+def started(mesh: str, dtype: torch.dtype = torch.float32) -> dict[str, tuple[torch.Tensor, int | None]]:
+    """Weights and buffers of the example on a mesh: what this rank has of each, and the dim that is in shards."""
     model, first_values = construct(build, seed=3)
     cast_parameters(model, dtype)
     if mesh == "fsdp":
@@ -46,15 +46,26 @@ def started(mesh: str, dtype: torch.dtype = torch.float32) -> dict[str, torch.Te
         parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
     materialize(model, device=CPU, seed=3, first_values=first_values)
     named = (*model.named_parameters(), *model.named_buffers())
-    return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for name, t in named}
+    return {name: part_of(tensor) for name, tensor in named}
+
+
+def part_of(tensor: torch.Tensor) -> tuple[torch.Tensor, int | None]:
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().clone(), None
+    [placement] = tensor.placements
+    return tensor.to_local().detach().clone(), placement.dim if isinstance(placement, Shard) else None
 
 
 def test_weights_are_equal_on_any_mesh_and_drawn_as_the_author_draws_them(gloo):
-    alone = started("none")
+    alone = {name: whole for name, (whole, _) in started("none").items()}
     for mesh in ("fsdp", "tp"):
-        for rank in gloo(2)(started, mesh):
-            assert rank.keys() == alone.keys()
-            assert [name for name in alone if not torch.equal(rank[name], alone[name])] == [], mesh
+        for rank, parts in enumerate(gloo(2)(started, mesh)):
+            assert parts.keys() == alone.keys()
+            cut = {
+                name: whole if parts[name][1] is None else whole.chunk(2, parts[name][1])[rank]
+                for name, whole in alone.items()
+            }
+            assert [name for name in alone if not torch.equal(parts[name][0], cut[name])] == [], mesh
     theirs = build()
     assert alone.keys() == {name for name, _ in (*theirs.named_parameters(), *theirs.named_buffers())}
     for name, parameter in (*theirs.named_parameters(), *theirs.named_buffers()):
@@ -77,9 +88,8 @@ def test_a_model_with_tied_embeddings_guesses_uniformly_at_first():
 
 
 def test_parameters_take_the_master_dtype():
-    assert {value.dtype for name, value in started("none", torch.float64).items() if name != "places"} == {
-        torch.float64
-    }
+    started_in_double = started("none", torch.float64)
+    assert {value.dtype for name, (value, _) in started_in_double.items() if name != "places"} == {torch.float64}
 
 
 def test_the_example_is_linted_and_what_has_no_value_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
