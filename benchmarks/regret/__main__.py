@@ -8,8 +8,9 @@ stands the rule of thumb. A configuration that is predicted to run out of memory
 Each row becomes the plan that `benchmarks.validation` makes of it, and is lowered and simulated whole; long pipelines
 are taken from a line through two shorter ones. Predictions are kept in `results/regret_SOURCE.json` with the state of
 the code that made them; `--for 10` makes missing ones for ten minutes, and those whose plan is another now; `--anew`
-all of them. A group counts when all of its rows were asked; rows that cannot be stated, or have no answer within
-`--seconds`, are in no group, and are counted.
+all of them, and `--contenders 0.1` those by older code that are within a tenth of the first of their group, until the
+first and what comes near it are of one state of the code. A group counts when all of its rows were asked; rows that
+cannot be stated, or have no answer within `--seconds`, are in no group, and are counted.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="of published runs")
     parser.add_argument("--source", choices=sorted(GROUPED_BY), action="append", help="only this one")
     parser.add_argument("--anew", action="store_true", help="make all predictions again")
+    parser.add_argument(
+        "--contenders", type=float, metavar="SHARE", help="make those of older code so near the first again"
+    )
     parser.add_argument("--for", dest="minutes", type=float, default=0.0, help="make predictions for so many minutes")
     parser.add_argument("--seconds", type=float, default=120.0, help="after which a row is given up")
     parser.add_argument("--groups", action="store_true", help="print each group")
@@ -120,17 +124,49 @@ def _predict(
     trusted = [item for group in order for item in group if item.tier in GOOD_TIERS]
     others = [item for group in order for item in group if item.tier not in GOOD_TIERS]
     code, predictor = code_digest(), Predictor(options.seconds)
+
+    def ask(item: Configuration, known: Mapping[str, Mapping[str, Any]]) -> None:
+        found = _answer(source, by_id[item.id], known, predictor, code)
+        if found is not None:
+            kept[item.id] = found
+            write_rows(path, about_machine(), list(kept.values()))
+            print(item.id, found["seconds"], found["fits"], found["refused"], file=sys.stderr, flush=True)
+
     try:
-        for item in [*trusted, *others]:
-            if time.monotonic() > ends:
-                break
-            found = _answer(source, by_id[item.id], kept, predictor, code)
-            if found is not None:
-                kept[item.id] = found
-                write_rows(path, about_machine(), list(kept.values()))
-                print(item.id, found["seconds"], found["fits"], found["refused"], file=sys.stderr, flush=True)
+        if options.contenders is None:
+            for item in [*trusted, *others]:
+                if time.monotonic() > ends:
+                    break
+                ask(item, kept)
+        else:
+            stalled = _stalled(source, rows)
+            for group in [[item for item in group if item.tier in GOOD_TIERS] for group in order] + order:
+                for near in (group, [item for item in group if item.id not in stalled]):
+                    while time.monotonic() < ends and (old := contender(near, kept, code, options.contenders)):
+                        ask(old, {})
     finally:
         predictor.close()
+
+
+def contender(
+    group: Sequence[Configuration], kept: Mapping[str, Mapping[str, Any]], code: str, share: float
+) -> Configuration | None:
+    """The first of those within a share of their group's least predicted time that older code predicted, if any."""
+    seconds = _ranked(kept)
+    ranked = sorted((item for item in group if item.id in seconds), key=lambda item: seconds[item.id])
+    near = (item for item in ranked if seconds[item.id] <= (1 + share) * seconds[ranked[0].id])
+    return next((item for item in near if kept[item.id]["code"] != code), None)
+
+
+def _ranked(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Predicted seconds of what is ranked: rows with an answer that are not predicted to run out of memory."""
+    return {
+        name: row["seconds"] for name, row in kept.items() if row["seconds"] is not None and row["fits"] is not False
+    }
+
+
+def _stalled(source: str, rows: Sequence[Row]) -> set[str]:
+    return {row.id for row in rows if source == "nanotron" and stall(row) > STALL}
 
 
 def _answer(
@@ -173,9 +209,7 @@ def report(
 ) -> str:
     """The table of a source: regrets of what is predicted to be best, and of the rule of thumb, in the same groups."""
     every = [configuration_of(source, row) for row in rows]
-    seconds = {
-        name: row["seconds"] for name, row in kept.items() if row["seconds"] is not None and row["fits"] is not False
-    }
+    seconds = _ranked(kept)
     answered = {name for name, row in kept.items() if row["seconds"] is not None or row["fits"] is False}
     lines = [
         f"| {source} | groups | ranked by | mean regret | p90 | within 5% | Spearman, mean | median |",
@@ -185,7 +219,7 @@ def report(
     lines.append(_line("all rows", "rule of thumb, as published", published))
     tiers = {item.tier for item in every}
     trusted = [item for item in every if item.tier in GOOD_TIERS]
-    stalled = {row.id for row in rows if source == "nanotron" and stall(row) > STALL}
+    stalled = _stalled(source, rows)
     for name, chosen in {
         "tier A and B": trusted,
         "tier A and B, none stalled": [item for item in trusted if item.id not in stalled],

@@ -5,7 +5,8 @@ Read for this: `nanotron/models/base.py` (which blocks a pipeline rank gets), `o
 
 - Parameters are kept whole in bf16. Gradients of all micro batches add up in one fp32 buffer for all parameters; the
   fp32 copies of the parameters and Adam's two moments lie on all ranks (ZeRO-0) or in shards (ZeRO-1).
-  A plan says so by units that are never resharded and gradients that are reduced once: 2 + 4 + 12 / n bytes.
+  A plan says so by units that are never resharded and gradients that are reduced once: 2 + 4 + 12 / n bytes; ZeRO-0's
+  are units over one rank, replicated.
 - The model is a `DistributedDataParallel`, whose reducer holds buckets for all gradients, in bf16, from the start: 2
   bytes for each parameter that no plan can say; they are counted beside the plan.
 - Tensor parallelism is sequence parallel. Column-wise layers keep their sharded input and gather it again in
@@ -83,15 +84,18 @@ def convert(row: Row, device: str | None = None) -> Stated:
 
 
 def _data_parallel(dp: int, *, sharded: bool, pipeline: bool, accumulates: bool, tied: bool) -> list[str]:
+    """Units that hold whole bf16 parameters from one optimizer step to the next, in shards or replicas of fp32 copies.
+
+    Replicas are stated as units over one rank, replicated: `replicate` would cast the fp32 parameters again for each
+    micro batch, where nanotron's model has bf16 parameters that only the optimizer writes
+    (`FP32GradientAccumulator.step`).
+    """
     reshard = "after_backward" if pipeline else "never"
-    said = [f"comm (reduce = last_micro_batch){'' if accumulates else '  # legoai: ignore[LP663]'}"]
-    idle = "" if dp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
-    if sharded or dp == 1:
-        axis = "dp_shard" if sharded else "dp_replicate"
-        if axis == "dp_replicate":
-            return [f"replicate on dp_replicate{idle}", *said]
-        return [f"fsdp on dp_shard {{{idle}\n{kept_units(reshard, tied=tied)}\n}}", *said]
-    return ["replicate on dp_replicate", *said]
+    axes = "dp_shard" if sharded or dp == 1 else "dp_replicate, dp_shard"
+    idle = "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
+    head = f"fsdp on {axes} {{{'' if sharded and dp > 1 else idle}"
+    reduced = f"comm (reduce = last_micro_batch){'' if accumulates else '  # legoai: ignore[LP663]'}"
+    return [f"{head}\n{kept_units(reshard, tied=tied)}\n}}", reduced]
 
 
 def stage_starts(row: Row) -> tuple[str, ...]:
