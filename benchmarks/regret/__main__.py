@@ -98,9 +98,10 @@ def stall(row: Row) -> float:
 
     These are counted at 35% of an H100's peak, with the pipeline's bubble; a rank with two neighbours has four
     transfers for each micro batch, one with one neighbour two. In nanotron's sweep those of pipelines across hosts fall
-    into two heaps: 130 runs below 0.2 s, 61 from 0.25 to 0.55 s and one between, whatever is transferred. No plan says
-    which heap a run is of: runs that differ in ZeRO's stage alone are of both (1368 and 0541, 38.0 and 2.5 s). Where
-    tensor parallelism crosses hosts too, its collectives would count, and nothing is told.
+    into two heaps: 130 runs below 0.2 s, 61 from 0.25 to 0.55 s and one between, whatever is transferred. The README
+    has the likely cause, a version of nanotron that sleeps. No plan says which heap a run is of: runs that differ in
+    ZeRO's stage alone are of both (1368 and 0541, 38.0 and 2.5 s). Where tensor parallelism crosses hosts too, its
+    collectives would count, and nothing is told.
     """
     pp, seconds = row.whole("pp", 1), row.number("iter_time_s")
     parameters, micro_batches = row.number("n_params_b"), row.number("grad_accum")

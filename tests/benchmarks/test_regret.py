@@ -157,6 +157,18 @@ def test_a_report_counts_groups_all_of_whose_rows_were_asked():
     assert Path(command.RESULTS).is_dir()
 
 
+def test_contenders_are_those_near_the_first_that_older_code_predicted():
+    group = some((100.0, 1, 1), (90.0, 1, 1), (80.0, 1, 1))
+    kept = {
+        f"{index}": {"seconds": seconds, "fits": True, "code": code}
+        for index, (seconds, code) in enumerate([(1.0, "new"), (1.09, "old"), (1.2, "old")])
+    }
+    assert command.contender(group, kept, "new", 0.1) is group[1]
+    assert command.contender(group, kept, "new", 0.05) is None
+    assert command.contender(group, {**kept, "1": {**kept["1"], "fits": False}}, "new", 0.1) is None
+    assert command.contender(group, {}, "new", 0.1) is None
+
+
 def test_a_stall_is_what_a_transfer_takes_beyond_computation():
     fields = {
         "n_gpus": "16", "pp": "4", "grad_accum": "32", "n_params_b": "2", "global_batch": "256", "seq_len": "4096",

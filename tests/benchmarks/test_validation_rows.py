@@ -147,7 +147,7 @@ def test_nanotron_shards_only_what_zero_1_shards():
     text = convert("nanotron", {**NANOTRON, "pp": "1", "dp_replicate": "8"}).text
     assert "reshard = never" in text
     assert "comm (reduce = last_micro_batch)" in text
-    assert "replicate on dp_replicate" in convert("nanotron", {**NANOTRON, "zero_stage": "0"}).text
+    assert "fsdp on dp_replicate, dp_shard" in convert("nanotron", {**NANOTRON, "zero_stage": "0"}).text
 
 
 def test_nanotron_gives_blocks_to_pipeline_ranks_by_their_cost():
