@@ -64,7 +64,7 @@ LEGAL = [
     ("batch (global = 12, micro = auto, seq_len = 128)\n" + MESH, ("1", "2", "3", "4", "6", "12")),
     (BATCH + "mesh (dp_shard = rest, tp = auto)\nshard standard on tp\nfsdp blocks on dp_shard", ("1", "2", "4")),
     (BATCH + MESH + "attention auto", ("default", "flash", "efficient", "cudnn", "math", "flex")),
-    (BATCH + MESH + "comm (reorder = auto)", ("false", "true")),
+    (BATCH + MESH + "comm (reorder = auto)", ("false", "true", "by_time")),
     (BATCH + "mesh (dp_shard = 4)\nfsdp blocks on dp_shard { layers.* = unit(reshard = auto) }",
      ("after_forward", "after_backward", "never")),
     (BATCH + MESH + "loss chunked(auto in 2..4)", ("2", "3", "4")),
