@@ -63,6 +63,7 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
     backend.start(recorder, single=kind == "cpu")
     threads = torch.autograd.is_multithreading_enabled()
     with contextlib.ExitStack() as stack:
+        stack.callback(_forget_meshes)
         stack.callback(backend.stop)
         for patch in (
             _patched_fake_mode(),
@@ -105,9 +106,10 @@ def _nothing(*_: Any) -> None:
 
 
 def _forget_meshes() -> None:
-    """Forget the meshes that DTensor and the runtime have kept from an earlier simulation.
+    """Forget the meshes that DTensor and the runtime have kept from another simulation.
 
-    They are equal to those of this one, and name groups that are gone or that have other ranks now.
+    They are equal to those of this one or of a process group to come, and name groups that are gone and the place of
+    another rank: a weight that is cut on such a mesh is the shard of that rank.
     """
     forget_meshes()
     split_off_experts.cache_clear()

@@ -94,10 +94,8 @@ class StageModule(nn.Module):
             given += self._sums
             made = self._run(self.graphs.later_backward, given)
         else:
-            made, inputs = (
-                self._run(self.graphs.backward, given),
-                self.graphs.reduction.graph.find_nodes(op="placeholder"),
-            )
+            made = self._run(self.graphs.backward, given)
+            inputs = self.graphs.reduction.graph.find_nodes(op="placeholder")
             first = len(made) - len(inputs)
             made, self._sums = made[:first], list(made[first:])
             for look in self.on_sum:

@@ -29,9 +29,9 @@ __all__ = [
 
 
 def forget_meshes() -> None:
-    """Forget the meshes that DTensor keeps from an earlier simulation.
+    """Forget the meshes that DTensor keeps of process groups that are gone.
 
-    They are equal to those of a new one, and name groups that are gone or that have other ranks now.
+    They are equal to those of new groups, but know this process by the rank that it was.
     """
     # As `torch.distributed.tensor.debug` does it, which imports inductor.
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()  # type: ignore[no-untyped-call]

@@ -108,6 +108,9 @@ def _serve(rank: int, world: int, folder: Path, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    from legoai.runtime.torch_internals.fake_world import forget_meshes
+
+    forget_meshes()  # in the session that was forked this process may have been rank 0 of such a mesh
     _end_with_the_session()
     gc.freeze()  # what the session has made is never garbage here, and each collection would look at all of it
     stacks = _stack_file(folder, rank).open("w")

@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import FakeWork
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import _functional_collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +25,7 @@ from legoai.cost.trace.records import (
     WaitEvent,
     WaitStream,
 )
+from legoai.runtime.torch_internals.fake_world import FakeStore
 from support import simulated
 
 
@@ -160,3 +162,22 @@ def nested() -> None:
 def test_one_simulation_runs_in_a_process():
     with pytest.raises(SimulationError, match="process of its own"):
         simulated.in_a_fork(nested)
+
+
+def allocated() -> DTensor:
+    """A parameter in shards over two ranks, as `to_empty` allocates it."""
+    shards = distribute_tensor(torch.empty(4), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+    return torch.empty_like(shards)
+
+
+def cut_behind_a_simulation() -> list[float]:
+    with simulated_device(Told(), rank=0, world=2, kind="cpu"):
+        allocated()
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    mesh = allocated().device_mesh
+    return distribute_tensor(torch.arange(4.0), mesh, [Shard(0)], src_data_rank=None).to_local().tolist()
+
+
+def test_no_mesh_of_a_simulation_is_taken_for_one_of_the_process_group_behind_it():
+    """DTensor keeps the meshes of its results, which are equal for all ranks: rank 1 would get the shard of rank 0."""
+    assert simulated.in_a_fork(cut_behind_a_simulation) == [2.0, 3.0]
