@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.batch import ramp_stages
+from legoai.lowering.profile import ProfileKey, UnusableProfileError, kept_profile
+from legoai.runtime.errors import RunErrorCode
 from legoai.specs.plan import Plan
+
+_UNMEASURED: Final = "the passes over the graph decide by predicted times, as the first steps of a run do"
 
 
 def of_full_batch(plan: Plan) -> Iterator[str]:
@@ -14,6 +19,21 @@ def of_full_batch(plan: Plan) -> Iterator[str]:
     stages = ramp_stages(plan)
     if stages:
         yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
+
+
+def of_profile(plan: Plan, device: str) -> Iterator[str]:
+    """By which times and memory the passes over the graph decide, where the plan wants those that a run measures."""
+    if plan.comm is None or plan.comm.profile != "measured":
+        return
+    try:
+        found = kept_profile(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=device))
+    except UnusableProfileError as error:
+        yield f"{error} [{RunErrorCode.PROFILE_UNUSABLE}]: {_UNMEASURED}"
+        return
+    if found is None:
+        yield f"no run of this plan has measured a profile: {_UNMEASURED}"
+    else:
+        yield f"the passes over the graph decide by what a run measured on {found.hardware}"
 
 
 def of_machine(machine: Machine) -> tuple[str, ...]:

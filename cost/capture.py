@@ -41,6 +41,7 @@ from legoai.cost.trace.records import Mark
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace, records_of
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
+from legoai.lowering.graph.measured_profile import on_simulated
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
@@ -277,7 +278,7 @@ def _taken(
     recorder = Capture()
     runs: list[RepeatedBlocks] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
-        trainer = _outside_of_fake(trainer_of(program))
+        trainer = _outside_of_fake(trainer_of(program), kind)
         if containers and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
             trainer = _without_blocks(trainer, runs, containers)
             recorder.operands = {}
@@ -325,7 +326,7 @@ def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: Bl
     return dataclasses.replace(trainer, parallelize=parallelize)
 
 
-def _outside_of_fake(trainer: Trainer) -> Trainer:
+def _outside_of_fake(trainer: Trainer, kind: Kind) -> Trainer:
     """Let a program build its mesh and its model on the meta device without fake tensors, which is faster."""
 
     def outside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -344,7 +345,7 @@ def _outside_of_fake(trainer: Trainer) -> Trainer:
 
     def build_graph(*args: Any) -> StepFunction:
         assert trainer.build_graph is not None, "a program that traces its step"
-        with collectives_as_traced():
+        with collectives_as_traced(), on_simulated(kind):
             return trainer.build_graph(*args)
 
     return dataclasses.replace(

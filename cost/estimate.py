@@ -281,7 +281,11 @@ def estimate(
         ranks=simulated.ranks,
         bubble_fraction=simulated.bubble_fraction,
         whole=simulated.whole,
-        assumptions=(*assumptions.of_machine(machine), *assumptions.of_full_batch(plan)),
+        assumptions=(
+            *assumptions.of_machine(machine),
+            *assumptions.of_full_batch(plan),
+            *assumptions.of_profile(plan, _kind(machine)),
+        ),
     )
     return _with_requirements(found, plan.require)
 

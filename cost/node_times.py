@@ -62,6 +62,18 @@ class NodeTimes:
         record = _record(node, node.target, bytes)
         return None if record is None else 1e3 * self.costs(record).seconds
 
+    def transfer(self, node: fx.Node) -> tuple[str, int] | None:
+        """Return the kind and ranks of a collective, and the bytes of its buffer; None of other nodes.
+
+        Ranks are told by their distances from the first, which are the same for all groups of an axis.
+        """
+        if not isinstance(node.target, OpOverload) or operator(node.target).treatment != "collective":
+            return None
+        record = _record(node, node.target, None)
+        assert isinstance(record, Collective), "a collective"
+        first, *others = record.ranks
+        return f"{record.kind} {' '.join(str(rank - first) for rank in others)}", record.bytes
+
 
 def _record(node: fx.Node, func: OpOverload, bytes: int | None) -> Timed | None:
     """Return what the simulated device would record of a node."""

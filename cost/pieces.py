@@ -15,6 +15,7 @@ from legoai.cost.replay.key import Variation, variation_of
 from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.store import keep_piece, kept_piece
 from legoai.cost.trace.trace import Trace
+from legoai.lowering.profile import ProfileKey, digest_of
 from legoai.lowering.program import Program
 from legoai.specs.cluster import Device
 from legoai.specs.models.manifest import Manifest
@@ -96,4 +97,12 @@ def _variation(
         rank=rank,
         kind=kind,
         gpu=gpu,
+        measured=of_measured(plan, kind),
     )
+
+
+def of_measured(plan: Plan, kind: Kind) -> str:
+    """Return the digest of the profile that a run of a plan has measured, where its passes read one."""
+    if plan.comm is None or plan.comm.profile != "measured":
+        return ""
+    return digest_of(ProfileKey.of(plan.digest, ranks=plan.mesh.world_size, device=kind))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from legoai.runtime.resume import (
 from legoai.runtime.samples import Data, Stream, check_vocabulary, open_data
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import take_step
-from legoai.runtime.training import StepResult, Training
+from legoai.runtime.training import Notice, StepResult, Training
 from legoai.runtime.units import reshard_units
 
 
@@ -100,6 +100,8 @@ class TrainingLoop:
         with self._metrics() as log:
             for warning in self._warnings():
                 log.say(f"warning: {warning}")
+            if self.training.graph is not None:
+                self._tell(log, self.training.graph.told())
             resumed_from = self._resume(log)
             saved = resumed_from
             while self.step < self.options.steps and not self._stopping:
@@ -150,6 +152,14 @@ class TrainingLoop:
         )
         self.records.append(record)
         log.step(record)
+        if self.training.graph is not None:
+            self._tell(log, self.training.graph.end_step())
+
+    def _tell(self, log: MetricsLog, notices: Iterable[Notice]) -> None:
+        for notice in notices:
+            log.event(notice.event, step=self.step, **notice.values)
+            for line in notice.lines:
+                log.say(line)
 
     @torch.no_grad()
     def _validate(self, log: MetricsLog) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -54,6 +54,21 @@ class StepControl:
     on_samples: list[Callable[[MicroBatch], None]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What is told of a run once.
+
+    Attributes:
+        lines: for the terminal.
+        event: its name in the metrics.
+        values: of the event.
+    """
+
+    lines: tuple[str, ...]
+    event: str
+    values: dict[str, Any]
+
+
 class StepFunction(Protocol):
     """Forward, loss and backward of a micro batch in one."""
 
@@ -70,6 +85,12 @@ class StepFunction(Protocol):
 
     def reshard(self) -> None:
         """Free the parameters that stay gathered from micro batch to micro batch."""
+
+    def told(self) -> list[Notice]:
+        """Return what there is to be told, once."""
+
+    def end_step(self) -> list[Notice]:
+        """Note that an optimizer step is done, on every rank, and return what there is to be told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ def variation_of(
     rank: int,
     kind: str,
     gpu: Device | None,
+    measured: str = "",
 ) -> Variation | None:
     """Return which piece a program's trace follows from, and how; None where the text does not say so.
 
@@ -69,6 +70,7 @@ def variation_of(
         rank: the one that is simulated.
         kind: whose kernels the device has.
         gpu: the plan's device.
+        measured: digest of the profile that the program reads; empty where it reads none.
     """
     tree = ast.parse(text)
     depths = {path: len(of_block) for path, of_block in classes if len(set(of_block)) == 1}
@@ -82,6 +84,7 @@ def variation_of(
         ast.unparse(tree),
         [[path, [] if taken_out.deep and path in depths else of_block] for path, of_block in classes],
         [world, rank, kind, repr(gpu) if compiled else ""],
+        measured,
         state_of_code(*_SOURCES),
     ]
     if not taken_out.deep:

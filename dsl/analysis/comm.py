@@ -14,6 +14,7 @@ from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.measured_profile import supports as supports_profile
 from legoai.dsl.analysis.offload import memory_limit
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
@@ -116,6 +117,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     yield from supports_compiler(analysis)
     if compiler_rule(analysis) is None:
         yield from supports_times(analysis)
+    yield from supports_profile(analysis)
     yield from _of_a_graph(analysis) if is_traced(analysis) else _of_hooks(analysis)
     if analysis.manifest is not None:
         uneven = list(_buckets(analysis))

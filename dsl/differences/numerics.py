@@ -84,6 +84,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
         RULES: _BUCKETS,
         "reorder": NONE,
         "prefetch": NONE,
+        "profile": NONE,
         "unshard": NONE,
         "reduce": ("rounding", "gradients of micro batches are summed before, or after, those of ranks"),
     },

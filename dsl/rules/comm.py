@@ -46,7 +46,7 @@ class CommWithoutFsdp(Check):
         comm = plan.comm
         if comm is None or plan.fsdp is not None:
             return
-        for field in ("reorder", "prefetch", "unshard", "reduce"):
+        for field in ("reorder", "prefetch", "unshard", "reduce", "profile"):
             if written(comm, field) and not (field == "reduce" and plan.replicate is not None):
                 what = "nothing is reduced between ranks" if field == "reduce" else "without `fsdp` nothing is gathered"
                 yield self.at(analysis.place(comm, field), f"`{field}` has no effect: {what}", label="has no effect")

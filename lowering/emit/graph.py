@@ -8,6 +8,7 @@ from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
+from legoai.dsl.analysis.measured_profile import is_measured, prefetches_within_memory
 from legoai.dsl.analysis.offload import memory_limit, offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged
@@ -23,6 +24,7 @@ _BY_TIME = "overlap_by_time"
 _ACTIVATIONS = "offload_activations"
 _STATE = "offload_optimizer_state"
 _SELECTIVELY = "unshard_selectively"
+_PROFILE = "PROFILE"
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -33,12 +35,15 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     for name, _ in passes:
         draft.imports.name(_PACKAGE, name)
     items = tuple(Item(_with_options(lowering, draft, name), note=note) for name, note in passes)
+    if is_measured(lowering.analysis):
+        draft.constants.append(_measured(lowering, draft))
     draft.constants.append(Line(Group("(", items, ")"), "PASSES = "))
     if is_staged(lowering.analysis):
         return
     for name in ("StepGraph", "rewritten", "trace_step"):
         draft.imports.name(_PACKAGE, name)
-    draft.step.traced = lowering.note(fsdp, "backend"), Line("rewritten(graph, PASSES)", "return ")
+    options = {"profile": _PROFILE} if is_measured(lowering.analysis) else {}
+    draft.step.traced = lowering.note(fsdp, "backend"), Line(call("rewritten", "graph", "PASSES", **options), "return ")
     if offloads_some(lowering.analysis, "optimizer"):
         assert lowering.plan.offload is not None
         note = lowering.note(lowering.plan.offload, "optimizer")
@@ -68,9 +73,10 @@ def stage(lowering: Lowering, draft: Draft, arrives: str) -> tuple[Line, str]:
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:
     """A pass as the program names it, with its options."""
     options: dict[str, Node] = {}
-    if name in (_BY_COMPILER, _BY_TIME):
-        draft.imports.name("legoai.cost.node_times", "NodeTimes")
-        options["milliseconds"] = _times(lowering)
+    if name in (_BY_COMPILER, _BY_TIME, _SELECTIVELY) and is_measured(lowering.analysis):
+        options["milliseconds"] = _PROFILE
+    elif name in (_BY_COMPILER, _BY_TIME):
+        options["milliseconds"] = _times(lowering, draft)
     options |= _options(lowering, name)
     if not options:
         return name
@@ -83,17 +89,35 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
     if name == _PROACTIVELY:
         prefetch = plan.comm.prefetch if plan.comm is not None else None
         assert isinstance(prefetch, Proactive), "the pass is of its treatment"
-        return {"limit": str(prefetch.limit)}
+        found = {"limit": str(prefetch.limit)}
+        if prefetches_within_memory(lowering.analysis):
+            found["memory"] = str(memory_limit(lowering.analysis))
+            found["moments"] = str(_kept_moments(lowering))
+        return found
     if name == _SELECTIVELY or (name == _BY_TIME and memory_limit(lowering.analysis) is not None):
-        held = max(moments(lowering.analysis), int(bool(muon_parameters(lowering.analysis))))
-        return {"limit": str(memory_limit(lowering.analysis)), "moments": str(held)}
+        return {"limit": str(memory_limit(lowering.analysis)), "moments": str(_kept_moments(lowering))}
     if name in (_ACTIVATIONS, _STATE):
         return _amount(lowering, is_state=name == _STATE)
     return {}
 
 
-def _times(lowering: Lowering) -> Node:
+def _measured(lowering: Lowering, draft: Draft) -> Line:
+    """The line of the profile that the first steps of a run measure."""
+    assert lowering.plan.comm is not None, "the option is its own"
+    draft.imports.name(_PACKAGE, "MeasuredProfile")
+    options = {"plan_hash": "PLAN_HASH", "moments": str(_kept_moments(lowering))}
+    made = call("MeasuredProfile", _times(lowering, draft), **options)
+    return Line(made, f"{_PROFILE} = ", lowering.note(lowering.plan.comm, "profile"))
+
+
+def _kept_moments(lowering: Lowering) -> int:
+    """Numbers of each element of a parameter that the optimizer keeps."""
+    return max(moments(lowering.analysis), int(bool(muon_parameters(lowering.analysis))))
+
+
+def _times(lowering: Lowering, draft: Draft) -> Node:
     """The times of operators on the cluster of the plan."""
+    draft.imports.name("legoai.cost.node_times", "NodeTimes")
     use, device = lowering.plan.cluster, lowering.analysis.device
     assert device is not None and use.device != "profile", "a device of the catalogue"
     devices = use.devices_per_host(lowering.analysis.directory)

@@ -8,6 +8,7 @@ from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.compile_regions import compile_regions
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
+from legoai.lowering.graph.measured_profile import MeasuredProfile
 from legoai.lowering.graph.offload import offload_activations
 from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
@@ -23,6 +24,7 @@ from legoai.lowering.graph.trace import trace_stage, trace_step
 from legoai.lowering.graph.unshard import unshard_selectively
 
 __all__ = [
+    "MeasuredProfile",
     "StepGraph",
     "bucket_units",
     "compile_module",

@@ -35,6 +35,8 @@ from legoai.runtime.torch_internals.operators import OpOverload
 _FEWEST: Final = 2
 """Operators that compute; one alone is a kernel already."""
 
+_NODES: Final = "legoai_nodes"
+"""The entry of `node.meta` of a call with the names of the nodes of its region."""
 _RESULTS: Final = ("", "unsharded_gradient")
 """What a region makes."""
 
@@ -78,6 +80,12 @@ def _modules(graph: StepGraph) -> Iterator[fx.GraphModule]:
     yield graph.module
     if graph.later is not None:
         yield graph.later
+
+
+def nodes_of(call: fx.Node) -> tuple[str, ...]:
+    """Return the names that the nodes of a region had, by its call; none of other nodes."""
+    names: tuple[str, ...] = call.meta.get(_NODES, ())
+    return names
 
 
 def _take_results_at_once(graph: fx.Graph) -> None:
@@ -239,6 +247,7 @@ def _compile(
     with graph.inserting_after(nodes[-1]):
         call = graph.call_module(name, tuple(given))
     call.meta["val"] = [node.meta["val"] for node in results]
+    call.meta[_NODES] = tuple(node.name for node in nodes)
     set_place(call, Place(source.path, first.phase))
     last = call
     for index, node in enumerate(results):

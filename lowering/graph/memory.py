@@ -6,7 +6,7 @@ inside is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +27,13 @@ BLOCK: Final = 512
 
 def roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
     """Return, for each node, the one that has made the memory that it shows; itself, if it makes its own."""
+    return roots_in(graph.graph)
+
+
+def roots_in(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return what :func:`roots` does, of any graph."""
     found: dict[fx.Node, fx.Node] = {}
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         source = source_of(node)
         found[node] = node if source is None else found[source]
     return found
@@ -121,7 +126,10 @@ def state_bytes(graph: StepGraph, moments: int) -> dict[str, int]:
 
 
 def held_beside_state(graph: StepGraph) -> list[int]:
-    """Return the bytes that live while each node runs, in the micro batch that has most, but for the state."""
+    """Return the bytes that live while each node runs, in the micro batch that has most, but for the state.
+
+    What was measured beyond values counts: that of a node, or of the last one before it of which something is known.
+    """
     given, _ = kept_values(graph)
     inputs = sum(bytes_of(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder"))
     gradients = 0
@@ -129,7 +137,17 @@ def held_beside_state(graph: StepGraph) -> list[int]:
         gradients = sum(bytes_of(node.meta["val"]) for node in graph.inputs().values())
     numbers = BLOCK * (1 + len(graph.parameters))  # the sum of losses, and the count of steps of each parameter
     throughout = given if graph.micro_batches > 1 else ()
-    return [inputs + gradients + numbers + held for held in memory_curve(graph, throughout=throughout)]
+    curve = memory_curve(graph, throughout=throughout)
+    return [
+        inputs + gradients + numbers + held + more for held, more in zip(curve, _measured_beyond(graph), strict=True)
+    ]
+
+
+def _measured_beyond(graph: StepGraph) -> Iterator[int]:
+    more = 0
+    for node in graph.graph.nodes:
+        more = graph.beyond.get(node.name, more)
+        yield more
 
 
 def held(graph: StepGraph, moments: int) -> list[int]:

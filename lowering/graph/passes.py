@@ -17,12 +17,14 @@ from legoai.lowering.graph.bucket import bucket_units
 from legoai.lowering.graph.compile_regions import compile_regions
 from legoai.lowering.graph.deduplicate import deduplicate_unshards
 from legoai.lowering.graph.keep import keep_unsharded
+from legoai.lowering.graph.measured_profile import MeasuredProfile, measures
 from legoai.lowering.graph.offload import offload_activations
 from legoai.lowering.graph.offload_state import offload_optimizer_state
 from legoai.lowering.graph.overlap import overlap_communication
 from legoai.lowering.graph.overlap_by_time import overlap_by_time
 from legoai.lowering.graph.prefetch import prefetch_proactively
 from legoai.lowering.graph.reshard import reshard_after_forward
+from legoai.lowering.graph.rounds import SecondRound, read_notice
 from legoai.lowering.graph.schedule_overlap import schedule_overlap
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.graph.unshard import unshard_selectively
@@ -180,17 +182,35 @@ def watched(watch: Watch) -> Iterator[None]:
         _WATCHES.remove(watch)
 
 
-def rewritten(graph: StepGraph, passes: Sequence[Pass]) -> StepGraph:
+def rewritten(graph: StepGraph, passes: Sequence[Pass], *, profile: MeasuredProfile | None = None) -> StepGraph:
     """Rewrite a graph in place, and return it.
 
     Args:
         graph: as it was traced.
         passes: in their order.
+        profile: which the first steps measure, where no earlier run has; then the passes are applied again.
 
     Raises:
         ContractError: a pass would meet a graph that it does not expect; then none has run.
     """
     check(passes)
+    if profile is None:
+        _rewrite(graph, passes)
+        return graph
+    problem = profile.read(graph)
+    graph.notices.append(read_notice(problem, profile, graph))
+    if profile.profile is not None:
+        graph.beyond = profile.profile.memory
+        _rewrite(graph, passes)
+        return graph
+    traced = graph.copied()
+    _rewrite(graph, passes)
+    if measures():
+        graph.rounds = SecondRound(graph, traced, lambda again: _rewrite(again, passes), profile)
+    return graph
+
+
+def _rewrite(graph: StepGraph, passes: Sequence[Pass]) -> None:
     for watch in _WATCHES:
         watch(TRACE, graph)
     for rewrite in passes:
@@ -199,7 +219,6 @@ def rewritten(graph: StepGraph, passes: Sequence[Pass]) -> StepGraph:
         graph.module.recompile()
         for watch in _WATCHES:
             watch(_function(rewrite).__name__, graph)
-    return graph
 
 
 def _function(rewrite: Pass) -> Callable[..., None]:

@@ -3,7 +3,8 @@
     forward     gather 2, wait 1, compute 1, gather 3, wait 2   ->  gather 2, gather 3, wait 1, compute 1, wait 2
 
 While a unit computes, the buffers that are gathered ahead for the units behind it take at most the limit: that of a
-prefetch group in Algorithm 1. Gathers keep their order. What is fused is decided before, by the buckets of the plan.
+prefetch group in Algorithm 1. Nowhere do they raise what the device holds over a limit of its memory, by the memory
+curve of the graph. Gathers keep their order. What is fused is decided before, by the buckets of the plan.
 """
 
 from __future__ import annotations
@@ -13,28 +14,78 @@ from itertools import chain
 
 from torch import fx
 
+from legoai.lowering.graph.collectives import in_order
+from legoai.lowering.graph.memory import held
 from legoai.lowering.graph.overlap import Collective, begin_of_backward, gathers_of, move
 from legoai.lowering.graph.step_graph import StepGraph
 
 
-def prefetch_proactively(graph: StepGraph, *, limit: int) -> None:
-    """Start each gather as early as the limit allows, of forward in forward and of backward in backward.
+class Room:
+    """Memory that is left while each node of a graph runs, as gathers are moved ahead.
+
+    Args:
+        graph: before gathers are moved.
+        memory: of the device; None for any.
+        moments: numbers of each element of a parameter that the optimizer keeps on the device.
+    """
+
+    def __init__(self, graph: StepGraph, memory: int | None, moments: int) -> None:
+        self._memory = memory
+        self._place = in_order(graph)
+        self._held = [] if memory is None else held(graph, moments)
+
+    def take(self, gather: Collective, anchors: Sequence[fx.Node], units: range) -> int:
+        """Return the first unit with which a gather can start, and keep the room for its buffer.
+
+        Args:
+            gather: that is to start early.
+            anchors: the node before which it would start, by unit, in the order of the units.
+            units: from the first that its own limit allows, to the last.
+        """
+        if self._memory is None:
+            return units[0]
+        start, size = self._place[gather.start[-1]], _size(gather)
+        for unit, anchor in zip(units, anchors, strict=True):
+            ahead = range(self._place[anchor], start)
+            if all(self._held[place] + size <= self._memory for place in ahead):
+                for place in ahead:
+                    self._held[place] += size
+                return unit
+        return units[-1]
+
+
+def prefetch_proactively(graph: StepGraph, *, limit: int, memory: int | None = None, moments: int = 0) -> None:
+    """Start each gather as early as the limits allow, of forward in forward and of backward in backward.
 
     Args:
         graph: whose gathers start one bucket ahead.
         limit: bytes of the buffers that are gathered ahead while a unit computes; a larger one is not gathered ahead.
+        memory: of the device, which no gather that starts earlier exceeds; None for any.
+        moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
     """
     forward, backward = gathers_of(graph)
+    room = Room(graph, memory, moments)
     starts = set(chain.from_iterable(gather.start for gather in (*forward, *backward)))
-    anchors = [gather.wait[0] for gather in forward]
-    for gather, unit in zip(forward, units_ahead(_sizes(forward), limit, first=0), strict=True):
-        move(gather.start, anchors[unit])
-    if not backward:
-        return
-    anchors = [_but(begin_of_backward(graph), starts), *(_but(gather.wait[0].next, starts) for gather in backward)]
-    for index, unit in enumerate(units_ahead(_sizes(backward), limit, first=-1)):
-        gather = backward[index]
-        move(gather.start, gather.wait[0] if unit == index else anchors[unit + 1])
+    _start_ahead(forward, [gather.wait[0] for gather in forward], limit, room, first=0)
+    if backward:
+        anchors = [_but(begin_of_backward(graph), starts)]
+        for gather in backward[:-1]:
+            anchors.append(_but(gather.wait[0].next, starts))
+        _start_ahead(backward, anchors, limit, room, first=-1)
+
+
+def _start_ahead(
+    gathers: Sequence[Collective], anchors: Sequence[fx.Node], limit: int, room: Room, *, first: int
+) -> None:
+    """Start gathers with the units whose anchors are given, from the first on; the last one starts by itself."""
+    chosen: list[int] = []
+    earliest = units_ahead([_size(gather) for gather in gathers], limit, first=first)
+    for index, gather in enumerate(gathers):
+        units = range(max([earliest[index], *chosen[-1:]]), index + 1)
+        places = [gather.wait[0] if unit == index else anchors[unit - first] for unit in units]
+        chosen.append(room.take(gather, places, units))
+    for gather, index, unit in zip(gathers, range(len(gathers)), chosen, strict=True):
+        move(gather.start, gather.wait[0] if unit == index else anchors[unit - first])
 
 
 def units_ahead(sizes: Sequence[int], limit: int, *, first: int) -> list[int]:
@@ -57,8 +108,9 @@ def units_ahead(sizes: Sequence[int], limit: int, *, first: int) -> list[int]:
     return found
 
 
-def _sizes(gathers: Sequence[Collective]) -> list[int]:
-    return [gather.start[-1].meta["val"].nbytes for gather in gathers]
+def _size(gather: Collective) -> int:
+    size: int = gather.start[-1].meta["val"].nbytes
+    return size
 
 
 def _but(node: fx.Node, moving: set[fx.Node]) -> fx.Node:

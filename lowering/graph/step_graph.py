@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import fx, nn
@@ -15,6 +15,26 @@ from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.sharding import Unit
 from legoai.runtime.state_copies import StateCopies
 from legoai.runtime.torch_internals.meshes import DTensorSpec
+from legoai.runtime.training import Notice
+
+
+class Watch(Protocol):
+    """Measures nodes while they run."""
+
+    def __call__(self, node: fx.Node, run: Callable[[], Any], values: Mapping[fx.Node, Any]) -> Any:
+        """Run a node, beside values that live, and return its result."""
+
+
+class Rounds(Protocol):
+    """What rewrites a graph again between steps."""
+
+    @property
+    def watch(self) -> Watch | None:
+        """What measures the nodes of the step that is taken, if anything does."""
+
+    def end_step(self) -> None:
+        """Note that a step is done, and rewrite the graph if it is time."""
+
 
 ACTIONS: Final = ("forward", "later_forward", "backward", "later_backward", "reduction")
 """The graphs of a stage, by the names of :class:`ActionGraphs`."""
@@ -68,6 +88,9 @@ class StepGraph:
         later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
             behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
         actions: the graphs of a stage's actions, where a pass has split ``module`` to rewrite its parts.
+        beyond: bytes that were measured while nodes ran, by their names, beyond those of the values that live.
+        rounds: rewrites the graph again between steps, if anything does.
+        notices: what is to be told of the graph.
     """
 
     def __init__(
@@ -92,6 +115,9 @@ class StepGraph:
         self.output_spec: DTensorSpec | None = None
         self.later: fx.GraphModule | None = None
         self.actions: ActionGraphs | None = None
+        self.beyond: Mapping[str, int] = {}
+        self.rounds: Rounds | None = None
+        self.notices: list[Notice] = []
         self._kept: list[torch.Tensor] | None = None
 
     @property
@@ -142,7 +168,7 @@ class StepGraph:
         """Return a graph of the same nodes, on which passes can be tried."""
         graph = fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
-        return StepGraph(
+        copy = StepGraph(
             self.model,
             fx.GraphModule(self.module, graph),
             parameters=self.parameters,
@@ -150,6 +176,25 @@ class StepGraph:
             micro_batches=self.micro_batches,
             reading=self.reading,
         )
+        copy.beyond = self.beyond
+        return copy
+
+    def replace(self, other: StepGraph) -> None:
+        """Run the nodes of another graph of the same model from the next step on."""
+        self.module, self.later = other.module, other.later
+        self.units, self.state, self.beyond = other.units, other.state, other.beyond
+        self._kept = None
+
+    def end_step(self) -> list[Notice]:
+        """Note that a step is done, and return what there is to be told since the last call."""
+        if self.rounds is not None:
+            self.rounds.end_step()
+        return self.told()
+
+    def told(self) -> list[Notice]:
+        """Return what there is to be told, once."""
+        found, self.notices = self.notices, []
+        return found
 
     def reshard(self) -> None:
         """Free all gathered parameters, so that the next micro batch gathers them as they are then."""
@@ -185,9 +230,9 @@ class StepGraph:
         shards = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
         given = (*shards, *self.model.buffers(), *inputs, *(() if positions is None else (positions,)), targets)
         if self.later is None or self._kept is None:
-            loss, *values = Runner(self.module, self.on_node).run(*given)
+            loss, *values = self._runner(self.module).run(*given)
         else:
-            loss, *values = Runner(self.later, self.on_node).run(*given, *self._kept)
+            loss, *values = self._runner(self.later).run(*given, *self._kept)
         if len(values) > len(parameters):
             self._kept = values[len(parameters) :]
         for parameter, gradient in zip(parameters, values, strict=False):
@@ -195,18 +240,29 @@ class StepGraph:
         assert isinstance(loss, torch.Tensor)
         return loss
 
+    def _runner(self, module: fx.GraphModule) -> Runner:
+        return Runner(module, self.on_node, None if self.rounds is None else self.rounds.watch)
+
 
 class Runner(fx.Interpreter):
     """Runs a graph node by node, and frees each value behind its last use."""
 
-    def __init__(self, module: fx.GraphModule, on_node: Sequence[Callable[[fx.Node], None]]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, on_node: Sequence[Callable[[fx.Node], None]], watch: Watch | None = None
+    ) -> None:
         super().__init__(module)
         self._on_node = on_node
+        self._watch = watch
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a node."""
         for look in self._on_node:
             look(n)
+        if self._watch is None or n.op in ("placeholder", "output"):
+            return self._run(n)
+        return self._watch(n, lambda: self._run(n), self.env)
+
+    def _run(self, n: fx.Node) -> Any:
         if n.op != "call_module":
             return super().run_node(n)
         region, given = self.fetch_attr(str(n.target)), [self.env[source] for source in n.all_input_nodes]

@@ -5,7 +5,7 @@
 The gathers of backward are left out first for units whose gathers take most time for the bytes that stay, and where
 several micro batches make a step, the gathers of the later ones too (:mod:`~legoai.lowering.graph.keep`). What fits is
 decided on the memory curve of the graph, behind the passes that gather ahead and that offload: it is the same on every
-rank. No gather is measured: ranks that measured different times would choose different units.
+rank. So are times that were measured, on which ranks have agreed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import fx
 from legoai.lowering.graph.keep import made_of
 from legoai.lowering.graph.memory import Life, held, lives
 from legoai.lowering.graph.overlap import Collective, gathers_of
+from legoai.lowering.graph.schedule_overlap import Milliseconds
 from legoai.lowering.graph.sharding import Unit
 from legoai.lowering.graph.step_graph import StepGraph
 
@@ -43,30 +44,33 @@ class Gathered:
     forward: tuple[Collective, ...]
     backward: tuple[Collective, ...]
 
-    @property
-    def time_per_byte(self) -> float:
-        """Time of a ring's all-gathers for each gathered byte, in the time in which a link carries a byte."""
+    def time_per_byte(self, milliseconds: Milliseconds | None) -> float:
+        """Time of all-gathers of each gathered byte; where none is known, of a ring in the time of a byte on a link."""
         time = size = 0.0
         for gather in self.forward:
             collective: Any = gather.start[-1]
             ranks, bytes = int(collective.args[1]), collective.meta["val"].nbytes
-            time += (ranks - 1) * (HOP_BYTES + bytes / ranks)
+            known = None if milliseconds is None else milliseconds(collective, None)
+            time += (ranks - 1) * (HOP_BYTES + bytes / ranks) if known is None else known
             size += bytes
         return time / size
 
 
-def unshard_selectively(graph: StepGraph, *, limit: int, moments: int = 0) -> None:
+def unshard_selectively(
+    graph: StepGraph, *, limit: int, moments: int = 0, milliseconds: Milliseconds | None = None
+) -> None:
     """Leave out the gathers of units that can stay gathered.
 
     Args:
         graph: whose gathers stand where they are to be.
         limit: of the device's memory, which no unit that stays exceeds.
         moments: numbers of each element of a parameter that the optimizer keeps on the device meanwhile.
+        milliseconds: of gathers, equal on all ranks; None for those of a ring.
     """
     curve, life = held(graph, moments), lives(graph)
     several = graph.micro_batches > 1
     last_first = reversed(_gathered_units(graph))  # of equal ones, what backward frees first
-    for found in sorted(last_first, key=lambda item: item.time_per_byte, reverse=True):
+    for found in sorted(last_first, key=lambda item: item.time_per_byte(milliseconds), reverse=True):
         if not found.backward and not (several and found.unit.reshard_after_backward):
             continue
         with_unit = with_changes(curve, _changes(found, life, len(curve), throughout=several))

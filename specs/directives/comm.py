@@ -18,7 +18,10 @@ class Units(Treatment):
 
 
 class Proactive(Treatment):
-    """Gathers as early as a bound on their memory allows (DeepCompile, section 4.2), under `backend = graph`."""
+    """Gathers as early as a bound on their memory, and `require peak_memory`, allow, under `backend = graph`.
+
+    DeepCompile, section 4.2, Algorithm 1.
+    """
 
     name: ClassVar[str] = "proactive"
 
@@ -81,4 +84,13 @@ class Comm(Directive):
         Choice(("every_micro_batch", "last_micro_batch")),
         doc="When gradients are reduced under accumulation: less memory, or less communication.",
         default="every_micro_batch",
+    )
+    profile: str = option(
+        Choice(("simulated", "measured")),
+        doc=(
+            "Times and memory by which the passes of `backend = graph` decide. `simulated`: as predicted for the "
+            "plan's cluster; `measured`: the first steps of a run measure every node, all ranks agree on one profile, "
+            "and the passes are applied again; the next run begins with what was measured (DeepCompile, section 3)."
+        ),
+        default="simulated",
     )

@@ -22,6 +22,21 @@ CASES = {
         "  unshard = selective)",
         {3: "one traced graph", 4: "`units(…)` is lowered", 5: "one traced graph"},
     ),
+    "a measured profile without a graph": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm (profile = measured)",
+        {3: "`profile = measured` is not lowered: it is of the nodes of one traced graph"},
+    ),
+    "a measured profile that no pass reads": (
+        "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
+        "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB),\n  profile = measured)",
+        {5: "no pass over this graph decides by times or by memory"},
+    ),
+    "a measured profile with stages": (
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+        "fsdp on dp_shard (backend = graph) { layers.* = unit(reshard = after_backward) }\n"
+        "comm (reorder = true,\n  profile = measured)",
+        {5: "no pass over this graph decides"},
+    ),
     "torch's scheduler without a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\ncomm {\n  layers.* = bucket(compiler)\n}",
         {4: "the eager backend has none"},
@@ -180,6 +195,24 @@ CASES = {
         {3: "could overflow"},
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "comm (profile = measured) { layers.* = bucket(compiler) }",
+        "comm (profile = measured, unshard = selective)\nrequire peak_memory <= 70GiB",
+        "comm (profile = measured, reorder = true, prefetch = proactive(limit = 1GiB))\nrequire peak_memory <= 70GiB",
+        "comm (profile = measured)\noffload (activations = adaptive)\nrequire peak_memory <= 70GiB",
+        "comm (profile = measured)\noffload (optimizer = adaptive)\nrequire peak_memory <= 70GiB",
+    ],
+)
+def test_a_profile_is_measured_where_a_pass_reads_it(read: str):
+    body = f"{BATCH}mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\n{read}\n"
+    assert not refusals(HEAD + body)
+    assert "return rewritten(graph, PASSES, profile=PROFILE)" in lowered(HEAD + body).text
+    [found] = refusals((HEAD + body).replace("cpu(devices", 'profile("a.toml", devices'))
+    assert "a profile beside" in found.message
 
 
 def test_units_of_a_graph_stay_where_the_memory_curve_is_known():
