@@ -29,11 +29,11 @@ class Proactive(Treatment):
 
 
 class ByBytes(Treatment):
-    """Buckets of at least so many bytes."""
+    """So many bytes: of each bucket at least, or of what is offloaded."""
 
     name: ClassVar[str] = "bytes"
 
-    n: int = option(Size(), doc="Bytes in a bucket.")
+    n: int = option(Size(), doc="The amount.")
 
 
 class Bucket(Treatment):
