@@ -11,6 +11,7 @@ makes by measuring.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -78,6 +79,8 @@ def schedule(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None, *, is_
     with contextlib.ExitStack() as stack:
         stack.enter_context(V.set_fake_mode(mode))
         stack.enter_context(config.patch(pattern_matcher=False, force_disable_caches=True))
+        stack.enter_context(warnings.catch_warnings())  # of a run, which tells them
+        warnings.filterwarnings("ignore", message="Torchinductor does not support code generation for complex")
         if kind == "cuda":
             stack.enter_context(_as_on(kind, gpu))
             stack.enter_context(as_with_nccl())
