@@ -19,8 +19,6 @@ from legoai.specs.span import Span
 BY_COMPILER: Final = "compiler"
 _STATEMENT: Final = "`bucket(compiler)`"
 _OTHERWISE: Final = "write `bucket(module)`, and `reorder = true` to overlap it"
-_FROM_CATALOGUE: Final = "name a device of the catalogue"
-_KNOWN_FABRIC: Final = "name a fabric of the catalogue whose bandwidth is known"
 _OTHER_AXES: Final = {
     "cp": "blocks of keys that go around are added up in place, and the scheduler moves what it takes for independent",
     "ep": "how many rows an expert gets is known only when it runs, and the scheduler takes sizes",

@@ -130,13 +130,8 @@ def digest_of(graph: StepGraph) -> str:
     """Return the digest of a graph's operators and shapes, in their order."""
     digest = hashlib.sha256()
     for node in graph.graph.nodes:
-        digest.update(f"{node.name} {_described(node)}\n".encode())
+        digest.update(f"{node.name} {signature(node)}\n".encode())
     return digest.hexdigest()
-
-
-def signature(node: fx.Node) -> str:
-    """Return what decides a node's time: its operator, and the shapes and dtypes of what it takes and gives."""
-    return _described(node)
 
 
 def ratio_at(known: tuple[Transfer, ...], size: int) -> float:
@@ -151,7 +146,8 @@ def ratio_at(known: tuple[Transfer, ...], size: int) -> float:
     return ratios[-1][1]
 
 
-def _described(node: fx.Node) -> str:
+def signature(node: fx.Node) -> str:
+    """Return what decides a node's time: its operator, and the shapes and dtypes of what it takes."""
     given = map_arg((node.args, node.kwargs), lambda source: _Value(_shape(source.meta.get("val"))))
     return f"{node.target if isinstance(node.target, str | OpOverload) else _name(node)}{_plain(given)}"
 

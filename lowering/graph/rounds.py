@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -109,8 +110,7 @@ class SecondRound:
 
     def _apply(self, measured: Mapping[str, Measured]) -> Notice:
         graph, profile = self._graph, self._profile
-        found = profile_of(graph, self._traced, measured, profile)
-        path = on_first_rank(lambda: keep_profile(profile.key(graph), found))
+        found, path = on_first_rank(lambda: self._kept(measured))
         predicted, really = _totals(graph, measured, profile)
         before, order = outline(graph), _order(graph)
         profile.set(found)
@@ -120,6 +120,11 @@ class SecondRound:
         graph.replace(rewritten)
         change = Change(before, outline(graph), _moved(order, _order(graph)))
         return _notice(predicted, really, change, None if path is None else str(path))
+
+    def _kept(self, measured: Mapping[str, Measured]) -> tuple[Profile, Path | None]:
+        """Return the profile and its file, of the first rank for all: they predict alike, but for their own hosts."""
+        found = profile_of(self._graph, self._traced, measured, self._profile)
+        return found, keep_profile(self._profile.key(self._graph), found)
 
 
 def read_notice(problem: str, profile: MeasuredProfile, graph: StepGraph) -> Notice:
@@ -176,10 +181,10 @@ def _timed(
     graph: StepGraph, measured: Mapping[str, Measured], times: MeasuredProfile
 ) -> Iterator[tuple[fx.Node, Times]]:
     """Yield the nodes that take time on the device; the time of a region is shared by its nodes as is predicted."""
-    for module, node in _nodes(graph):
+    for node in graph.graph.nodes:
         if node.name not in measured:
             continue
-        milliseconds, region = measured[node.name].milliseconds, _region(module, node)
+        milliseconds, region = measured[node.name].milliseconds, _region(graph.module, node)
         if region is None:
             predicted = times.predicted(node)
             if predicted is not None:
@@ -222,11 +227,6 @@ def _totals(graph: StepGraph, measured: Mapping[str, Measured], times: MeasuredP
         Totals(sums[False][0], sums[True][0], max(values)),
         Totals(sums[False][1], sums[True][1], max(most)),
     )
-
-
-def _nodes(graph: StepGraph) -> Iterator[tuple[fx.GraphModule, fx.Node]]:
-    for node in graph.graph.nodes:
-        yield graph.module, node
 
 
 def _region(module: fx.GraphModule, node: fx.Node) -> Region | None:

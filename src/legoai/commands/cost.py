@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, announce, lacks_graph, lowered, output_file
+from legoai.commands.shared import (
+    add_no_factories,
+    add_resolution,
+    announce,
+    lacks_graph,
+    lowered,
+    note_profile,
+    output_file,
+)
 from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
@@ -156,6 +164,7 @@ def _passes(linted: Linted, arguments: Namespace) -> int:
         raise WrongUsage(f"--{given} is of one simulation, and --passes makes one for each pass")
     if lacks_graph(linted):
         return 1
+    note_profile(linted)
     found = pass_estimated(linted, profile=arguments.profile, rank=arguments.rank)
 
     from legoai.cost.report import graph_passes

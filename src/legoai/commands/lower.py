@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, output_file
+from legoai.commands.shared import add_no_factories, add_resolution, lacks_graph, lowered, note_profile, output_file
 from legoai.dsl.frontend.sources import replace_file
 
 if TYPE_CHECKING:
@@ -77,24 +77,13 @@ def _dump(linted: Linted, program: Program, folder: Path) -> None:
     print(f"wrote {len(found)} graphs into {folder}", file=sys.stderr)
 
 
-def _note_profile(linted: Linted) -> None:
-    """Say by which profile the graph's passes decide, where the plan wants one that a run measures."""
-    from legoai.cost.assumptions import of_profile
-
-    assert linted.plan is not None
-    assert linted.analysis is not None
-    is_cpu = linted.analysis.device is not None and linted.analysis.device.kind == "cpu"
-    for text in of_profile(linted.plan, "cpu" if is_cpu else "cuda"):
-        print(f"legoai: {text}", file=sys.stderr)
-
-
 def run(arguments: Namespace) -> int:
     """Lower; returns 1 where the plan has errors."""
     done = lowered(arguments)
     if done is None:
         return 1
     linted, program = done
-    _note_profile(linted)
+    note_profile(linted)
     if arguments.dump_graphs is not None:
         if lacks_graph(linted):
             return 1

@@ -121,6 +121,17 @@ def lacks_graph(linted: Linted) -> bool:
     return True
 
 
+def note_profile(linted: Linted) -> None:
+    """Say by which profile the passes over the graph decide, where the plan wants one that a run measures."""
+    from legoai.cost.assumptions import of_profile
+
+    assert linted.plan is not None
+    assert linted.analysis is not None
+    is_cpu = linted.analysis.device is not None and linted.analysis.device.kind == "cpu"
+    for text in of_profile(linted.plan, "cpu" if is_cpu else "cuda"):
+        announce(text)
+
+
 def announce(message: str) -> None:
     """Tell on standard error what is about to be run."""
     print(f"legoai: {message}", file=sys.stderr, flush=True)
