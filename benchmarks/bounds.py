@@ -6,9 +6,14 @@ each of them. Of every family some complete candidates are drawn. Each has a cos
 in a trace that is composed of what was captured; where a bound comes within 0.5% of its time, which is how far
 composition may be off, all of its blocks and micro batches are timed. Its own bound, and those of every plan on a
 random path from it to the plan with all holes open, must not exceed that cost, in time and in memory. Bounds are asked
-as the search asks, knowing what the candidates before had to compute. Where memory is limited they hold for what fits.
+as the search asks, knowing what the candidates before had to compute and to move. Where memory is limited they hold for
+what fits.
 Printed are how many were drawn and checked, what was violated, and how near the bounds come: a bound is the better the
 nearer its share of the true cost is to 1.
+
+Each family is drawn from the seed and its number, and checked in a process of its own, two of them at once. With
+`--resume FILE` what each has found is added to that file, and a later run of the same seed and code goes on behind it:
+`python -m benchmarks.bounds --minutes 25 --resume bounds.jsonl --write`.
 
 `--write` adds the run to `results/bounds.json`; each row there names its seed and the state of the code.
 """
@@ -17,67 +22,50 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
+import multiprocessing
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.drawn_plans import drawn_family, opened
 from benchmarks.machine import about_machine, write_rows
 from benchmarks.validation.__main__ import code_digest
 
 from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.least_costs.movements import Moved, moved_of
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.stages.costs import BlockWork, work_of_stages
-from legoai.dsl.lint import lint
+from legoai.cost.simulated.forking import begin_forked
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.lowering.program import LoweringError, lower
+from legoai.specs.plan import Plan
 
 RESULTS = Path(__file__).parent / "results" / "bounds.json"
 CHOSEN = 4
 """Ways to fill the holes that are drawn of each family."""
-VARIANTS = 10
-"""Plans of a family without limits of memory; a pipeline, all of which is captured anew, has one."""
-LIMITED = 3
+LIMITED = 5
 """Limits of memory of each of these."""
-LIMITS = (0.97, 1.0, 1.02, 1.1, 1.3)
+LIMITS = (0.8, 0.9, 0.97, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2, 1.3)
 """Of the peak of some candidate."""
-STAGED = 0.08
-"""Share of the families that are pipelines."""
+JOBS = 2
+"""Families that are checked at once."""
 ROUNDING = 1e-9
 """Share of a time by which sums in another order may differ."""
 COMPOSED = 0.005
 """Share by which a time that is composed of a few equal blocks may differ from that of all of them."""
-
-MODELS = (
-    'llama3("1b", n_layers = {layers})',
-    'llama3("8b", n_layers = {layers}, dim = 2048, n_heads = 16, hidden_dim = 4096)',
-    'llama3("tiny", n_layers = {layers})',
-    'gpt2("small", n_layers = {layers})',
-    'mixtral("8x7b", n_layers = {layers}, dim = 1024, n_heads = 8, hidden_dim = 2048)',
-)
-CLUSTERS = {
-    4: ("h100_sxm(devices = 4)", "a100_sxm80(devices = 4)", "h200(devices = 4)", "b200(devices = 4)"),
-    8: ("h100_sxm", "a100_sxm80", "h200", "b200", "h100_sxm(hosts = 2, devices = 4, fabric = infiniband_ndr)"),
-    32: (
-        "h100_sxm(hosts = 4, fabric = infiniband_ndr)", "a100_sxm80(hosts = 4, fabric = infiniband_hdr)",
-        "h200(hosts = 4, fabric = roce_400)", "h100_sxm(hosts = 4, fabric = ethernet_100)",
-    ),
-}  # fmt: skip
-"""Devices by their number."""
-CHECKPOINTS = (
-    "none", "full", "every(2)", "selective([attention])", "selective([attention, matmul])",
-    "selective([attention, alternate_matmul])",
-)  # fmt: skip
-SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 
 
 @dataclass(slots=True)
@@ -94,6 +82,8 @@ class Tally:
         beyond: candidates that exceed their limit of memory; of their bounds that of memory alone is compared.
         illegal: candidates that the linter refuses.
         failed: candidates that cannot be simulated.
+        taught: candidates whose bounds knew what the blocks of another had moved.
+        kinds: candidates that have more than one rank on an axis, or an option that is not the default, by its name.
         violations: bounds above the cost, told in words.
         time: share of the step that each candidate's own bound is.
         memory: likewise of the peak.
@@ -108,6 +98,8 @@ class Tally:
     beyond: int = 0
     illegal: int = 0
     failed: int = 0
+    taught: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     time: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
@@ -116,97 +108,14 @@ class Tally:
         """Take note of what an estimate does."""
         self.captured += done.startswith("running")
 
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """What plans of a family differ in: number of blocks, sequences of a step, devices, and bytes of the limit."""
-
-    layers: int
-    sequences: int
-    cluster: str
-    limit: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Plans with the same holes and the same programs but for what a :class:`Variant` says.
-
-    Attributes:
-        model: its statement, without the number of blocks.
-        batch: what else the statement says than the sequences of a step.
-        others: further statements.
-        variants: without limits of memory.
-    """
-
-    model: str
-    batch: str
-    others: tuple[str, ...]
-    variants: tuple[Variant, ...]
-
-    def text(self, one: Variant) -> str:
-        """The text of a plan."""
-        lines = (
-            "plan drawn",
-            f"model {self.model.format(layers=one.layers)}",
-            f"cluster {one.cluster}",
-            f"batch (global = {one.sequences}, {self.batch})",
-            *self.others,
-            *([] if one.limit is None else [f"require peak_memory <= {one.limit}B"]),
-        )
-        return "\n".join(lines) + "\n"
-
-
-def drawn_family(draw: random.Random) -> Family:
-    """Some plans with holes."""
-    model, staged = draw.choice(MODELS), draw.random() < STAGED
-    length = draw.choice((128, 512, 1024, 2048)) if "gpt2" not in model else draw.choice((128, 512, 1024))
-    devices = draw.choice((4, 8)) if staged else draw.choice((4, 8, 8, 32))
-    if staged:
-        schedules = ", ".join(draw.sample(SCHEDULES, 3))
-        others = [
-            "mesh (pp = auto in [1, 2], dp_shard = rest)",
-            "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_backward, after_forward]) }",
-            f"pipeline on pp (schedule = auto in [{schedules}])",
-        ]
-    elif draw.random() < 0.7:
-        sharded = "mixtral" not in model and "gpt2" not in model
-        others = [
-            f"mesh (dp_shard = rest, tp = {'auto in [1, 2, 4]' if sharded else '1'})",
-            *(["shard standard on tp"] if sharded else []),
-            "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_forward, after_backward, never]) }",
-        ]
-    else:
-        others = [
-            "mesh (dp_replicate = auto in [1, 2, 4], dp_shard = rest)",
-            "fsdp blocks on dp_replicate, dp_shard { layers.* = unit(reshard = auto in [after_forward, never]) }",
-        ]
-    others.append(f"checkpoint {{ layers.* = auto in [{', '.join(draw.sample(CHECKPOINTS, 4))}] }}")
-    others.append(f"attention {draw.choice(('flash', 'efficient', 'math') if 'gpt2' in model else ('flash', 'math'))}")
-    others.append(f"loss auto in [{', '.join(draw.sample(('eager', 'chunked(2)', 'chunked(4)'), 2))}]")
-    if draw.random() < 0.7:
-        others.append("precision (param = auto in [bf16, fp32], reduce = fp32)")
-    if not staged and draw.random() < 0.3:
-        others.append("comm (prefetch = auto in [implicit, units(2, 2)])")
-    if not staged and draw.random() < 0.2:
-        others.append("offload (optimizer = auto in [none, all])")
-    # Deeper ones have the trace of one capture, and so have three micro batches and more.
-    depths = (2, 3) if staged else draw.choice(((2, 3), (6, 7, 8, 9, 10, 12, 16), (6, 7, 8, 9, 10, 12, 16)))
-    batches = (4, 8) if staged else draw.choice(((2,), (4,), (20, 24, 32, 40, 48)))
-    every = [
-        Variant(layers, devices * batch, cluster)
-        for layers in depths
-        for batch in batches
-        for cluster in CLUSTERS[devices]
-    ]
-    variants = draw.sample(every, 1 if staged else min(VARIANTS, len(every)))
-    return Family(model, f"micro = auto in [1, 2, 4], seq_len = {length}", tuple(others), tuple(variants))
-
-
-def opened(family: Family, variant: Variant) -> OpenPlan | None:
-    """A plan of a family; None of one that is not legal."""
-    linted = lint(family.text(variant), "drawn.plan", directory=Path())
-    plan = None if linted.has_errors else OpenPlan(linted, directory=Path())
-    return None if plan is None or plan.refused else plan
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add what another tally, as plain data, has found."""
+        for name, value in other.items():
+            own = getattr(self, name)
+            if isinstance(own, Counter):
+                own.update(value)
+            else:
+                setattr(self, name, own + value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +125,7 @@ class Cost:
     seconds: float
     peak: int
     micro_batch: MicroBatchWork
+    moved: list[Moved]
     blocks: Mapping[str, BlockWork]
     whole: bool
 
@@ -233,7 +143,8 @@ class Cost:
             tally.failed += 1
             return None
         blocks = work_of_stages(found, analysis.manifest).least
-        return Cost(found.step_time, found.peak_active, work_of_micro_batch(found), blocks, found.whole)
+        moved = moved_of(found, analysis)
+        return Cost(found.step_time, found.peak_active, work_of_micro_batch(found), moved, blocks, found.whole)
 
 
 Costs = dict[tuple[int, ...], Cost | None]
@@ -247,7 +158,7 @@ def check(draw: random.Random, tally: Tally) -> Iterator[None]:
     if not plans:
         return
     tally.families += 1
-    chosen = [tuple(draw.randrange(len(hole.choices)) for hole in plans[0][1].holes) for _ in range(CHOSEN)]
+    chosen = list(itertools.islice(legal(draw, plans[0][1]), CHOSEN))
     for variant, plan in plans:
         costs: Costs = {}
         tally.plans += 1
@@ -262,6 +173,14 @@ def check(draw: random.Random, tally: Tally) -> Iterator[None]:
                 yield from compare(draw, tally, family.text(limited), other, chosen, costs, limit)
 
 
+def legal(draw: random.Random, plan: OpenPlan) -> Iterator[tuple[int, ...]]:
+    """Ways to fill the holes that the linter allows, or a few of the others where it allows hardly any."""
+    for tried in range(10 * CHOSEN):
+        choices = tuple(draw.randrange(len(hole.choices)) for hole in plan.holes)
+        if not plan.candidate(choices).errors or tried >= 9 * CHOSEN:
+            yield choices
+
+
 def compare(  # noqa: PLR0917
     draw: random.Random,
     tally: Tally,
@@ -272,7 +191,7 @@ def compare(  # noqa: PLR0917
     limit: float = math.inf,
 ) -> Iterator[None]:
     """Compare the bounds of some candidates of a plan, and of plans with fewer answers, with their costs."""
-    bounds = BoundsOf()
+    bounds, taught = BoundsOf(), False
     for choices in chosen:
         candidate = plan.candidate(choices)
         if candidate.errors or candidate.analysis is None or candidate.analysis.manifest is None:
@@ -293,9 +212,12 @@ def compare(  # noqa: PLR0917
                 cost = costs[choices] = Cost.of(candidate, tally, whole=True)
         if cost is None:
             continue
-        bounds.shared.learn(candidate.analysis, cost.micro_batch)
+        tally.taught += taught
+        taught = taught or bool(cost.moved)
+        bounds.learn(candidate.analysis, cost.micro_batch, cost.moved)
         bounds.shared.learn_blocks(candidate.analysis, cost.blocks)
         tally.candidates += 1
+        tally.kinds.update(kinds_of(candidate.plan))
         fits = cost.peak <= limit
         tally.beyond += not fits
         for kept, least in found_bounds:
@@ -319,6 +241,17 @@ def path_to(draw: random.Random, choices: Sequence[int]) -> Iterator[list[int | 
         yield list(kept)
 
 
+def kinds_of(plan: Plan) -> list[str]:
+    """What a candidate has that not every one has."""
+    mesh = plan.mesh
+    degrees = {"pp": mesh.pp, "dp_replicate": mesh.dp_replicate, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep}
+    statements = plan.canonical()
+    return [
+        *(axis for axis, ranks in degrees.items() if ranks > 1),
+        *(name for name in ("checkpoint", "comm", "loss", "offload", "require") if statements.get(name)),
+    ]
+
+
 def row_of(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
     """What a run found, as it is written."""
     shares = {
@@ -335,24 +268,61 @@ def row_of(tally: Tally, seed: int, minutes: float) -> dict[str, Any]:
     return {"seed": seed, "minutes": minutes, "code": code_digest(), **counts, **shares}
 
 
+def checked(work: tuple[int, int]) -> tuple[int, dict[str, Any]]:
+    """What a family gives that is drawn from a seed and a number; of a process that ends behind it."""
+    seed, number = work
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch warns of simulated process groups
+    tally = Tally()
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        for _ in check(random.Random(f"{seed} {number}"), tally):
+            pass
+    return number, asdict(tally)
+
+
+def before(file: Path | None, seed: int) -> tuple[dict[int, Any], float]:
+    """What the families of a seed gave in earlier runs of the same code, and how many minutes these took."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+    rows = [row for row in map(json.loads, lines) if (row["seed"], row["code"]) == (seed, code_digest())]
+    return {row["number"]: row["found"] for row in rows}, sum(row["minutes"] for row in rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bounds", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=JOBS, help="families that are checked at once")
     parser.add_argument("--candidates", type=int, default=10_000, help="after which to stop")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="keep what families gave, and go on behind it")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
-    draw, tally = random.Random(options.seed), Tally()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch warns of simulated process groups
-    begin = time.monotonic()
+    import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process
+
+    known, minutes = before(options.resume, options.seed)
+    tally, code = Tally(), code_digest()
+    for found in known.values():
+        tally.add(found)
+    begin = last = time.monotonic()
     ends = begin + 60.0 * options.minutes
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["XDG_CACHE_HOME"] = cache
-        while time.monotonic() < ends and tally.candidates < options.candidates:
-            for _ in check(draw, tally):
-                if time.monotonic() > ends or tally.candidates >= options.candidates:
-                    break
-    row = row_of(tally, options.seed, (time.monotonic() - begin) / 60)
+    numbers = ((options.seed, number) for number in itertools.count() if number not in known)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(options.jobs, begin_forked, (signal.SIG_IGN,), maxtasksperchild=1) as pool:
+        running: list[Any] = []
+        while tally.candidates < options.candidates and time.monotonic() < ends:
+            while len(running) < options.jobs:
+                running.append(pool.apply_async(checked, (next(numbers),)))
+            running[0].wait(0.1)
+            for one in [one for one in running if one.ready()]:
+                running.remove(one)
+                number, found = one.get()
+                tally.add(found)
+                now = time.monotonic()
+                row = {"seed": options.seed, "code": code, "number": number, "minutes": (now - last) / 60}
+                last = now
+                if options.resume is not None:
+                    with options.resume.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps({**row, "found": found}) + "\n")
+    row = row_of(tally, options.seed, minutes + (time.monotonic() - begin) / 60)
     print(json.dumps(row, indent=1))
     if options.write:
         rows = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []

@@ -6,9 +6,11 @@ import math
 import random
 
 import pytest
-from benchmarks.bounds import Tally, check, drawn_family, opened, path_to, row_of
+from benchmarks.bounds import Tally, check, path_to, row_of
+from benchmarks.drawn_plans import drawn_family, opened
 
 from benchmarks import bounds as command
+from benchmarks import drawn_plans
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from support.simulated import in_a_fork
 
@@ -32,7 +34,7 @@ def test_a_path_leads_from_a_candidate_to_all_holes():
 
 def checked(excess: float) -> Tally:
     """Two candidates of a drawn family and more, with bounds that are too high by a factor."""
-    command.CHOSEN = command.VARIANTS = command.LIMITED = 1
+    command.CHOSEN = drawn_plans.VARIANTS = command.LIMITED = 1
     command.LIMITS = (1.0,)
     bounded = BoundsOf.__call__
 
