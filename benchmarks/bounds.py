@@ -99,7 +99,7 @@ class Tally:
     illegal: int = 0
     failed: int = 0
     taught: int = 0
-    kinds: Counter[str] = field(default_factory=Counter)
+    kinds: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     time: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)
@@ -112,8 +112,8 @@ class Tally:
         """Add what another tally, as plain data, has found."""
         for name, value in other.items():
             own = getattr(self, name)
-            if isinstance(own, Counter):
-                own.update(value)
+            if isinstance(own, dict):
+                setattr(self, name, dict(Counter(own) + Counter(value)))
             else:
                 setattr(self, name, own + value)
 
@@ -217,7 +217,7 @@ def compare(  # noqa: PLR0917
         bounds.learn(candidate.analysis, cost.micro_batch, cost.moved)
         bounds.shared.learn_blocks(candidate.analysis, cost.blocks)
         tally.candidates += 1
-        tally.kinds.update(kinds_of(candidate.plan))
+        tally.kinds = dict(Counter(tally.kinds) + Counter(kinds_of(candidate.plan)))
         fits = cost.peak <= limit
         tally.beyond += not fits
         for kept, least in found_bounds:
