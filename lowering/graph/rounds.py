@@ -133,8 +133,8 @@ def read_notice(problem: str, profile: MeasuredProfile, graph: StepGraph) -> Not
         lines = [f"warning[{RunErrorCode.PROFILE_UNUSABLE}]: {problem}; it is measured again"] if problem else []
         first, last = WARM_UP + 1, WARM_UP + MEASURED
         lines.append(
-            f"profile = measured: the passes of the graph use predicted times; steps {first} to {last} of this run are "
-            "measured, and then they are applied again"
+            f"profile = measured: the passes of the graph use predicted times; steps {first} to {last}, counted "
+            "from where this run begins, are measured, and then they are applied again"
         )
         return Notice(lines=tuple(lines), event=EVENT, values={"source": "predicted", "problem": problem})
     path = profile.key(graph).path()
