@@ -109,7 +109,7 @@ def long_text(tmp_path_factory) -> str:
 
 @pytest.mark.timeout(300)
 def test_dozens_of_clean_plans_take_a_step(gloo, long_text):
-    plans = clean_plans(30, 1)
+    plans = clean_plans(30, 2)
     assert len(plans) >= 12
     take_a_step(plans, gloo, long_text)
 

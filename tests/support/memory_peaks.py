@@ -32,7 +32,7 @@ def tracked_peak(name: str) -> int:
 
 def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
     """Return the peak in bytes that PyTorch's tracker finds in the second step of a trainer."""
-    trainer = _outside_of_fake(trainer)
+    trainer = _outside_of_fake(trainer, "cuda")
     device = Device(type=SIM, holds_values=False)
     casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules("cuda")
     with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, casts, fake:
