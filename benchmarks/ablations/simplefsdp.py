@@ -98,9 +98,14 @@ def _of_text(row: Row) -> Claim | Unstated:
         return Unstated((row.id,), f"text: {what} {row.text('metric')}".replace("  ", " "), unstated)
     size = row.text("model").split()[-1].lower()
     tensor = "TP" in row.text("parallelism")
-    gpus = {"8b": (32, 64, 128), "70b": (32, 64, 128), "405b": (128,)}[size]
+    gpus = {"8b": (32, 64, 128), "70b": (32, 64, 128), "405b": (128,)}[size] if row.whole("pp", 1) == 1 else (128,)
     base = Setting(
-        size=size, gpus=8, tp=8 if tensor else 1, batch=row.whole("batch_size", 1), ac="full" if tensor else "none"
+        size=size,
+        gpus=8,
+        tp=8 if tensor else 1,
+        pp=row.whole("pp", 1),
+        batch=row.whole("batch_size", 1),
+        ac="full" if tensor else "none",
     )
     compiled = row.text("baseline") == "FSDP2-compile"
     metric: Metric = "throughput" if row.text("metric").startswith("throughput") else "memory"
@@ -136,7 +141,8 @@ def _no_claim(row: Row) -> str:
         ranks = row.whole("tp") * row.whole("pp")
         if ranks == 128:
             return "all 128 GPUs hold one replica, and no rank is left to shard over"
-        return "the stages of a pipeline are traced but not compiled, and compilation is what is measured"
+    if row.text("unit") == "GiB":
+        return "a difference of less than 1 GiB, and no peak of which it is one"
     return ""
 
 

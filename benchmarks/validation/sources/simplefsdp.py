@@ -8,6 +8,7 @@ Sections 3 and 5 of the paper say what SimpleFSDP does. A plan states of it:
 - Compilation is of the model without its loss. A plan compiles what lies between two collectives. What inductor's
   partitioner keeps of a compiled block for backward is what autograd keeps but for the activation of the feed-forward
   layer: with FSDP2 the simulator runs that partitioner, and both keep 38 GiB of activations of the 8B model.
+- Beside a pipeline the stages run 1F1B, and each gathers its units once a step, as FSDP2's do.
 - The eager mode of table 3 is the graph with a unit for each layer, run node by node.
 
 FSDP2 is TorchTitan's (`torchtitan.py`). TorchTitan's model rotates complex numbers, repeats keys and values and has
@@ -63,6 +64,7 @@ class Setting:
         size: of Llama 3.1: `8b`, `70b` or `405b`.
         gpus: in hosts of 8.
         tp: ranks of tensor parallelism.
+        pp: stages of a pipeline, and as many micro batches.
         batch: sequences on each rank of data parallelism.
         ac: `none` or `full`.
         compiled: whether inductor compiles the model.
@@ -73,6 +75,7 @@ class Setting:
     size: str
     gpus: int
     tp: int = 1
+    pp: int = 1
     batch: int = 1
     ac: str = "none"
     compiled: bool = True
@@ -82,10 +85,10 @@ class Setting:
     @property
     def row(self) -> Row:
         """In TorchTitan's columns."""
-        shards = self.gpus // self.tp
+        shards = self.gpus // (self.tp * self.pp)
         fields = {
             "model": f"Llama-3.1-{self.size.upper()}", "vocab": 128_256, **LLAMA[self.size], **META_H100,
-            "n_gpus": self.gpus, "gpus_per_node": 8, "dp_shard": shards, "tp": self.tp, "ac_mode": self.ac,
+            "n_gpus": self.gpus, "gpus_per_node": 8, "dp_shard": shards, "tp": self.tp, "pp": self.pp, "ac_mode": self.ac,
             "precision": "bf16", "compile": int(self.compiled), "micro_batch": self.batch,
             "global_batch": self.batch * shards, "seq_len": 8192,
         }  # fmt: skip
@@ -95,7 +98,7 @@ class Setting:
     def name(self) -> str:
         """Of the plan."""
         words = [f"llama_{self.size}", f"{self.gpus}gpus"]
-        words += [f"tp{self.tp}"] if self.tp > 1 else []
+        words += [f"{axis}{ranks}" for axis, ranks in (("tp", self.tp), ("pp", self.pp)) if ranks > 1]
         words += [f"batch{self.batch}", f"{self.ac}_ac", "compiled" if self.compiled else "eager"]
         return "_".join(words)
 
@@ -110,12 +113,17 @@ def traced(setting: Setting, *, name: str = "", source: str = "", device: str | 
     draft.say(
         llama_of(row, seq_len=row.whole("seq_len")),
         cluster_of(row, device, fabric="roce_400"),
-        batch_of(row),
-        mesh(dp_shard=row.whole("dp_shard"), tp=setting.tp),
+        batch_of(row, micro=setting.batch // setting.pp),
+        mesh(pp=setting.pp, dp_shard=row.whole("dp_shard"), tp=setting.tp),
     )
     if setting.tp > 1:
         draft.say(TENSOR_PARALLEL_LLAMA)
-    draft.say(f"fsdp on dp_shard (backend = graph) {{\n{BY_BLOCK if setting.bucketed else BY_LAYER}\n}}")
+    units = BY_BLOCK if setting.bucketed else BY_LAYER
+    if setting.pp > 1:
+        units = units.replace("= unit", "= unit(reshard = after_backward)")
+    draft.say(f"fsdp on dp_shard (backend = graph) {{\n{units}\n}}")
+    if setting.pp > 1:
+        draft.say(f"pipeline on pp (schedule = 1F1B, stages = {setting.pp})")
     if setting.reordered:
         draft.say("comm (reorder = true)")
     if setting.ac == "full":
