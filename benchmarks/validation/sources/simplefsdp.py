@@ -88,8 +88,8 @@ class Setting:
         shards = self.gpus // (self.tp * self.pp)
         fields = {
             "model": f"Llama-3.1-{self.size.upper()}", "vocab": 128_256, **LLAMA[self.size], **META_H100,
-            "n_gpus": self.gpus, "gpus_per_node": 8, "dp_shard": shards, "tp": self.tp, "pp": self.pp, "ac_mode": self.ac,
-            "precision": "bf16", "compile": int(self.compiled), "micro_batch": self.batch,
+            "n_gpus": self.gpus, "gpus_per_node": 8, "dp_shard": shards, "tp": self.tp, "pp": self.pp,
+            "ac_mode": self.ac, "precision": "bf16", "compile": int(self.compiled), "micro_batch": self.batch,
             "global_batch": self.batch * shards, "seq_len": 8192,
         }  # fmt: skip
         return Row(self.name, {name: str(value) for name, value in fields.items()})
