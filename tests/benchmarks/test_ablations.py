@@ -61,7 +61,7 @@ def test_a_ratio_of_the_text_is_a_pair_for_each_number_of_gpus():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"parallelism": "FSDP+TP+PP", "pp": "8"}, "stages of a pipeline are traced but not compiled"),
+        ({"parallelism": "FSDP+TP+PP", "pp": "8", "unit": "GiB"}, "no peak of which it is one"),
         ({"parallelism": "FSDP+TP+PP", "pp": "16"}, "no rank is left to shard over"),
         ({"system": "SimpleFSDP-Auto"}, "AsyncTP"),
         ({"model": ""}, "stated by themselves"),
