@@ -29,7 +29,6 @@ EAGERLY: Final = "write `backend = eager`"
 
 _OTHER_AXES: Final = "the graph has only collectives of shards, replicas, tensor, context and expert parallelism"
 _BESIDE_STAGES: Final = {
-    "cp": "the graph of a stage takes no positions of tokens",
     "ep": "what the rows of experts are is not handed from the graph of forward to that of backward",
 }
 """Why an axis is not lowered beside stages that are traced."""

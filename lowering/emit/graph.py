@@ -54,20 +54,25 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.train_with("build_graph", "build_graph")
 
 
-def stage(lowering: Lowering, draft: Draft, arrives: str) -> tuple[Line, str]:
-    """Return the line that traces a stage of a pipeline, and the name of the class that runs it.
+def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tuple[list[Line], str]:
+    """Return the lines that trace a stage of a pipeline, and the name of the class that runs it.
 
     Args:
         lowering: of the plan.
         draft: that imports what is named.
         arrives: what the stage takes.
+        positions: the like of those of the tokens, which stages take where their ranks hold pieces of sequences.
     """
     fsdp = lowering.plan.fsdp
     assert fsdp is not None, "a graph has units"
     for name in ("rewritten", "trace_stage"):
         draft.imports.name(_PACKAGE, name)
-    made = call("trace_stage", "model", arrives, device="device")
-    return Line(made, "graph = ", lowering.note(fsdp, "backend")), draft.imports.name(f"{_PACKAGE}.stage", "GraphStage")
+    placed = lowering.plan.mesh.cp > 1
+    made = call("trace_stage", "model", arrives, positions="positions" if placed else None, device="device")
+    lines = [Line(made, "graph = ", lowering.note(fsdp, "backend"))]
+    if placed:
+        lines.insert(0, Line(positions, "positions = ", lowering.note(lowering.plan.context)))
+    return lines, draft.imports.name(f"{_PACKAGE}.stage", "GraphStage")
 
 
 def _with_options(lowering: Lowering, draft: Draft, name: str) -> Node:

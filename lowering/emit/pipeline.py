@@ -90,8 +90,8 @@ def _add_build_stage(lowering: Lowering, draft: Draft, pipeline: Pipeline, hidde
     kind = draft.imports.name("torch.distributed.pipelining", "PipelineStage")
     arrives, traced, run = "tokens if index == 0 else hidden", list[Line](), "model"
     if is_traced(lowering.analysis):
-        trace, kind = graph.stage(lowering, draft, arrives)
-        traced, run = [trace], "rewritten(graph, PASSES)"
+        traced, kind = graph.stage(lowering, draft, arrives, empty(tokens[1:], "torch.int64"))
+        run = "rewritten(graph, PASSES)"
     made = call(
         kind,
         run,

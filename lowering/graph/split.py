@@ -39,13 +39,15 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
     """Split the graph of a stage, whose passes have been run.
 
     Args:
-        graph: which takes shards, buffers, what arrives and the gradient of the output, and gives the output, the
-            gradients of the shards, and that of what arrived where it needs one.
+        graph: which takes shards, buffers, what arrives, the positions of tokens where there are any, and the gradient
+            of the output, and gives the output, the gradients of the shards, and that of what arrived where it needs
+            one.
     """
     nodes: list[fx.Node] = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
     inputs: list[fx.Node] = list(graph.graph.find_nodes(op="placeholder"))
     count = len(graph.parameters)
-    shards, (*buffers, arrived, gradient) = inputs[:count], inputs[count:]
+    begin = count + len(list(graph.model.buffers()))
+    shards, buffers, (*arrived, gradient) = inputs[:count], inputs[count:begin], inputs[begin:]
     output, *gradients = graph.outputs()
     of_shards, of_arrived = gradients[:count], gradients[count:]
 
@@ -54,12 +56,12 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
     reduced = [node for node in _read(reduction, of_shards) if node not in reduction]
     read = _read(backward, (*of_arrived, *reduced))
     kept = [node for node in forward if node in gathered and any(user not in gathered for user in node.users)]
-    saved = [node for node in (arrived, *forward) if node in read and node not in gathered]
+    saved = [node for node in (*arrived, *forward) if node in read and node not in gathered]
     root, taken = graph.module, (*shards, *buffers, *kept, gradient, *saved)
     return ActionGraphs(
-        forward=_module(root, (*shards, *buffers, arrived), forward, (output, *saved, *kept)),
+        forward=_module(root, (*shards, *buffers, *arrived), forward, (output, *saved, *kept)),
         later_forward=_module(
-            root, (*buffers, arrived, *kept), [node for node in forward if node not in gathered], (output, *saved)
+            root, (*buffers, *arrived, *kept), [node for node in forward if node not in gathered], (output, *saved)
         ),
         backward=_module(root, taken, backward, (*of_arrived, *reduced), owned=reduced),
         later_backward=_module(root, taken, backward, of_arrived, added=reduced),

@@ -61,23 +61,29 @@ class StageModule(nn.Module):
         self._kept: list[torch.Tensor] | None = None
         self._sums: list[torch.Tensor] = []
 
-    def forward(self, arrived: torch.Tensor) -> torch.Tensor:
-        """Return what the next stage takes, or the logits."""
+    def forward(self, arrived: torch.Tensor, **placed: torch.Tensor) -> torch.Tensor:
+        """Return what the next stage takes, or the logits.
+
+        Args:
+            arrived: what the stage takes.
+            placed: `positions`, of the tokens in their sequence, where the model takes them.
+        """
         if not torch.is_grad_enabled():
-            return self._whole(arrived)
-        output: torch.Tensor = _MicroBatch.apply(self, self._needs_gradient, arrived)  # type: ignore[no-untyped-call]
+            return self._whole(arrived, **placed)
+        given = arrived, *placed.values()
+        output: torch.Tensor = _MicroBatch.apply(self, self._needs_gradient, *given)  # type: ignore[no-untyped-call]
         return output
 
-    def run_forward(self, arrived: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def run_forward(self, *arrived: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the output of a micro batch, and what its backward takes; the first of a pass gathers parameters."""
         graphs = self.graphs
         if self._kept is None:
-            output, *left = self._run(graphs.forward, [*self._shards(), *self.buffers(), arrived])
+            output, *left = self._run(graphs.forward, [*self._shards(), *self.buffers(), *arrived])
             saved = len(left) - graphs.kept
             self._kept = left[saved:]
             del left[saved:]
         else:
-            output, *left = self._run(graphs.later_forward, [*self.buffers(), arrived, *self._kept])
+            output, *left = self._run(graphs.later_forward, [*self.buffers(), *arrived, *self._kept])
         return output, [value.detach() if value is output else value for value in left]
 
     def run_backward(self, gradient: torch.Tensor, saved: list[torch.Tensor]) -> torch.Tensor | None:
@@ -139,14 +145,15 @@ class _MicroBatch(torch.autograd.Function):
     """Forward and backward of a micro batch through a stage."""
 
     @staticmethod
-    def forward(ctx: Any, stage: StageModule, _: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, stage: StageModule, _: torch.Tensor, *arrived: torch.Tensor) -> torch.Tensor:
         """Return the output."""
-        output, ctx.saved = stage.run_forward(arrived.detach())
-        ctx.stage = stage
+        output, ctx.saved = stage.run_forward(*(item.detach() for item in arrived))
+        ctx.stage, ctx.positions = stage, len(arrived) - 1
         return stage.as_output(output)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient of what arrived."""
         [gradient] = gradients
-        return None, None, ctx.stage.run_backward(ctx.stage.local_gradient(gradient), ctx.saved)
+        of_arrived = ctx.stage.run_backward(ctx.stage.local_gradient(gradient), ctx.saved)
+        return None, None, of_arrived, *[None] * ctx.positions

@@ -65,21 +65,24 @@ def trace_step(
     return _traced(model, compute, given, micro_batches=micro_batches)
 
 
-def trace_stage(model: nn.Module, given: torch.Tensor, *, device: torch.device) -> StepGraph:
+def trace_stage(
+    model: nn.Module, given: torch.Tensor, *, positions: torch.Tensor | None = None, device: torch.device
+) -> StepGraph:
     """Trace one micro batch through a stage of a pipeline: its output, and from the gradient of that all others.
 
     Args:
         model: the stage, whose units gather their parameters, with values or without.
         given: the shape and dtype of what the stage takes, on the meta device; it needs a gradient where another stage
             made it.
+        positions: likewise, of the tokens in their sequence, where the model takes them.
         device: on which the stage computes.
     """
     gradient_of: list[fx.Node] = []
     specs: list[DTensorSpec | None] = []
 
     def compute(leaves: list[DTensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
-        [arrived] = given
-        output = model(arrived)
+        arrived, *placed = given
+        output = model(arrived, **_named(placed))
         gradient = torch.empty_like(_local(output))
         tracing = get_proxy_mode()
         assert tracing is not None, "a function that is traced"
@@ -89,9 +92,12 @@ def trace_stage(model: nn.Module, given: torch.Tensor, *, device: torch.device) 
         gradients = torch.autograd.grad(output, wanted, _like_output(gradient, output))
         return [_local(output), *map(_local, gradients)]
 
-    example = torch.empty(given.shape, dtype=given.dtype, device=device, requires_grad=given.requires_grad)
+    examples = {
+        name: torch.empty(like.shape, dtype=like.dtype, device=device, requires_grad=like.requires_grad)
+        for name, like in {"arrived": given, **_named(() if positions is None else (positions,))}.items()
+    }
     with added_up():
-        graph = _traced(model, compute, {"arrived": example})
+        graph = _traced(model, compute, examples)
     graph.is_stage = True
     [made], [graph.output_spec] = gradient_of, specs
     *_, last = graph.graph.find_nodes(op="placeholder")

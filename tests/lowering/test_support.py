@@ -152,7 +152,6 @@ CASES = {
         "fsdp on dp_shard (backend = graph) {\n  layers.* = unit\n}\n"
         "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB))\noffload (activations = all,\n  optimizer = all)",
         {
-            2: "takes no positions of tokens",
             4: "the graph of backward computes both",
             7: "gather parameters once for all micro batches of a pass",
             10: "how many micro batches are in flight",

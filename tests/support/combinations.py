@@ -219,6 +219,11 @@ comm (prefetch = units(forward = 2, backward = 2))
         ),
         data=2,
     ),
+    "pipeline and context parallelism, as graphs": _four(
+        f"mesh (pp = 2, cp = 2)\ncontext on cp\n{_fsdp('cp', reshard='after_backward')}{_FULL}comm (reorder = true)\n"
+        "pipeline on pp (schedule = Interleaved1F1B)\n".replace("on cp {", "on cp (backend = graph) {"),
+        data=1,
+    ),
     "pipeline and fsdp, resharded after forward": _four(
         f"mesh (pp = 2, dp_shard = 2)\n{_fsdp()}pipeline on pp (schedule = 1F1B)\n{_FULL}", data=2
     ),

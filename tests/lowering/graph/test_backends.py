@@ -232,6 +232,20 @@ PLANS = {
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = true)",
     ),
+    "stages beside context parallelism": (
+        HEAD,
+        "mesh (pp = 2, cp = 2)\ncontext on cp\npipeline on pp (schedule = 1F1B)\n"
+        "fsdp on cp { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "stages beside context parallelism, several on each rank": (
+        HEAD,
+        "mesh (pp = 2, cp = 2)\ncontext on cp (rotate = alltoall)\npipeline on pp (schedule = Interleaved1F1B)\n"
+        "fsdp on cp { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "(reorder = true)",
+    ),
     "stages of replicas": (
         HEAD,
         "mesh (pp = 2, dp_replicate = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
