@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.estimate import Estimate
 from legoai.cost.kernels.model_flops import DECODERS
@@ -22,8 +23,8 @@ from legoai.cost.profiles import Profile
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.shared_work import COPIES
 from legoai.cost.trace.marks import MICRO_BATCH
-from legoai.cost.trace.records import Kernel, Mark, TensorType
-from legoai.cost.trace.trace import records_of
+from legoai.cost.trace.records import Kernel, Mark, Record, TensorType
+from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below
@@ -34,6 +35,10 @@ from legoai.specs.models.manifest import Manifest
 
 _DECIDE: Final = ("model", "attention", "precision")
 """Statements on which the kernels of a block depend, beside degrees and batch."""
+
+
+_Key: TypeAlias = tuple[str, MovementKind, str, float]
+"""Phase, kind, rate and bytes for a token of equal kernels."""
 
 
 class Moved(NamedTuple):
@@ -61,18 +66,44 @@ def moved_of(found: Estimate, analysis: Analysis) -> list[Moved]:
         return []
     above = blocks[0].rpartition(".")[0]
     tokens = local_tokens(plan)
-    counts: Counter[tuple[str, MovementKind, str, float]] = Counter()
+    counts: Counter[_Key] = Counter()
     batches = 0
-    for item in records_of(rank.trace.between(rank.span)):
-        if isinstance(item, Mark):
-            batches += item.name.startswith(MICRO_BATCH)
-        elif isinstance(item, Kernel) and item.phase in ("forward", "backward") and below(item.module, above):
-            work = work_of(item) if kind_of(item.op) not in COPIES else None
-            size = _moved_by_tokens(item, tokens, plan.batch.micro_batch)
-            if isinstance(work, Movement) and size > 0:
-                counts[item.phase, work.kind, work.rate, size / tokens] += 1
+    known: dict[int, _Kernels] = {}
+    for item in rank.trace.between(rank.span):
+        if isinstance(item, Instance):  # of a segment that is looked at once, however often it is repeated
+            place = id(item.segment)
+            if place not in known:
+                known[place] = _kernels_of(item.segment.records, tokens, plan.batch.micro_batch)
+            kernels = known[place]
+        else:
+            kernels = _kernels_of((item,), tokens, plan.batch.micro_batch)
+        batches += kernels.batches
+        for module, count in kernels.of_modules.items():
+            if below(item.path(module) if isinstance(item, Instance) else module, above):
+                counts.update(count)
     each = max(1, batches) * len(blocks)
     return [Moved(*key, count // each) for key, count in sorted(counts.items()) if count >= each]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """What some records move of tensors that have features of every token, by module, and micro batches they begin."""
+
+    of_modules: Mapping[str, Counter[_Key]]
+    batches: int
+
+
+def _kernels_of(records: Iterable[Record], tokens: int, sequences: int) -> _Kernels:
+    found: defaultdict[str, Counter[_Key]] = defaultdict(Counter)
+    batches = 0
+    for record in records:
+        if isinstance(record, Mark):
+            batches += record.name.startswith(MICRO_BATCH)
+        elif isinstance(record, Kernel) and record.phase in ("forward", "backward") and record.module:
+            work = work_of(record) if kind_of(record.op) not in COPIES else None
+            if isinstance(work, Movement) and (size := _moved_by_tokens(record, tokens, sequences)) > 0:
+                found[record.module][record.phase, work.kind, work.rate, size / tokens] += 1
+    return _Kernels(found, batches)
 
 
 def _moved_by_tokens(kernel: Kernel, tokens: int, sequences: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.least_costs.movements import Moved, moved_of, seconds_of_block
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.cost.trace.trace import records_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
@@ -39,7 +41,14 @@ def simulated(text: str) -> tuple[float, list[Moved]]:
     """Seconds of a step, and what its blocks moved."""
     analysis = analysed(text)
     estimated = estimate(lower(analysis), analysis.plan, analysis.manifest)
-    return estimated.metric("step_time", "seconds"), moved_of(estimated, analysis)
+    moved = moved_of(estimated, analysis)
+    # Told of every record by itself, it is the same as of segments that are looked at once each.
+    [rank] = estimated.ranks
+    assert rank.trace.segmented
+    one_by_one = dataclasses.replace(rank.trace, items=tuple(records_of(rank.trace.items)))
+    alone = dataclasses.replace(estimated, ranks=(dataclasses.replace(rank, trace=one_by_one),))
+    assert moved == moved_of(alone, analysis)
+    return estimated.metric("step_time", "seconds"), moved
 
 
 @pytest.fixture(scope="module")
