@@ -71,6 +71,7 @@ def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tu
     made = call("trace_stage", "model", arrives, positions="positions" if placed else None, device="device")
     lines = [Line(made, "graph = ", lowering.note(fsdp, "backend"))]
     if placed:
+        assert lowering.plan.context is not None, "lint asks for the style of an axis of sequences"
         lines.insert(0, Line(positions, "positions = ", lowering.note(lowering.plan.context)))
     return lines, draft.imports.name(f"{_PACKAGE}.stage", "GraphStage")
 
