@@ -66,10 +66,11 @@ def piece_of(
     variation = _variation(program, plan, manifest, rank=rank, kind=kind, gpu=gpu)
     if variation is not None:
         piece = kept_piece(variation.key)
-        if piece is not None:
-            depths = {path: depth for path, depth in variation.depths.items() if path in piece.depths}
-            if piece.follows(depths, variation.micro_batches):
-                return PieceOf(piece, depths, variation.micro_batches)
+        if piece is not None and piece.follows(variation.depths, variation.micro_batches):
+            return PieceOf(piece, variation.depths, variation.micro_batches)
+        piece = kept_piece(variation.key_at_depth)
+        if piece is not None and piece.follows({}, variation.micro_batches):
+            return PieceOf(piece, {}, variation.micro_batches)
     with capturing():
         from legoai.cost.capture import capture, capture_piece
 
@@ -79,7 +80,8 @@ def piece_of(
     if isinstance(captured, Trace):
         return captured
     if variation is not None:
-        keep_piece(variation.key, captured)
+        any_depth = variation.depths.keys() <= captured.depths.keys()
+        keep_piece(variation.key if any_depth else variation.key_at_depth, captured)
     return PieceOf(captured, captured.depths, captured.wanted)
 
 

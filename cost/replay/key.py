@@ -44,6 +44,11 @@ class Variation:
     depths: dict[str, int]
     micro_batches: int
 
+    @property
+    def key_at_depth(self) -> str:
+        """The key of a piece whose blocks were all captured, from which programs of the same depth follow alone."""
+        return hashlib.sha256(json.dumps([self.key, self.depths]).encode()).hexdigest()
+
 
 def variation_of(
     text: str,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
 import legoai
 from legoai.cost import capture as capturing
 from legoai.cost.code_state import state_of_code
+from legoai.cost.estimate import estimate
 from legoai.cost.replay import store
 from legoai.cost.replay.file import load, save
 from legoai.cost.replay.key import Variation, variation_of
@@ -194,3 +196,22 @@ def test_a_folder_that_others_may_write_is_not_read(written, folder):
     assert kept_piece("a") is None
     keep_piece("b", load(written))
     assert not (folder / "b.json").exists()
+
+
+def step_times(*texts: str) -> list[float]:
+    """Seconds of the steps of plans, which are simulated one after the other."""
+    found = []
+    for text in texts:
+        plan = resolved(text)
+        found.append(estimate(lowered(text), plan, manifest_of(plan.model.source()), directory=Path()).step_time)
+    return found
+
+
+@pytest.mark.parametrize("more", ["", "comm (prefetch = units(2, 2))\n"], ids=["few blocks", "all blocks"])
+def test_other_depths_do_not_follow_from_what_all_blocks_were_captured_for(more, tmp_path, monkeypatch):
+    plans = [changed("n_layers = 9", f"n_layers = {depth}") + more for depth in (6, 9, 6)]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "together"))
+    together = simulated.in_a_fork(step_times, *plans)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "alone"))
+    assert together == [together[0], *simulated.in_a_fork(step_times, plans[1]), together[0]]
+    assert together[0] < together[1]
