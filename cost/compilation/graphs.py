@@ -165,7 +165,9 @@ class Graph:
                 _tagged_checkpoints(call.module),
                 tracing(TracingContext(mode)),
                 saved_tensors_hooks(_as_it_is, _as_it_is),
-                functorch_config.patch(force_non_lazy_backward_lowering=True, unlift_effect_tokens=True),
+                functorch_config.patch(
+                    donated_buffer=True, force_non_lazy_backward_lowering=True, unlift_effect_tokens=True
+                ),
             ):
                 self.compiled(*given)
         finally:

@@ -33,6 +33,7 @@ from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.dynamo import without_dynamo
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from legoai.runtime.torch_internals.fake_world import FakeStore, FakeWork, forget_meshes
+from legoai.runtime.torch_internals.graphs import functorch_config
 from legoai.runtime.torch_internals.patching import original, patched, patched_attribute
 
 _WRAP: Final = "torch.distributed._functional_collectives:_maybe_wrap_tensor"
@@ -76,6 +77,9 @@ def simulated_device(recorder: Recorder, *, rank: int, world: int, kind: Kind) -
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):
             stack.enter_context(patched(f"torch.autograd.profiler:record_function.{name}", silent))
+        # PyTorch compiles a backward when it is first called. One that keeps its graph, as the first half of a split
+        # one does, then overwrites no buffer; here it is compiled with its forward, and has no values to overwrite.
+        stack.enter_context(functorch_config.patch(donated_buffer=False))
         # The simulated device has no random state, and torch 2.12 asks CUDA for that of pipeline stages.
         stack.enter_context(patched("torch.random:fork_rng", lambda *_, **__: contextlib.nullcontext()))
         # Values that other ranks reduce are not there to be read; on the simulated device all ranks measure the same.

@@ -1,6 +1,6 @@
 """Private names of torch's graph compiler above inductor, which trace a module and split its graph.
 
-`torch.compile` has no public parts. Imported only where a compiled module is simulated.
+`torch.compile` has no public parts.
 """
 
 from collections.abc import Callable, Mapping
