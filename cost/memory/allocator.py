@@ -9,18 +9,25 @@ what remains is of use; neighbours that are free are joined; segments are kept u
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias
 
 MIB: Final = 2**20
 BLOCK: Final = 512
-"""Bytes to a multiple of which every block is rounded."""
+"""Bytes to a multiple of which every block is rounded: the unit of sizes and addresses in a pool."""
 SMALL: Final = MIB
 SMALL_SEGMENT: Final = 2 * MIB
 LARGE_FROM: Final = 10 * MIB
 LARGE_SEGMENT: Final = 20 * MIB
 SEGMENT_STEP: Final = 2 * MIB
-_ADDRESS_BITS: Final = 64
-_ADDRESS: Final = 2**_ADDRESS_BITS - 1
+ADDRESS_BITS: Final = 40
+"""Of a block's number, below its size."""
+ADDRESS: Final = 2**ADDRESS_BITS - 1
+GIVEN_BACK: Final = -1
+"""In the place of a size: the storage is given back."""
+
+PoolKey: TypeAlias = tuple[int, bool]
+"""Stream, and whether the blocks are small."""
 
 
 def round_block(size: int) -> int:
@@ -45,154 +52,153 @@ def segment_size(block: int) -> int:
     return -(-block // SEGMENT_STEP) * SEGMENT_STEP
 
 
+def pool_key(stream: int, size: int) -> PoolKey:
+    """Return the pool that serves a request of some bytes."""
+    return stream, round_block(size) <= SMALL
+
+
 class OutOfMemoryError(RuntimeError):
     """The device has no memory for a request, even when all cached segments are given back."""
 
 
-class Block:
-    """A piece of a segment, with its neighbours."""
-
-    __slots__ = ("address", "after", "before", "free", "size")
-
-    def __init__(self, address: int, size: int) -> None:
-        self.address = address
-        self.size = size
-        self.free = True
-        self.before: Block | None = None
-        self.after: Block | None = None
-
-
 class Pool:
-    """The free blocks of one stream, small or large, ordered by size and then address.
+    """The blocks of one stream, small or large.
+
+    A block is one number: its size above the bits of its address, both in units of 512 bytes. So the smallest block
+    that fits, and of equal ones that of the lowest address, is found by bisection, and hundreds of thousands of
+    requests make no objects.
 
     Attributes:
-        stream: of the blocks.
-        keys: of the blocks, ascending: a block's size above the bits of its address.
-        blocks: by their addresses.
+        free: blocks that are free, ascending.
+        starts: the end of each of them by its address.
+        ends: the address of each of them by its end.
+        used: blocks that are in use, by the handles of their storages.
+        segments: the end of each segment by its address; between two of them lies a unit that is of neither.
+        top: address of the next segment.
+        reserved: bytes of the segments.
+        grow: is asked for the bytes of a segment before it is taken from the device.
     """
 
-    __slots__ = ("blocks", "keys", "stream")
+    __slots__ = ("ends", "free", "grow", "least", "reserved", "segments", "starts", "top", "used")
 
-    def __init__(self, stream: int) -> None:
-        self.stream = stream
-        self.keys: list[int] = []
-        self.blocks: dict[int, Block] = {}
+    def __init__(self, *, small: bool, grow: Callable[[int], None] | None = None) -> None:
+        self.grow = grow
+        self.free: list[int] = []
+        self.starts: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        self.used: dict[int, int] = {}
+        self.segments: dict[int, int] = {}
+        self.top = self.reserved = 0
+        self.least = 1 if small else SMALL // BLOCK + 1
+        """Units of what remains of a block from which on it is split off."""
 
-    def add(self, block: Block) -> None:
-        """Take a block that is free."""
-        insort(self.keys, block.size << _ADDRESS_BITS | block.address)
-        self.blocks[block.address] = block
+    def serve(self, handles: Iterable[int], sizes: Iterable[int]) -> None:
+        """Serve requests one by one.
 
-    def remove(self, block: Block) -> None:
-        """Give a block out."""
-        del self.keys[bisect_left(self.keys, block.size << _ADDRESS_BITS | block.address)]
-        del self.blocks[block.address]
+        Args:
+            handles: of the storages.
+            sizes: of the blocks, in units, at least 1; `GIVEN_BACK` for a storage that is given back.
 
-    def take(self, size: int) -> Block | None:
-        """Give out the smallest free block of at least a size; None where none is."""
-        keys = self.keys
-        place = bisect_left(keys, size << _ADDRESS_BITS)
-        return self.blocks.pop(keys.pop(place) & _ADDRESS) if place < len(keys) else None
+        Raises:
+            OutOfMemoryError: one does not fit.
+        """
+        free, starts, ends, used, least = self.free, self.starts, self.ends, self.used, self.least
+        for handle, size in zip(handles, sizes, strict=True):
+            if size < 0:
+                block = used.pop(handle)
+                start = block & ADDRESS
+                end = start + (block >> ADDRESS_BITS)
+                before = ends.pop(start, None)
+                if before is not None:
+                    del free[bisect_left(free, (start - before) << ADDRESS_BITS | before)]
+                    start = before
+                after = starts.pop(end, None)
+                if after is not None:
+                    del free[bisect_left(free, (after - end) << ADDRESS_BITS | end)]
+                    end = after
+                starts[start] = end
+                ends[end] = start
+                insort(free, (end - start) << ADDRESS_BITS | start)
+                continue
+            place = bisect_left(free, size << ADDRESS_BITS)
+            block = free.pop(place) if place < len(free) else self._segment(size)
+            start, whole = block & ADDRESS, block >> ADDRESS_BITS
+            end = start + whole
+            del starts[start]
+            if whole - size >= least:
+                middle = start + size
+                starts[middle] = end
+                ends[end] = middle
+                insort(free, (whole - size) << ADDRESS_BITS | middle)
+                used[handle] = size << ADDRESS_BITS | start
+            else:
+                del ends[end]
+                used[handle] = block
+
+    def _segment(self, size: int) -> int:
+        """Take the segment from the device that serves a block of a size."""
+        wanted = segment_size(size * BLOCK)
+        if self.grow is not None:
+            self.grow(wanted)
+        start, units = self.top, wanted // BLOCK
+        self.segments[start] = self.starts[start] = end = start + units
+        self.ends[end] = start
+        self.top = end + 1
+        self.reserved += wanted
+        return units << ADDRESS_BITS | start
+
+    def release(self) -> int:
+        """Give back the segments of which nothing is in use; return their bytes."""
+        before = self.reserved
+        for start, end in [pair for pair in self.segments.items() if self.starts.get(pair[0]) == pair[1]]:
+            del self.segments[start], self.starts[start], self.ends[end]
+            del self.free[bisect_left(self.free, (end - start) << ADDRESS_BITS | start)]
+            self.reserved -= (end - start) * BLOCK
+        return before - self.reserved
 
 
 class CachingAllocator:
     """The allocator of one device.
 
     Attributes:
+        capacity: bytes for segments; None for no limit.
+        pools: by stream, and whether their blocks are small.
         reserved: bytes taken from the device.
-        allocated: bytes of the blocks that are in use.
         peak_reserved: the most that `reserved` was.
-        peak_allocated: the most that `allocated` was.
         retries: how often cached segments were given back because memory had run out.
     """
 
     def __init__(self, *, capacity: int | None = None) -> None:
         """Make the allocator of a device with `capacity` bytes for segments; None for no limit."""
         self.capacity = capacity
-        self.reserved = self.allocated = self.peak_reserved = self.peak_allocated = self.retries = 0
-        self.pools: dict[tuple[int, bool], Pool] = {}
-        self.used: dict[int, tuple[Block, Pool, bool]] = {}
-        self.next_address = 0
+        self.pools: dict[PoolKey, Pool] = {}
+        self.reserved = self.peak_reserved = self.retries = 0
 
-    def allocate(self, handle: int, size: int, stream: int) -> None:
-        """Serve a request of some bytes on a stream, to be known by a handle.
+    @property
+    def allocated(self) -> int:
+        """Bytes of the blocks that are in use."""
+        return sum(block >> ADDRESS_BITS for pool in self.pools.values() for block in pool.used.values()) * BLOCK
 
-        Raises:
-            OutOfMemoryError: it does not fit.
-        """
-        assert handle not in self.used
-        wanted = -(-size // BLOCK) * BLOCK  # as `round_block`, of which there are hundreds of thousands
-        if not wanted:
-            return
-        small = wanted <= SMALL
-        pool = self.pools.get((stream, small))
-        if pool is None:
-            pool = self.pools[stream, small] = Pool(stream)
-        block = pool.take(wanted) or self.new_segment(wanted)
-        rest = block.size - wanted
-        if rest >= BLOCK if small else rest > SMALL:
-            behind = Block(block.address + wanted, rest)
-            behind.before, behind.after = block, block.after
-            if block.after is not None:
-                block.after.before = behind
-            block.after, block.size = behind, wanted
-            pool.add(behind)
-        block.free = False
-        self.used[handle] = block, pool, small
-        self.allocated += block.size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-
-    def free(self, handle: int) -> None:
-        """Take back what a handle stands for; nothing if it was of no bytes."""
-        held = self.used.pop(handle, None)
-        if held is None:
-            return
-        block, pool, _ = held
-        self.allocated -= block.size
-        before, after = block.before, block.after
-        if before is not None and before.free:
-            pool.remove(before)
-            _join(before, block)
-            block = before
-        if after is not None and after.free:
-            pool.remove(after)
-            _join(block, after)
-        block.free = True
-        pool.add(block)
-
-    def reset_peaks(self) -> None:
-        """Start new measurements of the peaks."""
-        self.peak_reserved, self.peak_allocated = self.reserved, self.allocated
+    def pool(self, key: PoolKey) -> Pool:
+        """Return the pool of a key."""
+        found = self.pools.get(key)
+        if found is None:
+            found = self.pools[key] = Pool(small=key[1], grow=self._grow)
+        return found
 
     def release_cached(self) -> None:
         """Give back the segments of which nothing is in use, as `torch.cuda.empty_cache` does."""
-        for pool in self.pools.values():
-            for block in list(pool.blocks.values()):
-                if block.before is None and block.after is None:
-                    pool.remove(block)
-                    self.reserved -= block.size
+        self.reserved -= sum(pool.release() for pool in self.pools.values())
 
-    def new_segment(self, wanted: int) -> Block:
-        """Take the segment from the device that serves a block of a size."""
-        size = segment_size(wanted)
+    def _grow(self, size: int) -> None:
+        """Make room for a segment, and count it."""
         if self.capacity is not None and self.reserved + size > self.capacity:
             self.retries += 1
             self.release_cached()
             if self.reserved + size > self.capacity:
                 raise OutOfMemoryError(
-                    f"{wanted} bytes do not fit: {self.reserved} of {self.capacity} are reserved, and {self.allocated} "
-                    "of these are in use"
+                    f"a segment of {size} bytes does not fit: {self.reserved} of {self.capacity} are reserved, and "
+                    f"{self.allocated} of these are in use"
                 )
-        block = Block(self.next_address, size)
-        self.next_address += size
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-        return block
-
-
-def _join(first: Block, second: Block) -> None:
-    """Let the first of two neighbours take the place of both."""
-    first.size += second.size
-    first.after = second.after
-    if second.after is not None:
-        second.after.before = first

@@ -12,11 +12,13 @@ from typing import Final
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.memory.effects import MemoryEffects, effect_of, survive
 from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Kernel, Mark, Phase, Resize
-from legoai.cost.trace.segments import Instance
-from legoai.cost.trace.trace import Trace
+from legoai.cost.trace.segments import Instance, Item
+from legoai.cost.trace.trace import Trace, length
 
 _TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
 """Records from which the phases of a step and its memory are told."""
+_TOLD: Final = 3
+"""Rounds from which on some may be left out: the first names what was not made by one like it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
     phase: Phase = "other"
     peak_phase: Phase = phase
     by_phase: dict[Phase, int] = {}
-    for index, item in trace.placed(_TELLING):
+    for index, item in _followed(trace, sizes):
         if isinstance(item, Kernel):
             phase = item.phase
         elif isinstance(item, Mark):
@@ -129,6 +131,39 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
         by_phase=by_phase,
         live=live,
     )
+
+
+def _followed(trace: Trace, sizes: dict[int, int]) -> Iterator[tuple[int, Item]]:
+    """Yield what tells of memory, as :meth:`Trace.placed`; of rounds that find what the one before found only one.
+
+    Args:
+        trace: of one rank.
+        sizes: bytes of the storages that are there, as they are when the next item is asked for.
+    """
+    rounds = trace.rounds
+    if rounds is None or rounds.count < _TOLD:
+        yield from trace.placed(_TELLING)
+        return
+    starts = list(itertools.accumulate(map(length, trace.items), initial=0))
+
+    def part(begin: int, end: int) -> Iterator[tuple[int, Item]]:
+        for place in range(begin, end):
+            item = trace.items[place]
+            if type(item) is Instance or type(item) in _TELLING:
+                yield starts[place], item
+
+    yield from part(0, rounds.first)
+    before: dict[int, int] = {}
+    for done in range(rounds.count):
+        moved = rounds.moved(before, sizes, 1) if done >= _TOLD - 1 else None
+        if moved is not None:
+            for number in moved:
+                sizes[number + rounds.shift * (rounds.count - done)] = sizes.pop(number)
+            break
+        before = dict(sizes)
+        begin = rounds.first + done * rounds.length
+        yield from part(begin, begin + rounds.length)
+    yield from part(rounds.stop, len(trace.items))
 
 
 def _size(sizes: Mapping[int, int], storage: int) -> int:

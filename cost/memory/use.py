@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.memory.reserving import Reserved, reserve
+from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.trace import Trace
@@ -52,20 +52,12 @@ def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
         )  # fmt: skip
     workspace = _workspace(trace, machine)
     outside = _outside(trace, machine)
-    free: Reserved = reserve(trace)
-    reserved, retries = free.peak_reserved + workspace, 0
-    fits: bool | None = None
-    if capacity is not None:
-        left = capacity - workspace - sum(outside.values())
-        fits = free.peak_reserved <= left
-        if not fits and free.peak_allocated <= left:  # else no allocator could serve it
-            tight = reserve(trace, capacity=left)
-            fits, retries = tight.fits, tight.retries
-            if fits:
-                reserved = tight.peak_reserved + workspace
+    left = None if capacity is None else capacity - workspace - sum(outside.values())
+    found = reserve(trace, capacity=left)
     return MemoryUse(
-        reserved=reserved, workspace=workspace, outside=outside, capacity=capacity, retries=retries, fits=fits
-    )
+        reserved=found.peak_reserved + workspace, workspace=workspace, outside=outside, capacity=capacity,
+        retries=found.retries, fits=None if capacity is None else found.fits,
+    )  # fmt: skip
 
 
 def _workspace(trace: Trace, machine: Machine) -> int:

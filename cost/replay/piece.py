@@ -21,6 +21,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import NONE, renumbered
 from legoai.cost.trace.records import Allocate, Mark, Record
+from legoai.cost.trace.rounds import Rounds
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.cost.trace.trace import Trace
 from legoai.cost.trace.translation import Translation
@@ -203,8 +204,9 @@ class Piece:
         wanted = self.wanted if micro_batches is None else micro_batches
         missing, names = self._blocks(depths or {}, wanted)
         with uncollected():
-            items = tuple(_Composition(self, names, missing, wanted - self.taken).items())
-        return Trace(rank=self.rank, world=self.world, stage=0, items=items)
+            composition = _Composition(self, names, missing, wanted - self.taken)
+            items = tuple(composition.items())
+        return Trace(rank=self.rank, world=self.world, stage=0, items=items, rounds=composition.rounds)
 
     def follows(self, depths: Mapping[str, int], micro_batches: int) -> bool:
         """Whether the trace of a program follows from the piece; arguments are those of :meth:`trace`."""
@@ -296,16 +298,21 @@ class _Composition:
         self.block_period = piece.period
         self.batch_period = piece.period * (2 + max(map(len, names), default=0))
         self.translations: dict[tuple[tuple[Move, ...], int], Translation | None] = {}
+        self.rounds: Rounds | None = None
+        """The micro batches that are repeated, once their items were made."""
 
     def items(self) -> Iterator[Item]:
         """Yield the items of the trace."""
-        yield from self._once(self.piece.before)
+        before = list(self._once(self.piece.before))
+        yield from before
         if self.piece.repeated:
             batches = range(self.more + 1)
             nodes = [list(self._of_batches(node, batches)) for node in self.piece.repeated]
             for batch in batches:
                 for found in nodes:
                     yield from found[batch]
+            length = sum(len(found[0]) for found in nodes)
+            self.rounds = Rounds(first=len(before), length=length, count=len(batches), shift=self.batch_period)
         yield from self._once(self.piece.behind)
 
     def _once(self, nodes: Sequence[Node]) -> Iterator[Item]:

@@ -12,6 +12,7 @@ from typing import Final, overload
 
 from legoai.cost.trace.numbers import FIELD, renumbered
 from legoai.cost.trace.records import Mark, Record
+from legoai.cost.trace.rounds import Rounds
 from legoai.cost.trace.segments import KIND_OF, Instance, Item
 from legoai.cost.trace.translation import Translation
 
@@ -37,6 +38,7 @@ class Trace:
         stage: its coordinate on the pipeline axis.
         items: ops, and instances of segments.
         translation: from the names in the segments to those of this rank; None where they are the same.
+        rounds: equal micro batches among the items; None where none are known.
     """
 
     rank: int
@@ -44,6 +46,7 @@ class Trace:
     stage: int
     items: Sequence[Item]
     translation: Translation | None = None
+    rounds: Rounds | None = None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
@@ -72,7 +75,7 @@ class Trace:
         """Yield all instances, and the ops of some types, each with the sequence number of its first record."""
         if not self.segmented:
             return ((index, item) for index, item in enumerate(self.items) if type(item) in kinds)
-        starts = itertools.accumulate(map(_length, self.items), initial=0)
+        starts = itertools.accumulate(map(length, self.items), initial=0)
         return (
             (index, item)
             for index, item in zip(starts, self.items, strict=False)
@@ -87,7 +90,7 @@ class Trace:
         """
         if not self.segmented:
             return self.items[span.start : span.stop]
-        ends = list(itertools.accumulate(map(_length, self.items), initial=0))
+        ends = list(itertools.accumulate(map(length, self.items), initial=0))
         return self.items[bisect.bisect_left(ends, span.start) : bisect.bisect_left(ends, span.stop)]
 
     @functools.cached_property
@@ -134,7 +137,8 @@ def records_of(items: Iterable[Item], translation: Translation | None = None) ->
             yield from map(translation.record, item.records())
 
 
-def _length(item: Item) -> int:
+def length(item: Item) -> int:
+    """Return how many records an item stands for."""
     return len(item.segment.records) if isinstance(item, Instance) else 1
 
 
@@ -144,7 +148,7 @@ class _Records(Sequence[Record]):
     def __init__(self, items: Sequence[Item], translation: Translation | None = None) -> None:
         self.items = items
         self.translation = translation
-        self._size = sum(map(_length, self.items))
+        self._size = sum(map(length, self.items))
 
     def __len__(self) -> int:
         return self._size
@@ -165,13 +169,13 @@ class _Records(Sequence[Record]):
         left = range(len(self))[index]
         names: tuple[dict[int, int], ...] = ({}, {}, {})
         for item in self.items:
-            length = _length(item)
-            if left < length:
+            here = length(item)
+            if left < here:
                 meant = next(itertools.islice(records_of([item], self.translation), left, None))
                 for before in itertools.islice(records_of([item]), left):
                     _counted(before, names)
                 return _counted(meant, names)
-            left -= length
+            left -= here
             if not isinstance(item, Instance):
                 _counted(item, names)
             elif any(item.number(slot) not in names[kind] for slot, kind in item.segment.outside):
