@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Thread
 from typing import Any, Final, Literal
 
@@ -186,7 +188,8 @@ class LinearProgram:
         problem, variables = self._problem()
         # Not `problem.solve`: PuLP's table of HiGHS's statuses lacks that of a limit of nodes, and its `run` cannot be
         # interrupted.
-        solver.createAndConfigureSolver(problem)
+        with _without_output():
+            solver.createAndConfigureSolver(problem)
         solver.buildSolverModel(problem)
         model = problem.solverModel
         _run(model)
@@ -283,6 +286,29 @@ def installed() -> SolverName | None:
     pulp = _imported()
     bundled = pulp.COIN_CMD(path=pulp.PULP_CBC_CMD.pulp_cbc_path, msg=False)
     return "cbc" if bundled.available() else None
+
+
+@contextlib.contextmanager
+def _without_output() -> Iterator[None]:
+    """Let nothing be written to the standard output, from C++ either.
+
+    HiGHS 1.16 says its name there when it is made, before it can be told to be silent; what a command prints may be
+    JSON.
+    """
+    output = 1
+    try:
+        kept = os.dup(output)
+    except OSError:  # it is closed
+        yield
+        return
+    sys.stdout.flush()
+    try:
+        with Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), output)
+        yield
+    finally:
+        os.dup2(kept, output)
+        os.close(kept)
 
 
 def _run(model: Any) -> None:
