@@ -7,6 +7,7 @@ import hashlib
 import multiprocessing
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -32,6 +33,9 @@ from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
 T = TypeVar("T")
+
+_MOST_SECONDS: Final = 5.0
+"""For which the end of a pool is waited for, whose processes have ended."""
 
 
 class OutOfTimeError(Exception):
@@ -211,6 +215,7 @@ class Simulation:
         self._failed: dict[str, NoFigures] = {}
         self._pool: ProcessPoolExecutor | None = None
         self._ours: list[Any] = []
+        self._threads: list[threading.Thread] = []
 
     @property
     def simulated(self) -> int:
@@ -265,6 +270,9 @@ class Simulation:
                 process.terminate()
             for process in self._ours:
                 process.join()
+            # Left to itself, the pool's thread may close what the interpreter writes to at its end.
+            for thread in self._threads:
+                thread.join(_MOST_SECONDS)
             self._pool = None
 
     def __enter__(self) -> Simulation:
@@ -287,10 +295,11 @@ class Simulation:
         job = (program, candidate.plan, candidate.manifest, self.directory, self.profile, whole)
         if self._pool is None:
             return lambda: _outcome(*job)
-        before = set(multiprocessing.active_children())
+        before, threads = set(multiprocessing.active_children()), set(threading.enumerate())
         with held_signals():
             submitted = self._pool.submit(_outcome, *job)
         self._ours += [process for process in multiprocessing.active_children() if process not in before]
+        self._threads += [one for one in threading.enumerate() if one not in threads and not one.daemon]
         return submitted
 
     def _finish(self, key: str, running: Future[Outcome] | Callable[[], Outcome], deadline: float | None) -> None:
