@@ -58,6 +58,7 @@ from legoai.cost.search.stages.costs import (
     raised_problem,
 )
 from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.facts import below
@@ -103,7 +104,7 @@ class BoundsOf:
     shared: SharedWork = field(default_factory=SharedWork)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _layers: tuple[Manifest, list[Layer]] | None = None
-    _kernels: dict[tuple[int, frozenset[str], str], LocalKernels] = field(default_factory=dict)
+    _kernels: dict[tuple[int, frozenset[str], frozenset[str]], LocalKernels] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
     _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
     _own: object = field(default_factory=object)
@@ -195,7 +196,7 @@ class BoundsOf:
         if not linear:
             return {}
         length = plan.batch.length
-        fused = plan.attention.kernel != "flex"
+        fused = "flex" not in possible_kernels(analysis)
         # The mask leaves half of 4 H Q T.
         return {
             path: 2 * shape.heads * shape.width * length / attention
@@ -416,9 +417,8 @@ class BoundsOf:
         if plan.batch.length % cp or any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
             return
         machine = self.machine(analysis)
-        rates = frozenset({plan.precision.param, plan.precision.master})
-        kernel = plan.attention.kernel
-        kernels = self._kernels.setdefault((id(machine), rates, kernel), LocalKernels(machine.profile, rates, kernel))
+        key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
+        kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
         whole_loss, tokens, sequence = isinstance(plan.loss.form, EagerLoss), local_tokens(plan), plan.batch.length
         for path, shape in layers:
             if isinstance(shape, AttentionShape):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from legoai.cost.search.bounds import Bounds
 from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.objective import Costs
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
@@ -40,8 +41,8 @@ class Neighbours:
         self._costs = costs
         self._without = without
 
-    def first(self) -> Iterator[Choices]:
-        """What to try first: least `pp · cp · tp`, then the largest micro batch, and all else to take least memory.
+    def first(self) -> Iterator[list[Choices]]:
+        """What to try first: least `pp · cp · tp`, then the largest micro batch; all else of least time, or memory.
 
         What lint or a bound of its memory excludes is left out.
         """
@@ -54,9 +55,8 @@ class Neighbours:
             except Undecided:
                 continue
         for _, way in sorted(order)[:_MOST_FIRST]:
-            complete = self._smallest(way)
-            if complete is not None:
-                yield complete
+            found = [self._completed(way, self._time), self._completed(way, self._memory)]
+            yield list(dict.fromkeys(item for item in found if item is not None))
 
     def beside(self, choices: Choices) -> Iterator[Choices]:
         """Complete answers that lint allows and that differ in one hole, or in two of degrees and schedule."""
@@ -99,11 +99,8 @@ class Neighbours:
                 ways = [way for way in more if self._allowed(way)]
         return ways
 
-    def _smallest(self, way: Choices) -> Choices | None:
-        """The way with an answer for each open hole, one after the other the one that may take least memory.
-
-        Of several the slowest counts, since what recomputes most takes least.
-        """
+    def _completed(self, way: Choices, least: Callable[[Bounds], tuple[float, ...]]) -> Choices | None:
+        """The way with an answer for each open hole, one after the other the first of those whose bounds are least."""
         for index, value in enumerate(way):
             if value is not None:
                 continue
@@ -114,13 +111,21 @@ class Neighbours:
                 if not candidate.errors and candidate.analysis is not None:
                     if self._costs.bounded(candidate, -math.inf) is None:
                         continue
-                    bounds = self._costs.bounds(candidate.analysis)
-                    found.append((bounds.memory, -bounds.step_time, one))
+                    found.append((*least(self._costs.bounds(candidate.analysis)), one))
             if not found:
                 return None
-            way = _with(way, index, min(found)[-1])
+            way = _with(way, index, int(min(found)[-1]))
         candidate = self._candidate(way)
         return self._without_idle(way, candidate)
+
+    @staticmethod
+    def _time(bounds: Bounds) -> tuple[float, ...]:
+        return (bounds.step_time,)
+
+    @staticmethod
+    def _memory(bounds: Bounds) -> tuple[float, ...]:
+        """Of several that take as little, the slowest counts, since what recomputes most takes least."""
+        return bounds.memory, -bounds.step_time
 
     def _candidate(self, choices: Choices) -> Candidate:
         return self._plan.candidate(choices, without=self._without)

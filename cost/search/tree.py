@@ -181,10 +181,10 @@ class Search:
     def _look_around(self) -> None:
         """Evaluate likely candidates until one is feasible; then what lies beside the best, as long as that helps."""
         near = Neighbours(self.plan, self.costs, self.without)
-        for choices in near.first():
+        for several in near.first():
             if self.found.best is not None:
                 break
-            self._evaluate_early([choices])
+            self._evaluate_early(several)
         self._descend(near, moving=False)
         while self._heap and self._degrees and None in self._degrees_of(self._heap[0][2]):
             self._in_time()

@@ -7,6 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.hole import Hole
 
 KERNELS: Final = ("default", "flash", "efficient", "cudnn", "math")
 """Kernels of ``scaled_dot_product_attention``, which the models call."""
@@ -26,6 +27,15 @@ def attention_modules(analysis: Analysis) -> dict[str, frozenset[str]]:
         if found[template]:
             names[path] = found[template]
     return names
+
+
+@fact
+def possible_kernels(analysis: Analysis) -> frozenset[str]:
+    """The kernels that the plan may use: the one that it names, or those with which its hole may be answered."""
+    kernel = analysis.plan.attention.kernel
+    if isinstance(kernel, Hole):
+        return frozenset(KERNELS if kernel.domain is None else map(str, kernel.domain))
+    return frozenset({kernel})
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

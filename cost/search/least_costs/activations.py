@@ -18,6 +18,7 @@ from typing import Any
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.cut_layers import CutLayers, children, cut_layers
 from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import below, holders
@@ -108,6 +109,11 @@ def bytes_of_feature(analysis: Analysis) -> int:
     return local_tokens(analysis.plan) * output_bytes(analysis.plan.precision)
 
 
+def fuses_attention(analysis: Analysis) -> bool:
+    """Whether attention is one kernel, of which it is known what it keeps, whatever hole of it is open."""
+    return possible_kernels(analysis) <= FUSED
+
+
 def _widths(analysis: Analysis) -> dict[str, int]:
     """Features of a token that each block keeps on all tensor-parallel ranks together; none where it is not known."""
     plan, manifest, blocks = analysis.plan, analysis.manifest, _blocks(analysis)
@@ -118,7 +124,7 @@ def _widths(analysis: Analysis) -> dict[str, int]:
     except Undecided:
         return widths  # any treatment keeps the inputs
     if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        features = _Features(manifest, plan.attention.kernel in FUSED, plan.mesh.tp, cut_layers(analysis))
+        features = _Features(manifest, fuses_attention(analysis), plan.mesh.tp, cut_layers(analysis))
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
             block = next((one for one in above[1:] if one in widths), None)

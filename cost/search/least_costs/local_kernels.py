@@ -51,12 +51,12 @@ class LocalKernels:
     Args:
         profile: of the device.
         rates: names of the rates at which the plan may multiply.
-        attention_kernel: of the plan.
+        attention_kernels: that the plan may use.
     """
 
     profile: Profile
     rates: Collection[str]
-    attention_kernel: str
+    attention_kernels: frozenset[str]
     _known: dict[tuple[object, ...], Pass | None] = field(default_factory=dict)
 
     def linear(self, shape: LinearShape, tokens: int, parts: int) -> Pass | None:
@@ -117,7 +117,8 @@ class LocalKernels:
         if not rates:
             return None
         found = []
-        for implementation in _IMPLEMENTATIONS.get(self.attention_kernel, _EVERY):
+        implementations = {one for name in self.attention_kernels for one in _IMPLEMENTATIONS.get(name, _EVERY)}
+        for implementation in sorted(implementations):
             for rate in rates:
                 for key_heads in {shape.heads, shape.key_heads}:  # those of keys may have been repeated
                     local = AttentionShape(-(-shape.heads // parts), -(-key_heads // parts), shape.width)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from legoai.cost.kernels.model_flops import DECODERS
-from legoai.cost.search.least_costs.activations import FUSED, bytes_of_feature
+from legoai.cost.search.least_costs.activations import bytes_of_feature, fuses_attention
 from legoai.cost.search.least_costs.cut_layers import children
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.dsl.analysis.analysis import Analysis
@@ -93,7 +93,7 @@ def outputs_of_blocks(
     if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
         return {}
     of_feature = bytes_of_feature(analysis) / plan.mesh.tp
-    fused = plan.attention.kernel in FUSED
+    fused = fuses_attention(analysis)
     found: dict[str, list[Output]] = {}
     for blocks in manifest.block_lists:
         for block in blocks.paths:

@@ -20,6 +20,7 @@ from legoai.cost.network.topology import placement
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import holders
@@ -79,14 +80,14 @@ class PlacementCosts:
         self.keeps_activations = plan.offload is None or plan.offload.activations == "none"
         rules = recomputed_modules(analysis) if plan.compile is None else {}
         self.recomputed = {path for path, rule in rules.items() if isinstance(rule.treatment, Full | Every)}
-        self.kernels = LocalKernels(machine.profile, {plan.precision.param}, plan.attention.kernel)
+        self.kernels = LocalKernels(machine.profile, {plan.precision.param}, possible_kernels(analysis))
 
     @property
     def key(self) -> tuple[object, ...]:
         """What the costs depend on: plans with equal keys have equal costs."""
         return (
             self.ranks, self.tokens, self.sequences, self.item, self.batches, self.stages, self.of_element, self.shards,
-            self.keeps_activations, frozenset(self.recomputed), self.kernels.attention_kernel, id(self.machine),
+            self.keeps_activations, frozenset(self.recomputed), self.kernels.attention_kernels, id(self.machine),
         )  # fmt: skip
 
     def again(self, path: str) -> int:

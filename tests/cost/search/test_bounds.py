@@ -157,6 +157,21 @@ def test_bounds_of_partial_answers_are_below_those_of_their_completions():
         assert first.memory <= second.memory
 
 
+def test_an_open_attention_kernel_leaves_the_bound_of_the_fastest():
+    text = f"plan test\n{HEADS['h100']}{SHARDED.format(length=4096)}".replace("attention flash", "attention KERNEL")
+    found = {}
+    for kernel in ("auto", "auto in [efficient, math]", "default", "flash", "efficient", "cudnn", "math"):
+        written = text.replace("KERNEL", kernel)
+        plan = OpenPlan(lint(written, "test.plan", directory=Path()), directory=Path())
+        choices = [None if hole.what == "attention kernel" else 0 for hole in plan.holes]
+        found[kernel] = BoundsOf()(plan.candidate(choices).analysis)
+    listed = [found[kernel] for kernel in ("default", "flash", "efficient", "cudnn", "math")]
+    assert 0.0 < found["auto"].step_time == min(item.step_time for item in listed)
+    assert 0.0 < found["auto"].memory == min(item.memory for item in listed)
+    few = found["auto in [efficient, math]"]
+    assert few.step_time == min(found["efficient"].step_time, found["math"].step_time) >= found["auto"].step_time
+
+
 OVER_HOSTS = """\
 plan test
 model llama3("1b", n_layers = 6, tie_embeddings = false)

@@ -13,7 +13,8 @@ import pytest
 from legoai.cost.search import bounds, tree
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
-from legoai.cost.search.objective import objective_of
+from legoai.cost.search.neighbours import Neighbours
+from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import Solution, solve
 from legoai.cost.search.stages.assignment import splits
 from legoai.cost.search.tree import Search
@@ -402,3 +403,31 @@ def test_the_search_goes_on_with_the_styles_of_the_program_alone():
     assert found.left_out > 1e9
     assert found.best is not None
     assert found.bound < found.best.figures.step_time  # other styles were not simulated
+
+
+ALL_OPEN = """\
+plan test
+model   llama3("1b")
+cluster h100_sxm
+batch   (global = 64, micro = auto, seq_len = 4096)
+mesh    (dp_shard = rest)
+fsdp blocks on dp_shard { layers.* = unit(reshard = auto) }
+checkpoint { layers.* = auto in [none, full] }
+attention auto
+offload (optimizer = auto)
+require peak_memory <= 40GiB
+"""
+
+
+def test_a_search_begins_at_what_may_be_fastest_and_at_what_takes_least_memory():
+    plan = opened(ALL_OPEN)
+    near = Neighbours(plan, Costs(objective_of(None), BoundsOf()), ())
+    fastest, smallest = next(found for found in near.first() if len(found) == 2)
+    named = [
+        {hole.what: hole.choices[value] for hole, value in zip(plan.holes, choices, strict=True)}
+        for choices in (fastest, smallest)
+    ]
+    assert [(one["checkpoint layers.*"], one["offload optimizer"]) for one in named] == [
+        ("none", "none"), ("full", "all"),
+    ]  # fmt: skip
+    assert named[0]["batch micro"] == named[1]["batch micro"] != "1"
