@@ -59,9 +59,12 @@ class Neighbours:
             yield list(dict.fromkeys(item for item in found if item is not None))
 
     def beside(self, choices: Choices) -> Iterator[Choices]:
-        """Complete answers that lint allows and that differ in one hole, or in two of degrees and schedule."""
+        """Answers that lint allows and that differ in one hole, or in two of degrees and schedule; styles are open."""
         holes = self._plan.holes
-        moves = [{index: value} for index, hole in enumerate(holes) for value in range(hole.listed)]
+        choices = tuple(None if hole.line is not None else value for hole, value in zip(holes, choices, strict=True))
+        moves = [
+            {index: value} for index, hole in enumerate(holes) if hole.line is None for value in range(hole.listed)
+        ]
         shapes = [index for index, hole in enumerate(holes) if hole.owner in (*_DEGREES, Pipeline)]
         for pair in itertools.combinations(shapes, 2):
             near = [list(self._near(holes[index], choices[index])) for index in pair]
@@ -100,9 +103,12 @@ class Neighbours:
         return ways
 
     def _completed(self, way: Choices, least: Callable[[Bounds], tuple[float, ...]]) -> Choices | None:
-        """The way with an answer for each open hole, one after the other the first of those whose bounds are least."""
+        """The way with an answer for each open hole, one after the other the first of those whose bounds are least.
+
+        Styles are left open: a program chooses them together.
+        """
         for index, value in enumerate(way):
-            if value is not None:
+            if value is not None or self._plan.holes[index].line is not None:
                 continue
             found = []
             for one in range(self._plan.holes[index].listed):

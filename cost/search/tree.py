@@ -102,6 +102,8 @@ class Search:
         self._lessons: set[str] = set()
         self._early: set[Choices] = set()
         """Candidates that were evaluated before the tree has come to them."""
+        self._looked_at: set[Choices] = set()
+        """The same, and those without legal styles; styles are left open in them."""
         self._joint = self._joint_memory()
 
     def _joint_memory(self) -> JointMemory | None:
@@ -148,7 +150,7 @@ class Search:
             self._refuse(nothing, root)
             return
         self._push(nothing, root, -math.inf)
-        if self.found.total >= _MANY and not any(hole.line is not None for hole in self.plan.holes):
+        if self.found.total >= _MANY:
             self._look_around()
         batch: list[_Node] = []
         alike: list[_Node] = []
@@ -200,7 +202,7 @@ class Search:
             best, found = self.found.best, []
             for choices in near.beside(best.choices):
                 self._in_time()
-                if choices in self._early or (
+                if choices in self._looked_at or (
                     not moving and self._degrees_of(choices) != self._degrees_of(best.choices)
                 ):
                     continue
@@ -212,8 +214,11 @@ class Search:
                 return
 
     def _evaluate_early(self, chosen: Sequence[Choices]) -> None:
-        self._early.update(chosen)
-        self._evaluate([(-math.inf, 0, choices) for choices in chosen])
+        """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
+        self._looked_at.update(chosen)
+        complete = dict.fromkeys(found for choices in chosen if (found := self._styled(choices)) is not None)
+        self._early.update(complete)
+        self._evaluate([(-math.inf, 0, choices) for choices in complete])
 
     def _next(self) -> _Node:
         """Take the node of least bound; or one of those with fewest open holes, where candidates are long in coming.
@@ -363,14 +368,8 @@ class Search:
     def _place(self, node: _Node) -> None:
         """Go on with the styles that the program of placements chooses, and no others."""
         least, _, choices = node
-        if self._placements is None:
-            from legoai.cost.search.placements.styles import (
-                Placements,  # solvers are imported where styles are open only
-            )
-
-            self._placements = Placements(self.plan, self.bounds.machine)
         try:
-            complete = self._placements.complete(choices, without=self.without, deadline=self.deadline)
+            complete = self._styled(choices)
         except (KeyboardInterrupt, OutOfTimeError):
             heapq.heappush(self._heap, node)
             raise
@@ -378,6 +377,18 @@ class Search:
             self._untried[choices] = least
             self._push(complete, self.plan.candidate(complete, without=self.without), least)
         self.found.left_out += self._below(choices) - (0 if complete is None else self._below(complete))
+
+    def _styled(self, choices: Choices) -> Choices | None:
+        """The choices with styles, if those are open; None where none are legal, or fit."""
+        if None not in choices:
+            return choices
+        if self._placements is None:
+            from legoai.cost.search.placements.styles import (
+                Placements,  # solvers are imported where styles are open only
+            )
+
+            self._placements = Placements(self.plan, self.bounds.machine)
+        return self._placements.complete(choices, without=self.without, deadline=self.deadline)
 
     def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
         bounded = self.costs.bounded(candidate, least)
