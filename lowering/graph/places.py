@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from legoai.lowering.graph.operators import GATHERS
-from legoai.lowering.graph.sharding import is_of_pass, is_of_unit
+from legoai.lowering.graph.sharding import is_cast_for_sum, is_of_pass, is_of_unit
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
 from legoai.runtime.torch_internals.operators import (
@@ -124,6 +124,8 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         node, place = last.next, self._place()
         if is_of_unit():
             place = place._replace(makes="unsharded_parameter" if func in GATHERS else place.makes, of_unit=True)
+        if is_cast_for_sum():
+            place = place._replace(makes="unsharded_gradient")
         if is_of_pass():
             place = place._replace(of_pass=True)
         while node.op != "root":

@@ -82,6 +82,7 @@ same ranks: DTensor's tables go by the shape of a mesh, and outlive it."""
 
 _COMMUNICATING: Final[list[None]] = []
 _REDUCING: Final[list[None]] = []
+_CASTING: Final[list[None]] = []
 _ADDED_UP: Final[ContextVar[bool]] = ContextVar("_ADDED_UP", default=False)
 """Whether gradients of several micro batches are added up before they are reduced."""
 _BEFORE: Final[ContextVar[dict[int, torch.Tensor] | None]] = ContextVar("_BEFORE", default=None)
@@ -155,6 +156,21 @@ def _of_pass() -> Iterator[None]:
         yield
     finally:
         _REDUCING.pop()
+
+
+def is_cast_for_sum() -> bool:
+    """Return whether a gradient is cast now to the dtype in which those of several micro batches are added up."""
+    return bool(_CASTING)
+
+
+@contextlib.contextmanager
+def _cast_for_sum() -> Iterator[None]:
+    """Say that what is called while entered casts a gradient to the dtype in which it is added up."""
+    _CASTING.append(None)
+    try:
+        yield
+    finally:
+        _CASTING.pop()
 
 
 @contextlib.contextmanager
@@ -312,7 +328,8 @@ class _Gather(torch.autograd.Function):
         """Return the gradient of the shards in their dtype."""
         [gradient] = gradients
         if _ADDED_UP.get():
-            sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
+            with _cast_for_sum():
+                sent = gradient if ctx.reduce_dtype is None else gradient.to(ctx.reduce_dtype)
             with _of_pass():
                 sent = _as_gathered(sent, ctx.gathered)
         else:

@@ -121,7 +121,8 @@ def _module(
         outputs: what it gives.
         owned: unsharded gradients, to which those of other micro batches are added in place, so that each has a
             storage of its own.
-        added: values that are added to further inputs, in place, as soon as they are there.
+        added: values that are added to further inputs, in place, as soon as they are there; in place of one that was
+            cast for its sum, what was cast, which the sum takes as it is.
     """
     part, taken = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in inputs:
@@ -129,7 +130,10 @@ def _module(
         copied.meta = dict(node.meta)
     sums = {node: part.placeholder(f"sum_{index}") for index, node in enumerate(added)}
     for node in nodes:
-        taken[node] = part.node_copy(node, taken.__getitem__)
+        if node in sums and _is_cast_for_sum(node):
+            taken[node] = taken[node.all_input_nodes[0]]
+        else:
+            taken[node] = part.node_copy(node, taken.__getitem__)
         if node in sums:
             sums[node].meta = {"val": node.meta["val"]}
             part.call_function(_ADD_IN_PLACE, (sums[node], taken[node])).meta = dict(node.meta)
@@ -149,6 +153,12 @@ def _module(
     part.output(given)
     part.lint()
     return fx.GraphModule(root, part)
+
+
+def _is_cast_for_sum(node: fx.Node) -> bool:
+    """Whether a gradient is cast to the dtype in which those of several micro batches are added up."""
+    place = place_of(node)
+    return place is not None and place.makes == "unsharded_gradient"
 
 
 def _owns(node: fx.Node) -> bool:

@@ -109,3 +109,23 @@ def issued(text: str) -> list[str]:
 def test_a_simulated_rank_issues_the_collectives_of_its_graphs():
     """That a real one does too is tested in `tests/cost/test_against_gloo.py`."""
     assert in_a_fork(issued, lowered(HEAD + BODY).text) == ["all_gather"] * 3 + ["reduce_scatter"] * 3
+
+
+def added(text: str) -> tuple[int, set[str]]:
+    """How many sums the last stage's later backward adds to, and the dtypes of what it adds to sums in fp32."""
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        namespace: dict = {"__name__": "program"}
+        exec(compile(text, "program.py", "exec"), namespace)
+        [module] = namespace["trainer"]().prepare(Device(type="cpu"), seed=0).parts
+        nodes = module.graphs.later_backward.graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor)
+        sums = [node.args[0].meta["val"].dtype for node in nodes]
+        assert set(sums) == {torch.float32}
+        return len(nodes), {str(node.args[1].meta["val"].dtype) for node in nodes}
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gradients_of_later_micro_batches_are_added_without_a_copy_in_the_dtype_of_their_sums():
+    mixed = "precision (param = bf16, reduce = fp32)\n"
+    assert in_a_fork(added, lowered(HEAD + BODY + mixed).text) == (20, {"torch.bfloat16"})
