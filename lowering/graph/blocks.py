@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from legoai.lowering.graph.places import LOSS, Place, place_of
 from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.host_copies import HostCopies
 from legoai.runtime.initialize import plain_path
 
 _BEHIND: Final = " and what follows"
@@ -34,7 +35,7 @@ class Blocks:
         names: list[str] = []
         for node in graph.graph.nodes:
             place = place_of(node)
-            if place is None or place.makes or place.of_unit:
+            if place is None or place.makes or place.of_unit or _copies(node):
                 continue
             if place.phase != "forward":
                 self._begins.setdefault(self.of(place), node)
@@ -86,6 +87,11 @@ class Blocks:
                 return ".".join(module.split(".")[: path.count(".") + 2])
         last = names[-1] if names else ""
         return last if last.endswith(_BEHIND) or last == LOSS else last + _BEHIND
+
+
+def _copies(node: fx.Node) -> bool:
+    """Whether a node copies to the host, or waits for that, which may be in a later block."""
+    return isinstance(getattr(node.target, "__self__", None), HostCopies)
 
 
 def _lists(model: nn.Module) -> list[str]:

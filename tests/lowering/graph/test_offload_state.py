@@ -15,6 +15,8 @@ from legoai.cost.trace.trace import Trace
 from legoai.lowering.graph.memory import held_beside_state
 from legoai.lowering.graph.offload_state import Fragment, backs_under, frees_under
 from legoai.lowering.graph.passes import watched
+from legoai.lowering.graph.step_graph import StepGraph
+from legoai.runtime.state_copies import StateCopies
 from support.plans import HEAD, lowered
 from support.simulated import in_a_fork
 from support.step_graphs import BODY
@@ -117,3 +119,25 @@ def test_as_many_activations_leave_as_exceed_the_limit():
     trace, _ = in_a_fork(taken, alone)
     assert memory(trace).peak <= peak - 2**20
     assert 2**20 <= moved(trace)["device_to_host"] < 8 * 2**20
+
+
+def ends_of_copies(text: str) -> dict[str, list[str]]:
+    """What is done with each fragment, in the order of the graph."""
+    found: dict[str, list[str]] = {}
+
+    def look(_: str, graph: StepGraph) -> None:
+        found.clear()
+        for node in graph.graph.nodes:
+            if isinstance(getattr(node.target, "__self__", None), StateCopies):
+                found.setdefault(node.args[0], []).append(node.target.__name__)
+
+    with watched(look):
+        capture(text, world=2, kind="cuda")
+    return found
+
+
+def test_a_fragment_is_freed_behind_its_copy_where_activations_leave_too():
+    plan = f"{BODY_OF_GPUS}offload (activations = all, optimizer = all)\n"
+    found = in_a_fork(ends_of_copies, lowered(plan).text)
+    once = ["state_to_host", "free_state", "state_to_device", "wait_for_state"]
+    assert set(map(tuple, found.values())) == {tuple(once)}
