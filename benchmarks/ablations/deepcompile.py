@@ -40,9 +40,7 @@ BYTES_OF_EACH: Final = 2
 """Of a gathered parameter."""
 
 _HOST_OPTIMIZER: Final = "DeepSpeed offloads the optimizer with its step, which a plan leaves on the device"
-_ROUTER: Final = (
-    "the graph backend cuts dim 0 evenly, and a router has 8 rows for 16 or 32 ranks; nor does it compile experts"
-)
+_ROUTER: Final = "the graph backend does not compile experts"
 _EAGER: Final = "ZeRO-3's own host time, and the attention of the models that it ran, are not stated"
 _SYNC: Final = "copies that wait are those of eager units without a compiler"
 

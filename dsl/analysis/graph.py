@@ -166,15 +166,13 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
                 "choose a smaller `ep` or fewer ranks, which then share the experts evenly",
             )  # fmt: skip
             return
-    ranks = shard_ranks(analysis)
     for name, shape in manifest.parameters():
-        if name.rpartition(".")[0] in experts:
-            continue
-        among = ranks * (plan.mesh.tp if placement(analysis, name).dim == 0 else 1)
-        if shape[0] % among:
-            used = (*sharded_axes(analysis), *(() if among == ranks else ("tp",)))
-            axes = " times ".join(f"`{axis} = {plan.mesh.size(axis)}`" for axis in used)
-            yield _not_traced(analysis.place(plan.mesh, used[0]), axes, f"it does not divide dim 0 of `{name}`")
+        if name.rpartition(".")[0] not in experts and placement(analysis, name).dim == 0 and shape[0] % plan.mesh.tp:
+            yield _not_traced(
+                analysis.place(plan.mesh, "tp"),
+                f"`tp = {plan.mesh.tp}`",
+                f"it does not divide dim 0 of `{name}`, and the graphs of its ranks would differ",
+            )
             return
 
 

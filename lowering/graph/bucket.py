@@ -5,7 +5,7 @@
 
 Where shards have replicas, the buffer of a reduction is then reduced over these as a whole. A bucket gathers where its
 first parameter is read, and reduces when its last gradient is there (Zhang et al. 2024, section 3.2.1). Inductor's
-functions merge the collectives. Where gradients are reduced in another dtype, they are cast by what fills the buffer.
+functions merge the collectives. Where gradients are reduced in another dtype, or padded, what fills the buffer does so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import torch
 from torch import fx
 
-from legoai.lowering.graph.collectives import in_order, reduction_of, unshards
+from legoai.lowering.graph.collectives import in_order, is_padding, reduction_of, unshards
 from legoai.lowering.graph.operators import SCATTERS, SUM_OVER_REPLICAS, WAIT
 from legoai.lowering.graph.places import Makes, Place, place_of, set_place
 from legoai.lowering.graph.step_graph import StepGraph
@@ -41,28 +41,37 @@ def bucket_units(graph: StepGraph) -> None:
     for scatters in list(_scatters(graph)):
         where = place_of(scatters[-1])
         made, _ = merge_reduce_scatter_bucket(graph.graph, scatters, mode=_MODE, insert_before=scatters[-1].next)
-        _settle(made if graph.is_stage else _cast_where_filled(graph, made), where)
+        _settle(_fill_at_once(graph, made), where)
         _sum_buffer(graph, made)
 
 
-def _cast_where_filled(graph: StepGraph, made: Sequence[fx.Node]) -> list[fx.Node]:
-    """Cast the gradients of a bucket where its buffer is filled, rather than each by itself; return its nodes."""
-    from legoai.runtime.torch_internals.buckets import FILL, FILL_AND_CAST
+def _fill_at_once(graph: StepGraph, made: Sequence[fx.Node]) -> list[fx.Node]:
+    """Pad and cast the gradients of a bucket where its buffer is filled, rather than each before; return its nodes.
+
+    Those of a stage are sums, which have the dtype of the buffer.
+    """
+    from legoai.runtime.torch_internals.buckets import FILL, FILL_AND_PAD
 
     found = list(made)
     at = next(index for index, node in enumerate(found) if node.target is FILL)
     filling = found[at]
-    casts: list[fx.Node] = list(filling.args[0])  # type: ignore[arg-type]
-    sources = [cast.all_input_nodes[0] for cast in casts if cast.target is CAST and len(cast.users) == 1]
-    if len(sources) < len(casts) or len({source.meta["val"].dtype for source in sources}) > 1:
+    given: list[fx.Node] = list(filling.args[0])  # type: ignore[arg-type]
+    sources = [node.all_input_nodes[0] if is_padding(node) and len(node.users) == 1 else node for node in given]
+    casts = [node for node in sources if node.target is CAST and len(node.users) == 1]
+    uncast = [node.all_input_nodes[0] for node in casts]
+    if not graph.is_stage and len(casts) == len(given) and len({node.meta["val"].dtype for node in uncast}) == 1:
+        sources = uncast
+    if sources == given:
         return found
     dtype = filling.meta["val"].dtype
     with graph.graph.inserting_before(filling):
-        found[at] = graph.graph.call_function(FILL_AND_CAST, (sources, filling.args[1], dtype))
+        found[at] = graph.graph.call_function(FILL_AND_PAD, (sources, filling.args[1], dtype))
     found[at].meta = dict(filling.meta)
     filling.replace_all_uses_with(found[at])
-    for node in (filling, *casts):
-        graph.graph.erase_node(node)
+    graph.graph.erase_node(filling)
+    for node in (*given, *casts):
+        if node not in sources and not node.users and node in graph.graph.nodes:
+            graph.graph.erase_node(node)
     return found
 
 

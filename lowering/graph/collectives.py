@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from legoai.lowering.graph.operators import CLONE, GATHERS, SCATTERS, SUM_OVER_REPLICAS, WAIT
+from legoai.lowering.graph.operators import CLONE, GATHERS, PAD, SCATTERS, SUM_OVER_REPLICAS, WAIT
+from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.torch_internals.graph_passes import CAST, UNSAFE_VIEW
 from legoai.runtime.torch_internals.operators import OpOverload
@@ -54,7 +55,7 @@ def unshards(graph: StepGraph) -> Iterator[Unshard]:
 
 
 def reduction_of(gradient: fx.Node) -> tuple[fx.Node, ...] | None:
-    """Return the nodes of a gradient's reduction, from the cast to what gives the shard; None where it is none."""
+    """Return the nodes of a gradient's reduction, from cast and padding to what gives the shard; None where none is."""
     chain = [gradient]
     while chain[-1].target not in SCATTERS:
         node = chain[-1]
@@ -65,10 +66,17 @@ def reduction_of(gradient: fx.Node) -> tuple[fx.Node, ...] | None:
         ):
             return None
         chain.append(node.all_input_nodes[0])
-    cast = chain[-1].all_input_nodes[0]
-    if cast.target is CAST:
-        chain.append(cast)
+    for kind in (PAD, CAST):
+        source = chain[-1].all_input_nodes[0]
+        if source.target is kind and (kind is CAST or is_padding(source)):
+            chain.append(source)
     return tuple(reversed(chain))
+
+
+def is_padding(node: fx.Node) -> bool:
+    """Whether a node pads a gradient for its reduction."""
+    place = place_of(node)
+    return node.target is PAD and place is not None and place.of_unit
 
 
 def shows(node: fx.Node) -> bool:

@@ -12,7 +12,8 @@ from __future__ import annotations
 from torch import fx
 
 from legoai.lowering.graph.collectives import reduction_of, unshards
-from legoai.lowering.graph.operators import ADD
+from legoai.lowering.graph.operators import ADD, SLICE
+from legoai.lowering.graph.places import place_of
 from legoai.lowering.graph.step_graph import StepGraph
 
 
@@ -25,9 +26,18 @@ def deduplicate_unshards(graph: StepGraph) -> None:
             unshard.wait.replace_all_uses_with(kept)
             for node in reversed(unshard.chain):
                 graph.graph.erase_node(node)
+            _cut_once(graph, kept)
     for parameter, gradient in graph.gradients().items():
         if gradient.target is ADD:
             _reduce_once(graph, parameter, gradient)
+
+
+def _cut_once(graph: StepGraph, gathered: fx.Node) -> None:
+    """Cut the padding off a gathered parameter once."""
+    cuts = [user for user in gathered.users if user.target is SLICE and (place := place_of(user)) and place.of_unit]
+    for cut in cuts[1:]:
+        cut.replace_all_uses_with(cuts[0])
+        graph.graph.erase_node(cut)
 
 
 def _reduce_once(graph: StepGraph, parameter: str, total: fx.Node) -> None:

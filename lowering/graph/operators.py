@@ -12,6 +12,7 @@ __all__ = [
     "ADD",
     "CLONE",
     "GATHERS",
+    "PAD",
     "SCATTERS",
     "SLICE",
     "SUM_OVER_REPLICAS",
@@ -31,6 +32,7 @@ SUM_OVER_REPLICAS: Final = _FUNCTIONAL.all_reduce.default
 ADD: Final = _ATEN.add.Tensor
 SLICE: Final = _ATEN.slice.Tensor
 CLONE: Final = _ATEN.clone.default
+PAD: Final = _ATEN.constant_pad_nd.default
 
 all_gather: Final = _FUNCTIONAL.all_gather_into_tensor
 reduce_scatter: Final = _FUNCTIONAL.reduce_scatter_tensor

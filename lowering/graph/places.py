@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from legoai.lowering.graph.operators import GATHERS
+from legoai.lowering.graph.operators import GATHERS, SLICE
 from legoai.lowering.graph.sharding import is_cast_for_sum, is_of_pass, is_of_unit
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.torch_internals.graph_passes import get_proxy_mode
@@ -30,6 +30,8 @@ LOSS: Final = "loss"
 
 _KEY: Final = "legoai"
 """The entry of `node.meta["custom"]`, which torch's passes hand on to the nodes that they make."""
+
+_UNSHARDING: Final = (*GATHERS, SLICE)
 
 _ACCUMULATION: Final = 2**64 - 1
 """The number of every node that accumulates a gradient."""
@@ -123,7 +125,7 @@ class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         node, place = last.next, self._place()
         if is_of_unit():
-            place = place._replace(makes="unsharded_parameter" if func in GATHERS else place.makes, of_unit=True)
+            place = place._replace(makes="unsharded_parameter" if func in _UNSHARDING else place.makes, of_unit=True)
         if is_cast_for_sum():
             place = place._replace(makes="unsharded_gradient")
         if is_of_pass():

@@ -3,11 +3,16 @@
 A parameter is a DTensor in shards. Its module reads it through a property that gathers it; the gradient is reduced and
 scattered by the derivative of `redistribute`. Names of modules and parameters stay as they are, so that a checkpoint of
 `fully_shard` fits.
+
+Where the ranks do not divide dim 0, the shards of the last ones are smaller, and some may be empty. Their storages hold
+zeros up to the size of the first, as those of `fully_shard` do, and the graph takes and gives these padded shards: it
+is the same on all ranks. What is gathered ends with padding, which is cut off; what is reduced is padded.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -20,6 +25,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.nn.functional import pad
 
 from legoai.lowering.graph.operators import all_gather, all_reduce, reduce_scatter, wait
 from legoai.runtime.initialize import plain_path
@@ -200,6 +206,32 @@ def gathered_before(module: nn.Module) -> Iterator[list[torch.Tensor]]:
         _BEFORE.reset(token)
 
 
+def padded_shard(parameter: DTensor) -> torch.Tensor:
+    """Return the shard of a parameter with as many rows as the first rank's, and let the parameter be a part of it."""
+    local, (whole, ranks) = parameter._local_tensor, _rows(parameter._spec)
+    rows = -(-whole // ranks)
+    if local.shape[0] == rows:
+        return local
+    shape = torch.Size((rows, *local.shape[1:]))
+    if local.storage_offset() == 0 and local.untyped_storage().nbytes() >= shape.numel() * local.itemsize:
+        return local.as_strided(shape, torch.empty(shape, device="meta").stride())
+    padded = local.new_zeros(shape)
+    parameter._local_tensor = padded[: local.shape[0]].copy_(local)
+    return padded
+
+
+def _rows(spec: DTensorSpec) -> tuple[int, int]:
+    """Return the rows of a gathered parameter on this rank, and among how many ranks they are cut."""
+    cut = [axis for axis, placement in enumerate(spec.placements) if _cuts_rows(placement)]
+    pieces = math.prod(spec.mesh.size(axis) for axis in cut[1:])
+    assert spec.shape[0] % pieces == 0, "see `supports` of the graph backend"
+    return spec.shape[0] // pieces, spec.mesh.size(cut[0])
+
+
+def _cuts_rows(placement: Placement) -> bool:
+    return isinstance(placement, Shard | StridedShard) and placement.dim == 0
+
+
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
     """Return the units of a model that hold parameters, in the model's order."""
     around: dict[str, _Made] = {}
@@ -278,7 +310,9 @@ def _cut(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     spec = whole._spec
     pieces = spec.num_shards_map[0]
     own: Placement = StridedShard(0, split_factor=pieces) if pieces > 1 else Shard(0)
-    shard = whole._local_tensor.detach().chunk(mesh.size(-1))[mesh.get_local_rank(mesh.ndim - 1)].clone()
+    local, ranks, rank = whole._local_tensor.detach(), mesh.size(-1), mesh.get_local_rank(mesh.ndim - 1)
+    rows = -(-local.shape[0] // ranks)
+    shard = local[rank * rows : (rank + 1) * rows].clone()
     laid = DTensorSpec(concatenate([mesh, spec.mesh]), (*replicas, own, *spec.placements), tensor_meta=spec.tensor_meta)
     return DTensor(shard, laid, requires_grad=False)  # type: ignore[no-untyped-call]
 
@@ -310,13 +344,16 @@ class _Gather(torch.autograd.Function):
         dtypes: tuple[torch.dtype | None, torch.dtype | None],
     ) -> torch.Tensor:
         """Return the whole tensor in the dtype of parameters, as tensor parallelism has laid it."""
-        shard, (param_dtype, reduce_dtype) = parameter._local_tensor, dtypes
+        shard, (param_dtype, reduce_dtype) = padded_shard(parameter), dtypes
         ctx.spec, ctx.gathered, ctx.reduce_dtype, ctx.dtype = parameter._spec, gathered, reduce_dtype, shard.dtype
         *ctx.replicas, ctx.shards = _groups(mesh)
         group = ctx.shards
         sent = shard if param_dtype is None else shard.to(param_dtype)
         with _of_unit():
             whole: torch.Tensor = wait(all_gather(sent, group.size(), group.group_name))
+            rows, _ = _rows(parameter._spec)
+            if whole.shape[0] > rows:
+                whole = whole[:rows]
         if gathered is None:
             return whole
         meta = TensorMeta(gathered.shape, gathered.stride, whole.dtype)
@@ -336,6 +373,9 @@ class _Gather(torch.autograd.Function):
             sent = _as_gathered(gradient, ctx.gathered)
             sent = sent if ctx.reduce_dtype is None else sent.to(ctx.reduce_dtype)
         with _of_unit():
+            missing = -sent.shape[0] % ctx.shards.size()
+            if missing:
+                sent = pad(sent, [*[0, 0] * (sent.dim() - 1), 0, missing])
             reduced = wait(reduce_scatter(sent.contiguous(), "avg", ctx.shards.size(), ctx.shards.group_name))
             for group in ctx.replicas:
                 reduced = wait(all_reduce(reduced, "avg", group.group_name))

@@ -10,6 +10,7 @@ from torch import fx, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
+from legoai.lowering.graph.sharding import padded_shard
 from legoai.lowering.graph.split import actions_of
 from legoai.lowering.graph.step_graph import Runner, StepGraph, add_gradient
 
@@ -120,7 +121,7 @@ class StageModule(nn.Module):
             add_gradient(parameter, gradient)
 
     def _shards(self) -> list[torch.Tensor]:
-        return [parameter.to_local() for parameter in self.parameters() if isinstance(parameter, DTensor)]
+        return [padded_shard(parameter) for parameter in self.parameters() if isinstance(parameter, DTensor)]
 
     def _run(self, module: fx.GraphModule, given: list[Any]) -> list[torch.Tensor]:
         """Run a graph, which takes its inputs out of the list."""

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.lowering.graph.operators import GATHERS, SCATTERS, SUM_OVER_REPLICAS
 from legoai.lowering.graph.places import place_of
-from legoai.lowering.graph.sharding import Unit
+from legoai.lowering.graph.sharding import Unit, padded_shard
 from legoai.runtime.state_copies import StateCopies
 from legoai.runtime.torch_internals.meshes import DTensorSpec
 from legoai.runtime.training import Notice
@@ -227,7 +227,7 @@ class StepGraph:
         if self.state is not None:
             assert optimizer is not None, "whose state leaves"
             self.state.begin(optimizer, dict(zip(self.parameters, parameters, strict=True)), is_last=is_last)
-        shards = [parameter.to_local() for parameter in parameters if isinstance(parameter, DTensor)]
+        shards = [padded_shard(parameter) for parameter in parameters if isinstance(parameter, DTensor)]
         given = (*shards, *self.model.buffers(), *inputs, *(() if positions is None else (positions,)), targets)
         if self.later is None or self._kept is None:
             loss, *values = self._runner(self.module).run(*given)
@@ -272,8 +272,11 @@ class Runner(fx.Interpreter):
 
 
 def add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-    """Add the gradient of a parameter's shard to that which it has."""
+    """Add the gradient of a parameter's shard, which may be padded, to that which it has."""
     assert isinstance(parameter, DTensor)
+    rows = parameter._local_tensor.shape[0]
+    if gradient.shape[0] > rows:
+        gradient = gradient[:rows]
     if parameter.grad is not None:
         parameter.grad.to_local().add_(gradient)  # type: ignore[attr-defined]
         return

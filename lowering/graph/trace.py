@@ -16,7 +16,7 @@ from legoai.lowering.graph.collectives import in_order, shows
 from legoai.lowering.graph.operators import WAIT
 from legoai.lowering.graph.places import Places
 from legoai.lowering.graph.routing import read_once
-from legoai.lowering.graph.sharding import added_up, units_of
+from legoai.lowering.graph.sharding import added_up, padded_shard, units_of
 from legoai.lowering.graph.step_graph import StepGraph
 from legoai.runtime.activation import traced_by
 from legoai.runtime.initialize import plain_path
@@ -133,6 +133,7 @@ def _traced(
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     specs = [parameter._spec for parameter in names if isinstance(parameter, DTensor)]
+    padded = [padded_shard(parameter) for parameter in names if isinstance(parameter, DTensor)]
     assert len(specs) == len(names), "all parameters are in shards"
     buffers, units, places = dict(model.named_buffers()), units_of(model), Places(model)
 
@@ -149,7 +150,7 @@ def _traced(
 
     example = next(iter(given.values()))
     with _fake_mode(example) as fake, torch.enable_grad(), _one_thread(), traced_by(KeptOutputs()):
-        shards = [_like(_local(parameter), fake) for parameter in names]
+        shards = [_like(shard, fake) for shard in padded]
         held = [_like(buffer, fake) for buffer in buffers.values()]
         fakes = [_like(item, fake).requires_grad_(item.requires_grad) for item in given.values()]
         module = make_fx(step)(shards, held, fakes)

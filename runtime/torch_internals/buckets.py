@@ -6,8 +6,8 @@ inductor: only what merges imports this module, when it does.
 Inductor's `manual_overlap_bucketing` merges collectives and moves them at once; it knows forward and backward graphs
 apart, not one graph of both, and on a machine without triton it fails. Here are the functions by which it merges.
 
-What fills the buffer of a reduction there takes gradients in the dtype of the buffer. FSDP2 casts them with the kernel
-that fills it; here is an operator of that kernel.
+What fills the buffer of a reduction there takes gradients in the dtype of the buffer, whose rows the ranks divide.
+FSDP2 casts and pads them with the kernel that fills it; here is an operator of that kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch._inductor.fx_passes.bucketing import merge_all_gather_bucket, merge_reduce_scatter_bucket
 
-__all__ = ["FILL", "FILL_AND_CAST", "merge_all_gather_bucket", "merge_reduce_scatter_bucket"]
+__all__ = ["FILL", "FILL_AND_PAD", "merge_all_gather_bucket", "merge_reduce_scatter_bucket"]
 
 _BUCKETING: Final[Any] = torch.ops.bucketing
 
@@ -26,11 +26,11 @@ FILL: Final = _BUCKETING._pre_bucket_reduce_scatter.default
 
 
 @torch.library.custom_op("legoai::_pre_bucket_reduce_scatter", mutates_args=())
-def _fill_and_cast(gradients: list[torch.Tensor], ranks: int, dtype: torch.dtype) -> torch.Tensor:
-    """Fill the buffer of a reduction, each rank's part of every gradient behind the other, and cast meanwhile.
+def _fill_and_pad(gradients: list[torch.Tensor], ranks: int, dtype: torch.dtype) -> torch.Tensor:
+    """Fill the buffer of a reduction, each rank's part of every gradient behind the other; cast and pad meanwhile.
 
     Args:
-        gradients: of one dtype, whose first dimension the ranks divide.
+        gradients: of one dtype; of one whose first dimension the ranks do not divide the last parts end with zeros.
         ranks: that reduce.
         dtype: of the buffer.
     """
@@ -39,12 +39,14 @@ def _fill_and_cast(gradients: list[torch.Tensor], ranks: int, dtype: torch.dtype
     return buffer
 
 
-@_fill_and_cast.register_fake
+@_fill_and_pad.register_fake
 def _buffer(gradients: list[torch.Tensor], ranks: int, dtype: torch.dtype) -> torch.Tensor:
-    return gradients[0].new_empty(sum(gradient.numel() for gradient in gradients), dtype=dtype)
+    rows = [-(-gradient.shape[0] // ranks) * ranks for gradient in gradients]
+    sizes = [count * gradient.shape[1:].numel() for count, gradient in zip(rows, gradients, strict=True)]
+    return gradients[0].new_empty(sum(sizes), dtype=dtype)
 
 
 _LEGOAI: Final[Any] = torch.ops.legoai
 
-FILL_AND_CAST: Final = _LEGOAI._pre_bucket_reduce_scatter.default
-"""What fills it with gradients of another one, and takes the ranks and the dtype behind them."""
+FILL_AND_PAD: Final = _LEGOAI._pre_bucket_reduce_scatter.default
+"""What fills it with gradients of another one or of other sizes, and takes the ranks and the dtype behind them."""

@@ -160,16 +160,9 @@ CASES = {
         },
     ),
     "a graph without ranks": ("fsdp on dp_shard (backend = graph)", {1: "one rank"}),
-    "parameters that a graph cannot cut": (
-        "mesh (dp_shard = 3)\nfsdp on dp_shard (backend = graph)",
-        {1: "does not divide dim 0 of `tok_embeddings.weight`"},
-    ),
-    "parameters that a graph cannot cut further": (
-        "mesh (tp = 2,\n  dp_shard = 64)\nfsdp on dp_shard (backend = graph)\n" + SEQUENCE_PARALLEL,
-        {
-            2: "`dp_shard = 64` times `tp = 2` is not lowered beside `backend = graph`: it does not divide dim 0 of "
-            "`layers.0.attention.wk.weight`"
-        },
+    "parameters that tensor parallelism cuts unevenly in a graph": (
+        "mesh (dp_shard = 2,\n  tp = 3)\nfsdp on dp_shard (backend = graph)\nshard on tp { tok_embeddings = rowwise }",
+        {2: "`tp = 3` is not lowered beside `backend = graph`: it does not divide dim 0 of `tok_embeddings.weight`"},
     ),
     "units of a graph that stay in parts": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}\n"

@@ -120,6 +120,13 @@ comm (prefetch = units(forward = 2, backward = 2))
             "on dp_shard {", "on dp_shard (backend = graph) {"
         )
     ),
+    "fsdp, as one graph, uneven": Combination(
+        world=3,
+        data=3,
+        body=f"mesh (dp_shard = 3)\n{_fsdp()}{_CLIP}comm (reorder = true)\n".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+    ),
     "fsdp, checkpointed": _two(f"{_SHARDED}{_fsdp()}{_FULL}"),
     "fsdp, selectively checkpointed": _two(
         f"{_SHARDED}{_fsdp()}checkpoint {{ layers.* = selective([attention, alternate_matmul]) }}\n"

@@ -23,6 +23,7 @@ HOW = (
     ", operators kept",
     ", activations on the host",
     ", optimizer state on the host",
+    ", uneven",
 )
 EXACT = tuple(f"fsdp, as one graph{how}" for how in HOW)
 ROUNDED = ("context parallel, as one graph", "experts on every rank, as one graph")

@@ -20,6 +20,7 @@ model   mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hid
                 n_experts = 8, top_k = 2, max_seq_len = 64)
 cluster cpu(devices = 4)
 """
+UNEVEN = HEAD.replace('"tiny"', '"tiny", vocab_size = 258, hidden_dim = 130')
 EXPERTS = "shard on ep { layers.*.feed_forward.experts = experts }\n"
 PLANS = {
     "mixed precision": (
@@ -258,6 +259,49 @@ PLANS = {
         "fsdp on dp_replicate, dp_shard { layers.* = unit, {norm, output} = unit }\n"
         f"checkpoint {{ layers.{{1..3}} = full }}\n{MIXED}",
         "(reorder = by_time)",
+    ),
+    "uneven shards": (
+        UNEVEN,
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\n"
+        f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "uneven shards, tied, another decoder, on the host": (
+        HEAD.replace(
+            'llama3("tiny")', 'gpt2("small", dim = 62, n_layers = 2, n_heads = 2, vocab_size = 257, max_seq_len = 64)'
+        ),
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.0 = unit(reshard = never), layers.1 = unit }\n"
+        f"checkpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all, optimizer = all)",
+    ),
+    "uneven shards, tensor and sequence parallel": (
+        UNEVEN,
+        f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}fsdp on dp_shard {{ layers.* = unit }}\n"
+        f"checkpoint {{ layers.{{1..3}} = full }}\nprecision (param = bf16, reduce = bf16)\n",
+        "(reorder = true)",
+    ),
+    "uneven shards, on two ranks after forward": (
+        UNEVEN,
+        "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit(reshard = 2) }\n"
+        "precision (param = fp32, reduce = fp32)\n",
+        "(reorder = by_time)",
+    ),
+    "uneven shards, scheduled by torch": (
+        UNEVEN,
+        f"mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit }}\n{MIXED}",
+        "{ layers.* = bucket(compiler) }",
+    ),
+    "uneven shards, of which some are empty": (  # two experts, and a router of two rows, on four ranks
+        SPARSE.replace("n_experts = 8", "n_experts = 2"),
+        f"mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit }}\ncheckpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "uneven shards of stages, compiled": (
+        UNEVEN.replace("258", "257").replace("130", "129"),
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true)\ncompile { root = aot_eager }",
     ),
     "another decoder, kept after forward": (
         HEAD.replace(
