@@ -112,13 +112,13 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
         if axis in plan.mesh.used():
             yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}` with stages", why)
     for path, unit in fsdp_units(analysis).items():
-        if unit.is_resharded_after_forward:
-            assert unit.rule is not None, "by default the model stays gathered"
+        if isinstance(unit.reshard, int):
+            assert unit.rule is not None, "a default is one of the others"
             yield _not_traced(
                 unit.rule.origin.span or analysis.start,
-                f"`{path or 'root'}`, which reshards after forward,",
-                "the graphs of a stage gather parameters once for all micro batches of a pass",
-                "write `unit(reshard = after_backward)`",
+                f"`reshard = {unit.reshard}` of `{path or 'root'}` with stages",
+                "each micro batch in flight would hold parts of its own",
+                "write `after_forward` or `after_backward`",
             )
             break
     for field in ("optimizer", "activations"):

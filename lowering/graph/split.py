@@ -2,8 +2,8 @@
 
 The schedule of a pipeline runs forward and backward of a micro batch apart. What forward computes and backward reads
 crosses from one graph to the other. Parameters are gathered by the first forward of a pass, and stay gathered up to its
-end; gradients of gathered parameters are added up over the micro batches of a pass, and reduced once, as under the
-eager backend.
+end, but for those of units that reshard after forward: these each forward gathers, and each backward again. Gradients
+of gathered parameters are added up over the micro batches of a pass, and reduced once, as under the eager backend.
 
     gather(w), forward(x, w), backward(g, w), scatter(dw)
         ->  forward        x             ->  gather(w), forward(x, w), w
@@ -16,7 +16,7 @@ eager backend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -52,16 +52,21 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
     of_shards, of_arrived = gradients[:count], gradients[count:]
 
     gathered = _gathered(nodes, shards)
+    resharded = _resharded(graph, gathered)
     forward, backward, reduction = _parts(nodes, gathered)
     reduced = [node for node in _read(reduction, of_shards) if node not in reduction]
     read = _read(backward, (*of_arrived, *reduced))
-    kept = [node for node in forward if node in gathered and any(user not in gathered for user in node.users)]
+    staying = [node for node in forward if node in gathered and node not in resharded]
+    kept = [node for node in staying if any(user not in gathered for user in node.users)]
     saved = [node for node in (*arrived, *forward) if node in read and node not in gathered]
     root, taken = graph.module, (*shards, *buffers, *kept, gradient, *saved)
     return ActionGraphs(
         forward=_module(root, (*shards, *buffers, *arrived), forward, (output, *saved, *kept)),
         later_forward=_module(
-            root, (*buffers, *arrived, *kept), [node for node in forward if node not in gathered], (output, *saved)
+            root,
+            (*shards, *buffers, *arrived, *kept),
+            [node for node in forward if node not in gathered or node in resharded],
+            (output, *saved),
         ),
         backward=_module(root, taken, backward, (*of_arrived, *reduced), owned=reduced),
         later_backward=_module(root, taken, backward, of_arrived, added=reduced),
@@ -87,15 +92,23 @@ def _parts(nodes: Iterable[fx.Node], gathered: Container[fx.Node]) -> tuple[dict
     return forward, backward, reduction
 
 
-def _gathered(nodes: Iterable[fx.Node], shards: Iterable[fx.Node]) -> set[fx.Node]:
-    """Return the nodes that gather parameters, up to the parameters themselves."""
-    known, found = set(shards), set[fx.Node]()
+def _gathered(nodes: Iterable[fx.Node], shards: Iterable[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
+    """Return the nodes that gather parameters, up to the parameters themselves, with the shards that they gather."""
+    known = {shard: frozenset({shard}) for shard in shards}
+    found: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in nodes:
         sources, place = node.all_input_nodes, place_of(node)
         first = any(source in known for source in sources) or (place is not None and place.of_unit)
         if sources and first and all(source in known or source in found for source in sources):
-            found.add(node)
+            found[node] = frozenset().union(*(known.get(source) or found[source] for source in sources))
     return found
+
+
+def _resharded(graph: StepGraph, gathered: Mapping[fx.Node, frozenset[fx.Node]]) -> set[fx.Node]:
+    """Return the nodes that gather parameters of units that reshard after forward."""
+    names = {name for unit in graph.units if unit.reshard_after_forward for name in unit.parameters}
+    shards = {shard for name, shard in graph.inputs().items() if name in names}
+    return {node for node, of in gathered.items() if of <= shards}
 
 
 def _read(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:

@@ -84,7 +84,8 @@ class StageModule(nn.Module):
             self._kept = left[saved:]
             del left[saved:]
         else:
-            output, *left = self._run(graphs.later_forward, [*self.buffers(), *arrived, *self._kept])
+            given = [*self._shards(), *self.buffers(), *arrived, *self._kept]
+            output, *left = self._run(graphs.later_forward, given)
         return output, [value.detach() if value is output else value for value in left]
 
     def run_backward(self, gradient: torch.Tensor, saved: list[torch.Tensor]) -> torch.Tensor | None:

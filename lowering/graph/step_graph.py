@@ -47,7 +47,7 @@ class ActionGraphs:
     Attributes:
         forward: of the first micro batch of a pass: takes the shards of the parameters, the buffers and what arrives;
             gives the output, what backward takes of this micro batch, and what stays gathered.
-        later_forward: of the others: takes the buffers, what arrives and what stays gathered; gives the output and what
+        later_forward: of the others: takes what the first takes, and what stays gathered; gives the output and what
             backward takes.
         backward: takes the shards, the buffers, what stays gathered, the gradient of the output and what forward left;
             gives the gradient of what arrived, where that needs one, and those of gathered parameters.

@@ -149,11 +149,11 @@ CASES = {
     ),
     "stages beside a graph": (
         "mesh (dp_shard = 2, pp = 2,\n  cp = 2)\npipeline on pp (\n  schedule = ZBVZeroBubble)\ncontext on cp\n"
-        "fsdp on dp_shard (backend = graph) {\n  layers.* = unit\n}\n"
+        "fsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}\n"
         "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB))\noffload (activations = all,\n  optimizer = all)",
         {
             4: "the graph of backward computes both",
-            7: "gather parameters once for all micro batches of a pass",
+            7: "each micro batch in flight would hold parts of its own",
             10: "how many micro batches are in flight",
             11: "`activations` of `offload` with stages",
             12: "`optimizer` of `offload` with stages",

@@ -88,6 +88,18 @@ def test_each_action_of_a_stage_does_its_part_of_the_graph(recomputed: bool):
     assert found["reduction"].outputs == parameters
 
 
+def test_units_that_reshard_after_forward_are_gathered_in_each_action():
+    body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit")
+    found = in_a_fork(of_last_stage, lowered(HEAD + body).text)
+    communication = {name: item[:2] for name, item in found.items() if any(item[:2])}
+    blocks = (2, 0)  # the root, with the last norm and the output layer, stays gathered
+    assert communication == {
+        "forward": (3, 0), "later_forward": blocks, "backward": blocks, "later_backward": blocks, "reduction": (0, 3)
+    }  # fmt: skip
+    assert found["forward"].outputs - found["later_forward"].outputs == 2
+    assert found["backward"].unread == found["later_backward"].unread == []
+
+
 def test_each_stage_of_a_rank_is_written_as_text():
     body = BODY.replace("1F1B", "Interleaved1F1B")
     found = in_a_fork(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
