@@ -13,7 +13,7 @@ from legoai.dsl.analysis.experts import changed_experts, distributed_experts, sh
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
-from legoai.dsl.analysis.pipeline import is_staged, splits_backward
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.shard import placement
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import Declared
@@ -100,14 +100,6 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
     """What a schedule does with stages that are graphs."""
     plan = analysis.plan
     assert plan.pipeline is not None
-    if splits_backward(analysis):
-        schedule = plan.pipeline.schedule
-        yield _not_traced(
-            analysis.place(plan.pipeline, "schedule"),
-            f"`{schedule}`" if isinstance(schedule, str) else "this order",
-            "it computes the gradients of inputs and weights apart, and the graph of backward computes both",
-            "use `1F1B`, `Interleaved1F1B`, `GPipe` or `LoopedBFS`",
-        )
     for axis, why in _BESIDE_STAGES.items():
         if axis in plan.mesh.used():
             yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}` with stages", why)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided, each_rule, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -66,7 +67,7 @@ class CompileUnderSplitBackward(Check):
 
     A compiled backward is one graph: computing the gradients of inputs and weights apart runs it twice, which costs
     more than such a schedule saves. What inductor has compiled gives its memory away the first time, and fails the
-    second.
+    second. Under `backend = graph` each half is a graph of its own, and is compiled.
 
     ## Example
     ```
@@ -90,7 +91,7 @@ class CompileUnderSplitBackward(Check):
         from legoai.specs.directives.compile import AotEager, Inductor
 
         pipeline, compiled = analysis.plan.pipeline, analysis.plan.compile
-        if pipeline is None or compiled is None or not splits_backward(analysis):
+        if pipeline is None or compiled is None or is_traced(analysis) or not splits_backward(analysis):
             return
         decided(compiled)
         rule = next((item for item in compiled.rules if isinstance(item.treatment, Inductor | AotEager)), None)
@@ -111,7 +112,8 @@ class SelectiveUnderSplitBackward(Check):
     """Checkpointing by operator under a schedule that splits the backward pass.
 
     The outputs that `selective` and `budget` keep serve one backward. Computing the gradients of inputs and weights
-    apart goes through a block twice, and PyTorch refuses the second time.
+    apart goes through a block twice, and PyTorch refuses the second time. Under `backend = graph` what is kept or
+    recomputed is handed from one half to the other.
 
     ## Example
     ```
@@ -133,7 +135,7 @@ class SelectiveUnderSplitBackward(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline, checkpoint = analysis.plan.pipeline, analysis.plan.checkpoint
-        if pipeline is None or checkpoint is None or not splits_backward(analysis):
+        if pipeline is None or checkpoint is None or is_traced(analysis) or not splits_backward(analysis):
             return
         chosen = [rule for rule in each_rule(checkpoint) if isinstance(rule.treatment, Selective | Budget)]
         for rule in {rule.origin.span: rule for rule in chosen}.values():

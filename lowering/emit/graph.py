@@ -11,7 +11,7 @@ from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, sup
 from legoai.dsl.analysis.measured_profile import is_measured, prefetches_within_memory
 from legoai.dsl.analysis.offload import memory_limit, offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
-from legoai.dsl.analysis.pipeline import is_staged
+from legoai.dsl.analysis.pipeline import is_staged, splits_backward
 from legoai.dsl.analysis.timed_overlap import overlaps_by_time
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call, quoted
@@ -68,7 +68,14 @@ def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tu
     for name in ("rewritten", "trace_stage"):
         draft.imports.name(_PACKAGE, name)
     placed = lowering.plan.mesh.cp > 1
-    made = call("trace_stage", "model", arrives, positions="positions" if placed else None, device="device")
+    made = call(
+        "trace_stage",
+        "model",
+        arrives,
+        positions="positions" if placed else None,
+        device="device",
+        splits_backward="True" if splits_backward(lowering.analysis) else None,
+    )
     lines = [Line(made, "graph = ", lowering.note(fsdp, "backend"))]
     if placed:
         assert lowering.plan.context is not None, "lint asks for the style of an axis of sequences"

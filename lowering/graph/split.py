@@ -11,6 +11,12 @@ of gathered parameters are added up over the micro batches of a pass, and reduce
             backward       g, w, …       ->  backward(g, w), dw
             later backward g, w, …, sum  ->  backward(g, w), sum += dw
             reduction      sum of dw     ->  scatter(dw)
+
+Where the schedule takes the gradients of inputs and of weights apart, what the gradient of the stage's input needs is
+one graph, and the rest of backward another, which takes what it reads of the first.
+
+            input backward    g, w, …    ->  dx, …
+            weight backward   w, …       ->  dw
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ import torch
 from torch import fx
 
 from legoai.lowering.graph.activations import shown_by
+from legoai.lowering.graph.memory import is_part
 from legoai.lowering.graph.places import place_of, set_place
 from legoai.lowering.graph.step_graph import ActionGraphs, StepGraph
 
@@ -59,7 +66,20 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
     staying = [node for node in forward if node in gathered and node not in resharded]
     kept = [node for node in staying if any(user not in gathered for user in node.users)]
     saved = [node for node in (*arrived, *forward) if node in read and node not in gathered]
-    root, taken = graph.module, (*shards, *buffers, *kept, gradient, *saved)
+    root, there = graph.module, (*shards, *buffers, *kept)
+    taken = (*there, gradient, *saved)
+    halves: dict[str, fx.GraphModule] = {}
+    if graph.splits_backward:
+        of_inputs = _needed(backward, of_arrived)
+        of_weights = [node for node in backward if node not in of_inputs]
+        read = _read(of_weights, reduced)
+        left = [node for node in (gradient, *saved, *of_inputs) if node in read]
+        halves["input_backward"] = _module(root, taken, of_inputs, (*of_arrived, *left))
+        halves["weight_backward"] = _module(root, (*there, *left), of_weights, reduced, owned=reduced)
+        halves["later_weight_backward"] = _module(root, (*there, *left), of_weights, (), added=reduced)
+    else:
+        halves["backward"] = _module(root, taken, backward, (*of_arrived, *reduced), owned=reduced)
+        halves["later_backward"] = _module(root, taken, backward, of_arrived, added=reduced)
     return ActionGraphs(
         forward=_module(root, (*shards, *buffers, *arrived), forward, (output, *saved, *kept)),
         later_forward=_module(
@@ -68,8 +88,7 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
             [node for node in forward if node not in gathered or node in resharded],
             (output, *saved),
         ),
-        backward=_module(root, taken, backward, (*of_arrived, *reduced), owned=reduced),
-        later_backward=_module(root, taken, backward, of_arrived, added=reduced),
+        **halves,
         reduction=_module(root, reduced, reduction, of_shards),
         kept=len(kept),
     )
@@ -111,6 +130,19 @@ def _resharded(graph: StepGraph, gathered: Mapping[fx.Node, frozenset[fx.Node]])
     return {node for node, of in gathered.items() if of <= shards}
 
 
+def _needed(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
+    """Return those of some nodes that outputs need, in their order; of one that gives several values all of these."""
+    ordered = dict.fromkeys(nodes)
+    found, left = set[fx.Node](), list(outputs)
+    while left:
+        node = left.pop()
+        if node in ordered and node not in found:
+            found.add(node)
+            left += node.all_input_nodes
+    found.update(node for node in ordered if is_part(node) and node.all_input_nodes[0] in found)
+    return {node: None for node in ordered if node in found}
+
+
 def _read(nodes: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, None]:
     """Return what nodes read, and what is given."""
     return dict.fromkeys((*(source for node in nodes for source in node.all_input_nodes), *outputs))
@@ -142,21 +174,28 @@ def _module(
         copied = taken[node] = part.placeholder(node.name)
         copied.meta = dict(node.meta)
     sums = {node: part.placeholder(f"sum_{index}") for index, node in enumerate(added)}
+
+    def add(node: fx.Node) -> None:
+        sums[node].meta = {"val": node.meta["val"]}
+        part.call_function(_ADD_IN_PLACE, (sums[node], taken[node])).meta = dict(node.meta)
+
+    for node in added:
+        if node in taken:
+            add(node)
     for node in nodes:
         if node in sums and _is_cast_for_sum(node):
             taken[node] = taken[node.all_input_nodes[0]]
         else:
             taken[node] = part.node_copy(node, taken.__getitem__)
         if node in sums:
-            sums[node].meta = {"val": node.meta["val"]}
-            part.call_function(_ADD_IN_PLACE, (sums[node], taken[node])).meta = dict(node.meta)
+            add(node)
     bases = Counter(shown_by(node) for node in outputs)
     given = []
     for node in outputs:
         made = taken[node]
         if node in owned:
-            storage = taken[shown_by(node)]
-            if bases[shown_by(node)] > 1 or not _owns(node):
+            storage = taken.get(shown_by(node), made)
+            if storage.op == "placeholder" or bases[shown_by(node)] > 1 or not _owns(node):
                 made = storage = part.call_function(_CLONE, (made,))
                 made.meta = dict(node.meta)
             place = place_of(node)

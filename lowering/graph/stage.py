@@ -25,7 +25,10 @@ class GraphStage(PipelineStage):
     """
 
     def __init__(self, graph: StepGraph, *arguments: Any, **options: Any) -> None:
-        super().__init__(StageModule(graph), *arguments, **options)
+        module = StageModule(graph)
+        if graph.splits_backward:
+            options["dw_builder"] = module.take_weight_backward
+        super().__init__(module, *arguments, **options)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Reduce the gradients of a pass, behind its last backward."""
@@ -61,6 +64,8 @@ class StageModule(nn.Module):
         self._needs_gradient = torch.empty(0, requires_grad=True)
         self._kept: list[torch.Tensor] | None = None
         self._sums: list[torch.Tensor] = []
+        self._left: list[torch.Tensor] = []
+        self._gives = len(graph.outputs()) - 1 - len(graph.parameters)
 
     def forward(self, arrived: torch.Tensor, **placed: torch.Tensor) -> torch.Tensor:
         """Return what the next stage takes, or the logits.
@@ -91,25 +96,54 @@ class StageModule(nn.Module):
     def run_backward(self, gradient: torch.Tensor, saved: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the gradient of what arrived, and add up those of the gathered parameters.
 
+        Where a schedule takes them apart, the latter are left to what :meth:`take_weight_backward` returns then.
+
         Args:
             gradient: of the output.
             saved: what forward has left, which is taken out of the list.
         """
-        assert self._kept is not None, "backward comes behind forward"
-        given = [*self._shards(), *self.buffers(), *self._kept, gradient, *saved]
+        given, graphs = [*self._there(), gradient, *saved], self.graphs
         saved.clear()
+        if graphs.input_backward is not None:
+            made = self._run(graphs.input_backward, given)
+            self._left = made[self._gives :]
+        else:
+            made = self._add_up(graphs.backward, graphs.later_backward, given)
+        return made[0] if self._gives else None
+
+    def take_weight_backward(self) -> Callable[[], None]:
+        """Return what adds up the gradients of gathered parameters of the micro batch whose backward ran last."""
+        left, self._left = self._left, []
+
+        def run() -> None:
+            given = [*self._there(), *left]
+            left.clear()
+            with torch.no_grad():
+                self._add_up(self.graphs.weight_backward, self.graphs.later_weight_backward, given)
+
+        return run
+
+    def _there(self) -> list[torch.Tensor]:
+        """Return what all parts of backward take."""
+        assert self._kept is not None, "backward comes behind forward"
+        return [*self._shards(), *self.buffers(), *self._kept]
+
+    def _add_up(
+        self, first: fx.GraphModule | None, later: fx.GraphModule | None, given: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the graph that makes sums, or where there are some that which adds to them; return what else it gives."""
+        assert first is not None and later is not None, "the graphs of this stage's schedule"
         if self._sums:
             given += self._sums
-            made = self._run(self.graphs.later_backward, given)
-        else:
-            made = self._run(self.graphs.backward, given)
-            inputs = self.graphs.reduction.graph.find_nodes(op="placeholder")
-            first = len(made) - len(inputs)
-            made, self._sums = made[:first], list(made[first:])
-            for look in self.on_sum:
-                for node, value in zip(inputs, self._sums, strict=True):
-                    look(node, value)
-        return made[0] if made else None
+            return self._run(later, given)
+        made = self._run(first, given)
+        inputs = self.graphs.reduction.graph.find_nodes(op="placeholder")
+        count = len(made) - len(inputs)
+        made, self._sums = made[:count], list(made[count:])
+        for look in self.on_sum:
+            for node, value in zip(inputs, self._sums, strict=True):
+                look(node, value)
+        return made
 
     @torch.no_grad()
     def reduce_gradients(self) -> None:

@@ -36,7 +36,16 @@ class Rounds(Protocol):
         """Note that a step is done, and rewrite the graph if it is time."""
 
 
-ACTIONS: Final = ("forward", "later_forward", "backward", "later_backward", "reduction")
+ACTIONS: Final = (
+    "forward",
+    "later_forward",
+    "backward",
+    "later_backward",
+    "input_backward",
+    "weight_backward",
+    "later_weight_backward",
+    "reduction",
+)
 """The graphs of a stage, by the names of :class:`ActionGraphs`."""
 
 
@@ -53,21 +62,31 @@ class ActionGraphs:
             gives the gradient of what arrived, where that needs one, and those of gathered parameters.
         later_backward: takes what backward takes, and what it has given of gathered parameters, to which it adds; gives
             the gradient of what arrived.
+        input_backward: takes what backward takes; gives the gradient of what arrived, where that needs one, and what
+            the other half takes. Where a schedule takes the halves apart they are in the place of the two above.
+        weight_backward: takes the shards, the buffers, what stays gathered, and what the half before has left; gives
+            the gradients of gathered parameters.
+        later_weight_backward: takes these too, and adds to them.
         reduction: takes the sums of the gradients of gathered parameters, and gives those of the shards.
         kept: how many values stay gathered.
     """
 
     forward: fx.GraphModule
     later_forward: fx.GraphModule
-    backward: fx.GraphModule
-    later_backward: fx.GraphModule
+    backward: fx.GraphModule | None = None
+    later_backward: fx.GraphModule | None = None
+    input_backward: fx.GraphModule | None = None
+    weight_backward: fx.GraphModule | None = None
+    later_weight_backward: fx.GraphModule | None = None
     reduction: fx.GraphModule
     kept: int
 
     def modules(self) -> Iterator[tuple[str, fx.GraphModule]]:
-        """Yield each graph with its name, forward first."""
+        """Yield each graph that there is with its name, forward first."""
         for name in ACTIONS:
-            yield name, getattr(self, name)
+            module: fx.GraphModule | None = getattr(self, name)
+            if module is not None:
+                yield name, module
 
 
 class StepGraph:
@@ -84,6 +103,7 @@ class StepGraph:
         state: copies of the optimizer's state, where it leaves the device while the graph runs.
         on_node: is told of each node before it runs.
         is_stage: whether it is of a stage of a pipeline; see :func:`~legoai.lowering.graph.trace.trace_stage`.
+        splits_backward: whether a stage's schedule takes the gradients of inputs and of weights apart.
         output_spec: how the output of a stage lies on its mesh; None where it is a plain tensor, and of no stage.
         later: what micro batches behind the first of a step run, where some parameters stay gathered: it takes these
             behind the targets, and ``module`` gives them behind the gradients. None where all run ``module``.
@@ -112,6 +132,7 @@ class StepGraph:
         self.state: StateCopies | None = None
         self.on_node: list[Callable[[fx.Node], None]] = []
         self.is_stage = False
+        self.splits_backward = False
         self.output_spec: DTensorSpec | None = None
         self.later: fx.GraphModule | None = None
         self.actions: ActionGraphs | None = None

@@ -66,7 +66,12 @@ def trace_step(
 
 
 def trace_stage(
-    model: nn.Module, given: torch.Tensor, *, positions: torch.Tensor | None = None, device: torch.device
+    model: nn.Module,
+    given: torch.Tensor,
+    *,
+    positions: torch.Tensor | None = None,
+    device: torch.device,
+    splits_backward: bool = False,
 ) -> StepGraph:
     """Trace one micro batch through a stage of a pipeline: its output, and from the gradient of that all others.
 
@@ -76,6 +81,7 @@ def trace_stage(
             made it.
         positions: likewise, of the tokens in their sequence, where the model takes them.
         device: on which the stage computes.
+        splits_backward: whether its schedule takes the gradients of inputs and of weights apart.
     """
     gradient_of: list[fx.Node] = []
     specs: list[DTensorSpec | None] = []
@@ -98,7 +104,7 @@ def trace_stage(
     }
     with added_up():
         graph = _traced(model, compute, examples)
-    graph.is_stage = True
+    graph.is_stage, graph.splits_backward = True, splits_backward
     [made], [graph.output_spec] = gradient_of, specs
     *_, last = graph.graph.find_nodes(op="placeholder")
     with graph.graph.inserting_after(last):

@@ -148,11 +148,10 @@ CASES = {
         {5: "beside ranks of `cp`"},
     ),
     "stages beside a graph": (
-        "mesh (dp_shard = 2, pp = 2,\n  cp = 2)\npipeline on pp (\n  schedule = ZBVZeroBubble)\ncontext on cp\n"
+        "mesh (dp_shard = 2, pp = 2,\n  cp = 2)\npipeline on pp (\n  schedule = 1F1B)\ncontext on cp\n"
         "fsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}\n"
         "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB))\noffload (activations = all,\n  optimizer = all)",
         {
-            4: "the graph of backward computes both",
             7: "each micro batch in flight would hold parts of its own",
             10: "how many micro batches are in flight",
             11: "`activations` of `offload` with stages",

@@ -233,6 +233,13 @@ comm (prefetch = units(forward = 2, backward = 2))
         ),
         data=2,
     ),
+    "pipeline and fsdp, as graphs, backward split": _four(
+        f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}{_FULL}"
+        f"pipeline on pp (schedule = ZBVZeroBubble)\n{_CLIP}".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+        data=2,
+    ),
     "pipeline and context parallelism, as graphs": _four(
         f"mesh (pp = 2, cp = 2)\ncontext on cp\n{_fsdp('cp', reshard='after_backward')}{_FULL}comm (reorder = true)\n"
         "pipeline on pp (schedule = Interleaved1F1B)\n".replace("on cp {", "on cp (backend = graph) {"),

@@ -16,7 +16,6 @@ from legoai.cost.step_graphs import step_graphs
 from legoai.cost.trace.records import Collective
 from legoai.lowering.graph.operators import GATHERS, SCATTERS
 from legoai.lowering.graph.places import place_of
-from legoai.lowering.graph.step_graph import ACTIONS
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.fake_world import FakeStore
 from support.plans import HEAD, lowered
@@ -29,6 +28,7 @@ pipeline on pp (schedule = 1F1B)
 fsdp on dp_shard (backend = graph) { layers.* = unit(reshard = after_backward) }
 comm     (reorder = true)
 """
+SPLIT = BODY.replace("1F1B", "ZBVZeroBubble")
 ATEN_MM = torch.ops.aten.mm.default
 KINDS = {"all_gather": GATHERS, "reduce_scatter": SCATTERS}
 
@@ -40,19 +40,20 @@ def of_last_stage(text: str) -> dict[str, Seen]:
         namespace: dict = {"__name__": "program"}
         exec(compile(text, "program.py", "exec"), namespace)
         training = namespace["trainer"]().prepare(Device(type="cpu"), seed=0)
-        [module] = training.parts
-        return {name: seen(getattr(module.graphs, name).graph) for name in ACTIONS}
+        *_, module = training.parts
+        return {name: seen(graph.graph) for name, graph in module.graphs.modules()}
     finally:
         dist.destroy_process_group()
 
 
 class Seen(NamedTuple):
-    """Gathers, reductions, outputs, the phases of what is computed, and what forward has left that nothing reads."""
+    """Gathers, reductions, outputs, phases and number of products, and what forward has left that nothing reads."""
 
     gathers: int
     reductions: int
     outputs: int
     phases: set[str]
+    products: int
     unread: list[str]
 
 
@@ -68,6 +69,7 @@ def seen(graph: fx.Graph) -> Seen:
         sum(targets[target] for target in SCATTERS),
         len(output.args[0]),
         {place.phase for place in places},
+        len(places),
         [node.name for node in left if not node.users],
     )
 
@@ -100,11 +102,27 @@ def test_units_that_reshard_after_forward_are_gathered_in_each_action():
     assert found["backward"].unread == found["later_backward"].unread == []
 
 
+def test_the_halves_of_a_split_backward_do_their_parts():
+    found = in_a_fork(of_last_stage, lowered(HEAD + SPLIT).text)
+    assert list(found) == [
+        "forward", "later_forward", "input_backward", "weight_backward", "later_weight_backward", "reduction"
+    ]  # fmt: skip
+    assert {name: item[:2] for name, item in found.items() if any(item[:2])} == {
+        "forward": (1, 0), "reduction": (0, 1)  # of one block
+    }  # fmt: skip
+    products = {name: item.products for name, item in found.items()}
+    assert products["input_backward"] == products["weight_backward"] == products["later_weight_backward"] == 7
+    assert found["input_backward"].unread == []
+    assert found["later_weight_backward"].outputs == 0
+    assert found["weight_backward"].outputs == found["reduction"].outputs
+
+
 def test_each_stage_of_a_rank_is_written_as_text():
     body = BODY.replace("1F1B", "Interleaved1F1B")
     found = in_a_fork(functools.partial(step_graphs, lowered(HEAD + body), world=4, kind="cpu"))
     passes = ("trace", "deduplicate_unshards", "bucket_units", "overlap_communication")
-    names = [f"stage_{stage}_{name}" for part in (passes, ACTIONS) for stage in (0, 2) for name in part]
+    actions = ("forward", "later_forward", "backward", "later_backward", "reduction")
+    names = [f"stage_{stage}_{name}" for part in (passes, actions) for stage in (0, 2) for name in part]
     assert list(found) == names
     assert "all_gather" in found["stage_2_forward"]
     assert "all_gather" not in found["stage_2_later_forward"] + found["stage_2_backward"]
