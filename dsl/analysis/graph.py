@@ -28,10 +28,6 @@ from legoai.specs.span import Span
 EAGERLY: Final = "write `backend = eager`"
 
 _OTHER_AXES: Final = "the graph has only collectives of shards, replicas, tensor, context and expert parallelism"
-_BESIDE_STAGES: Final = {
-    "ep": "what the rows of experts are is not handed from the graph of forward to that of backward",
-}
-"""Why an axis is not lowered beside stages that are traced."""
 
 
 def is_traced(analysis: Analysis) -> bool:
@@ -100,9 +96,6 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
     """What a schedule does with stages that are graphs."""
     plan = analysis.plan
     assert plan.pipeline is not None
-    for axis, why in _BESIDE_STAGES.items():
-        if axis in plan.mesh.used():
-            yield _not_traced(analysis.place(plan.mesh, axis), f"the axis `{axis}` with stages", why)
     for path, unit in fsdp_units(analysis).items():
         if isinstance(unit.reshard, int):
             assert unit.rule is not None, "a default is one of the others"

@@ -99,8 +99,11 @@ def _parts(nodes: Iterable[fx.Node], gathered: Container[fx.Node]) -> tuple[dict
     forward, backward, reduction = dict[fx.Node, None](), dict[fx.Node, None](), dict[fx.Node, None]()
     for node in nodes:
         place = place_of(node)
-        assert place is not None, f"{node} was traced"
-        if place.phase == "forward":
+        if place is None:  # of numbers of rows, which only values tell
+            assert not isinstance(node.meta.get("val"), torch.Tensor), f"{node} was traced"
+            known = not any(source in backward or source in reduction for source in node.all_input_nodes)
+            (forward if known else backward)[node] = None
+        elif place.phase == "forward":
             forward[node] = None
         elif node not in gathered and (
             place.of_unit or place.of_pass or any(source in reduction for source in node.all_input_nodes)
@@ -174,6 +177,8 @@ def _module(
         copied = taken[node] = part.placeholder(node.name)
         copied.meta = dict(node.meta)
     sums = {node: part.placeholder(f"sum_{index}") for index, node in enumerate(added)}
+    for taken_in in part.nodes:
+        taken_in.target = taken_in.name  # which is unique: an operator's result can be called like a sum
 
     def add(node: fx.Node) -> None:
         sums[node].meta = {"val": node.meta["val"]}

@@ -240,6 +240,13 @@ comm (prefetch = units(forward = 2, backward = 2))
         ),
         data=2,
     ),
+    "pipeline and experts, as graphs": Combination(
+        world=4,
+        data=2,
+        sparse=True,
+        body=f"mesh (pp = 2, dp_shard = 2, ep = 2)\n{_EXPERTS}{_fsdp(reshard='after_backward')}{_FULL}"
+        f"pipeline on pp (schedule = 1F1B)\n{_CLIP}".replace("on dp_shard {", "on dp_shard (backend = graph) {"),
+    ),
     "pipeline and context parallelism, as graphs": _four(
         f"mesh (pp = 2, cp = 2)\ncontext on cp\n{_fsdp('cp', reshard='after_backward')}{_FULL}comm (reorder = true)\n"
         "pipeline on pp (schedule = Interleaved1F1B)\n".replace("on cp {", "on cp (backend = graph) {"),

@@ -138,8 +138,15 @@ def even_routing(model: nn.Module) -> Iterator[None]:
 
 
 def evenly_traced(trainer: Trainer) -> Trainer:
-    """The trainer of a program, whose graph of the step, if it has one, routes evenly as well."""
-    build = trainer.build_graph
+    """The trainer of a program, whose graphs of the step or of its stages, if it has any, route evenly as well."""
+    build, pipeline = trainer.build_graph, trainer.pipeline
+    if pipeline is not None:
+
+        def build_stage(model: nn.Module, *args: Any) -> Any:
+            with even_routing(model):
+                return pipeline.build_stage(model, *args)
+
+        return dataclasses.replace(trainer, pipeline=dataclasses.replace(pipeline, build_stage=build_stage))
     if build is None:
         return trainer
 

@@ -251,6 +251,27 @@ PLANS = {
         f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
         "(reorder = true)\ncheckpoint { layers.{1..3} = full }",
     ),
+    "stages of experts": (
+        SPARSE.replace("n_layers = 2", "n_layers = 4"),
+        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
+        "fsdp on dp_shard { layers.* = unit }\ncheckpoint { layers.1 = full }\n"
+        "precision (param = fp32, reduce = fp32)\n",
+        "(reorder = true)",
+    ),
+    "stages of experts on two ranks": (
+        SPARSE.replace("n_layers = 2", "n_layers = 4"),
+        f"mesh (pp = 2, dp_shard = 2, ep = 2)\n{EXPERTS}pipeline on pp (schedule = 1F1B)\n"
+        "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }\n"
+        f"checkpoint {{ layers.1 = full }}\n{MIXED}",
+        "(reorder = true)",
+    ),
+    "stages of experts with a capacity on two ranks, whose backward is split, compiled": (
+        SPARSE.replace("n_layers = 2", "n_layers = 4"),
+        "mesh (pp = 2, dp_shard = 2, ep = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n"
+        f"{EXPERTS.replace('= experts', '= experts(capacity_factor = 0.75)')}"
+        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
+        "(reorder = true)\ncheckpoint { layers.2 = full }\ncompile { layers.*.attention = aot_eager }",
+    ),
     "stages in breadth, another decoder": (
         HEAD.replace(
             'llama3("tiny")', 'gpt2("small", dim = 64, n_layers = 4, n_heads = 4, vocab_size = 256, max_seq_len = 64)'
