@@ -105,8 +105,8 @@ CASES: Final = (
     Case(
         "PP+FSDP", 4, DENSE.replace("n_layers = 3", "n_layers = 4"),
         "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
-        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{MIXED}",
-        "layers.* = bucket([1, 3])",
+        f"fsdp on dp_shard {{ layers.{{0, 2}} = unit, layers.{{1, 3}} = unit(reshard = after_backward) }}\n{MIXED}",
+        "layers.* = bucket(module)",
     ),
     Case(
         "EP+FSDP", 2, SPARSE,

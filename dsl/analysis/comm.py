@@ -14,8 +14,8 @@ from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.measured_profile import supports as supports_profile
-from legoai.dsl.analysis.offload import memory_limit
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.dsl.analysis.timed_overlap import supports as supports_times

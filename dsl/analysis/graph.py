@@ -12,6 +12,7 @@ from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.experts import changed_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.fsdp import fsdp_units
+from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.shard import placement
@@ -114,20 +115,20 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
                 "its copies to the host run beside one micro batch, and several are in flight",
                 "recompute activations with `checkpoint` instead",
             )
-    if plan.comm is not None and isinstance(plan.comm.prefetch, Proactive):
+    if plan.comm is not None and isinstance(plan.comm.prefetch, Proactive) and memory_limit(analysis) is not None:
         yield _not_traced(
             analysis.place(plan.comm, "prefetch"),
-            "`prefetch = proactive` with stages",
-            "how many micro batches are in flight is not known to the pass that gathers ahead",
-            "leave `prefetch` out",
+            "`prefetch = proactive` with stages and `require peak_memory`",
+            "how many micro batches are in flight is not known to the pass that gathers ahead as memory allows",
+            "leave `prefetch` out, or `require peak_memory`, and let `limit` alone bound what is gathered ahead",
         )
     if unshards_selectively(analysis):
         assert plan.comm is not None
         yield _not_traced(
             analysis.place(plan.comm, "unshard"),
             "`unshard = selective` with stages",
-            "units stay gathered for all micro batches of a pass",
-            "leave `unshard` out",
+            "how many micro batches are in flight is not known to the pass that keeps units as memory allows",
+            "write `unit(reshard = after_backward)` for units that shall stay for all micro batches of a pass",
         )
 
 

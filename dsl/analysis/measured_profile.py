@@ -8,8 +8,9 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.graph import is_traced, unshards_selectively
+from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.node_times import unpriced
-from legoai.dsl.analysis.offload import memory_limit, offloads_some
+from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.unsupported import Unsupported

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.unsupported import Unsupported
-
-_UPPER: Final = ("<=", "<", "==")
 
 
 def offloads(analysis: Analysis, what: str) -> bool:
@@ -27,14 +25,6 @@ def offloads_some(analysis: Analysis, what: str) -> bool:
     """Whether at least some `parameters`, `optimizer` state or `activations` leave the device."""
     offload = analysis.plan.offload
     return offload is not None and bool(getattr(offload, what) != "none")
-
-
-def memory_limit(analysis: Analysis) -> int | None:
-    """The most bytes that a device may hold, by the plan's own requirements; None where they say nothing of it."""
-    bounds = [
-        item.bound for item in analysis.plan.require if item.metric == "peak_memory" and item.comparison in _UPPER
-    ]
-    return int(min(bounds)) if bounds else None
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

@@ -8,7 +8,8 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis, fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
 from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.offload import memory_limit, offloads, without_limit
+from legoai.dsl.analysis.limits import memory_limit
+from legoai.dsl.analysis.offload import offloads, without_limit
 from legoai.dsl.analysis.replicate import replicas
 from legoai.dsl.analysis.shard import DISTRIBUTING, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported

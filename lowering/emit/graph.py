@@ -8,8 +8,9 @@ from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
+from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.measured_profile import is_measured, prefetches_within_memory
-from legoai.dsl.analysis.offload import memory_limit, offloads_some
+from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.pipeline import is_staged, splits_backward
 from legoai.dsl.analysis.timed_overlap import overlaps_by_time

@@ -150,7 +150,8 @@ CASES = {
     "stages beside a graph": (
         "mesh (dp_shard = 2, pp = 2,\n  cp = 2)\npipeline on pp (\n  schedule = 1F1B)\ncontext on cp\n"
         "fsdp on dp_shard (backend = graph) {\n  layers.* = unit(reshard = 2)\n}\n"
-        "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB))\noffload (activations = all,\n  optimizer = all)",
+        "comm (reorder = true,\n  prefetch = proactive(limit = 1GiB))\n"
+        "offload (activations = all,\n  optimizer = all)\nrequire peak_memory <= 70GiB",
         {
             7: "each micro batch in flight would hold parts of its own",
             10: "how many micro batches are in flight",

@@ -223,13 +223,13 @@ PLANS = {
         "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n"
         f"fsdp on dp_shard {{ layers.{{0..2}} = unit, layers.3 = unit(reshard = after_backward) }}\n"
         f"checkpoint {{ layers.1 = full, layers.2 = selective([attention, matmul]) }}\n{MIXED}",
-        "(reorder = true) { layers.* = bucket([1]) }",
+        "(reorder = true) { layers.* = bucket(module) }",
     ),
     "stages that gather again for backward, uneven shards, compiled": (
         UNEVEN.replace("258", "257").replace("130", "129"),
         "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
         f"fsdp on dp_shard {{ layers.* = unit, root = unit(reshard = after_forward) }}\n{MIXED}",
-        "(reorder = true)\ncompile { root = aot_eager }",
+        "(reorder = true, prefetch = proactive(limit = 64KiB))\ncompile { root = aot_eager }",
     ),
     "stages whose backward is split": (
         HEAD,

@@ -102,6 +102,32 @@ def test_units_that_reshard_after_forward_are_gathered_in_each_action():
     assert found["backward"].unread == found["later_backward"].unread == []
 
 
+def ahead(text: str) -> dict[str, int]:
+    """How many gathers the last stage starts before its first product, by action."""
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        namespace: dict = {"__name__": "program"}
+        exec(compile(text, "program.py", "exec"), namespace)
+        [module] = namespace["trainer"]().prepare(Device(type="cpu"), seed=0).parts
+        found = {}
+        for name, graph in module.graphs.modules():
+            targets = [node.target for node in graph.graph.nodes]
+            if ATEN_MM in targets:
+                found[name] = sum(target in GATHERS for target in targets[: targets.index(ATEN_MM)])
+        return found
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gathers_of_each_action_start_as_early_as_a_limit_allows():
+    body = BODY.replace("layers.* = unit(reshard = after_backward)", "layers.* = unit, root = unit")
+    early = body.replace("reorder = true", "reorder = true, prefetch = proactive(limit = 1GiB)")
+    by_one = {"forward": 2, "later_forward": 2, "backward": 1, "later_backward": 1}
+    assert in_a_fork(ahead, lowered(HEAD + body).text) == by_one
+    all_of_them = {"forward": 3, "later_forward": 2, "backward": 2, "later_backward": 2}
+    assert in_a_fork(ahead, lowered(HEAD + early).text) == all_of_them
+
+
 def test_the_halves_of_a_split_backward_do_their_parts():
     found = in_a_fork(of_last_stage, lowered(HEAD + SPLIT).text)
     assert list(found) == [
