@@ -54,8 +54,10 @@ def test_a_rank_of_several_passes_is_told_from_another(tmp_path: Path):
     check(tmp_path, "Interleaved1F1B", sharded=False, passes=3)
 
 
-def test_a_rank_whose_stages_are_graphs_is_told_from_another(tmp_path: Path):
-    program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True, traced=True)
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", pytest.param("InterleavedZeroBubble", marks=pytest.mark.slow)])
+def test_a_rank_whose_stages_are_graphs_is_told_from_another(schedule: str, tmp_path: Path):
+    """Also where backward is split: what its halves hand over is of one micro batch, and sums are the stage's own."""
+    program = four_ranks(tmp_path, schedule, sharded=True, traced=True)
     assert equal_coordinates(program, 4) == [[0], [1, 2], [3]]
     assert in_a_fork(_compared, program, 8) == (2, True)
 
