@@ -17,7 +17,15 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
 from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.analysis.pipeline import first_modules, stage_count
-from legoai.lowering.shrink_blocks import Blocks, choose_blocks, held_of, matched_first, points_of, rewritten
+from legoai.lowering.shrink_blocks import (
+    Blocks,
+    choose_blocks,
+    held_of,
+    matched_first,
+    patterns_of,
+    points_of,
+    rewritten,
+)
 from legoai.lowering.shrink_model import ModelTooLargeError, Sizes, keeps_blocks, shrunken_model
 from legoai.lowering.shrink_rules import Rewrite, changed, with_every_rule, with_parts, with_rules
 from legoai.lowering.shrink_substitutes import (
@@ -27,7 +35,7 @@ from legoai.lowering.shrink_substitutes import (
     with_acting_clip,
     with_short_warmup,
 )
-from legoai.specs.directives.base import Directive, Divided, PathRule, Treatment
+from legoai.specs.directives.base import Directive, Divided, PathRule, Staged, Treatment
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every
 from legoai.specs.directives.comm import ByBytes, Comm, Proactive
@@ -100,9 +108,10 @@ def shrink(
         CannotShrinkError: the plan reads an order file for more ranks than there are, or its model is a large one from
             a factory.
     """
-    plan, manifest, count = analysis.plan, analysis.manifest, stage_count(analysis)
+    manifest, count = analysis.manifest, stage_count(analysis)
     assert manifest is not None, "the model could be inspected"
     changes: list[str] = []
+    plan = _with_rules_for_stages(analysis, changes)
     mesh = _mesh(plan, ranks, changes)
     smaller = _without_missing_axes(replace(plan, mesh=mesh, **_NOT_COMPARED), changes)
     smaller = for_a_cpu(smaller, changes)
@@ -133,6 +142,27 @@ def shrink(
     smaller = with_every_rule(smaller, _renamed(blocks))
     smaller = with_every_rule(smaller, _every(changes))
     return Shrunken(plan=_bytes(smaller, ratio, changes), changes=tuple(changes), blocks=blocks)
+
+
+def _with_rules_for_stages(analysis: Analysis, changes: list[str]) -> Plan:
+    """The plan with a rule for each of the treatments of `stages([…])`, since the smaller plan has other stages."""
+    manifest, plan = analysis.manifest, analysis.plan
+    assert manifest is not None
+    found = plan
+    for directive in (plan.fsdp, plan.checkpoint):
+        if directive is None or not any(isinstance(rule.treatment, Staged) for rule in directive.rules):
+            continue
+        rules: list[PathRule[Any]] = []
+        for rule in directive.rules:
+            if not isinstance(rule.treatment, Staged):
+                rules.append(rule)
+                continue
+            of_rule = analysis.assigned(directive).by_path.items()
+            own = {path: one.treatment for path, one in of_rule if one.origin == rule.origin}
+            rules += [replace(rule, path=path, treatment=one) for path, one in patterns_of(own, manifest)]
+            changes.append(f"{directive.keyword}: a rule for each treatment of `{rule.path} = stages(…)`")
+        found = replace(found, **{directive.keyword: changed(directive, rules=tuple(rules))})
+    return found
 
 
 def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from legoai.dsl.analysis.split_points import SplitPoints
 from legoai.dsl.frontend.paths import Paths, pattern, segments_of
+from legoai.lowering.emit.blocks import block_paths
+from legoai.lowering.emit.blocks import group as grouped
 from legoai.specs.directives.base import Divided, PathRule
 from legoai.specs.directives.checkpoint import Every
 from legoai.specs.directives.comm import Bucket, Units
 from legoai.specs.models.manifest import BlockList, Manifest
 from legoai.specs.plan import Plan
+
+T = TypeVar("T")
 
 _BLOCKS: Final = 2
 """The fewest blocks of a model without stages: the first and another one."""
@@ -183,6 +187,18 @@ def rewritten(blocks: Blocks, path: str) -> str | None:
     parts = [text for _, text in segments_of(path)]
     parts[len(blocks.path.split(".")) if blocks.path else 0] = numbers
     return ".".join(parts)
+
+
+def patterns_of(treatments: Mapping[str, T], manifest: Manifest) -> Iterator[tuple[str, T]]:
+    """Patterns with a treatment each that say the same as one for each module: one for the blocks that are alike."""
+    for found in grouped(treatments, manifest.block_lists):
+        for relative, treatment in found.members:
+            paths = block_paths(found)
+            if found.blocks is None or len(paths) == 1:
+                yield ".".join(filter(None, (paths[0], relative))) or "root", treatment
+                continue
+            names = ", ".join(found.blocks.names[index] for index in found.indices)
+            yield ".".join(filter(None, (found.blocks.path, f"{{{names}}}", relative))), treatment
 
 
 def points_of(blocks: Blocks, split: Sequence[str]) -> tuple[str, ...]:

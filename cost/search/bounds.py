@@ -57,10 +57,11 @@ from legoai.cost.search.stages.costs import (
     least_problem,
     raised_problem,
 )
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.state import state_bytes

@@ -1,19 +1,20 @@
 """Analysis of a resolved plan on its model: what lint rules, lowering, simulator and search read.
 
 Facts about one family of directives stand in the module of that family, each a function that is marked with
-:func:`fact`, so that it is computed once for each analysis, when it is first asked for.
+:func:`~legoai.dsl.analysis.fact.fact`, so that it is computed once for each analysis, when it is first asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from functools import cached_property, wraps
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from legoai.dsl.analysis.pipeline import stage_of
 from legoai.dsl.frontend.kept import Kept, identity
 from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
-from legoai.specs.directives.base import Declared, Directive, Divided, PathRule
+from legoai.specs.directives.base import Declared, Directive, Divided, PathRule, Staged
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Unplaced
 from legoai.specs.plan import Plan
@@ -146,7 +147,11 @@ class Analysis:
     def assigned(self, directive: Directive) -> Assignment[Any]:
         """Which rule names each module, or parameter where rules may name these; without undecided rules.
 
-        A rule that treats its first modules in one way and the others in another is two rules here.
+        A rule that treats its first modules in one way and the others in another is two rules here, and one that treats
+        the stages of a pipeline apart is one or two for each stage.
+
+        Raises:
+            Undecided: a rule treats stages apart, and it is not decided what they hold.
         """
         # The statement is kept beside what was found for it, so that no other can have its identity.
         return self.once(("assigned", id(directive)), lambda: (directive, self._assigned(directive)))[1]
@@ -158,23 +163,43 @@ class Analysis:
         if any(isinstance(rule.treatment, Unplaced) for rule in decided):
             placed = {path: rule for path, rule in found.by_path.items() if not isinstance(rule.treatment, Unplaced)}
             found = replace(found, by_path=placed)
-        if any(isinstance(rule.treatment, Divided) for rule in decided):
-            found = replace(found, by_path=self._divided(found.by_path, self.paths_for(directive)))
+        if any(isinstance(rule.treatment, Divided | Staged) for rule in decided):
+            found = replace(found, by_path=self._parted(found.by_path, self.paths_for(directive)))
         return found
 
-    def _divided(self, by_path: Mapping[str, PathRule[Any]], paths: Paths) -> dict[str, PathRule[Any]]:
-        parts: dict[int, tuple[frozenset[str], list[PathRule[Any]]]] = {}
+    def _parted(self, by_path: Mapping[str, PathRule[Any]], paths: Paths) -> dict[str, PathRule[Any]]:
+        parts: dict[int, Mapping[str, PathRule[Any]]] = {}
         found = {}
         for path, rule in by_path.items():
-            if isinstance(rule.treatment, Divided):
+            if isinstance(rule.treatment, Divided | Staged):
                 if id(rule) not in parts:
-                    first = paths.matching(pattern(rule.path))[: rule.treatment.n]
-                    parts[id(rule)] = frozenset(first), list(parts_of(rule))
-                first_ones, (these, others) = parts[id(rule)]
-                found[path] = these if path in first_ones else others
+                    parts[id(rule)] = self.parts_by_path(rule, paths.matching(pattern(rule.path)))
+                if path in parts[id(rule)]:
+                    found[path] = parts[id(rule)][path]
             else:
                 found[path] = rule
         return found
+
+    def parts_by_path(self, rule: PathRule[Any], matched: Sequence[str]) -> dict[str, PathRule[Any]]:
+        """Of modules that a rule matches, in their order, each with the part that treats it; none that no stage has.
+
+        Raises:
+            Undecided: the rule treats stages apart, and it is not decided what they hold.
+        """
+        treatment = rule.treatment
+        if isinstance(treatment, Staged):
+            stages = {path: stage_of(self, path) for path in matched}
+            found: dict[str, PathRule[Any]] = {}
+            for stage, one in enumerate(treatment.each):
+                own = [path for path in matched if stages[path] == stage]
+                found |= self.parts_by_path(replace(rule, treatment=one), own)
+            # What is treated alike in several stages is of one rule, so that its blocks are of one class.
+            alike = {one.treatment: one for one in reversed(found.values())}
+            return {path: alike[found[path].treatment] for path in matched if path in found}
+        if isinstance(treatment, Divided):
+            these, others = parts_of(rule)
+            return {path: these if place < treatment.n else others for place, path in enumerate(matched)}
+        return dict.fromkeys(matched, rule)
 
     def paths_for(self, directive: Directive) -> Paths:
         """The paths that rules of ``directive`` may name."""
@@ -183,25 +208,20 @@ class Analysis:
 
 def is_open(treatment: Any) -> bool:
     """Whether a rule's treatment is a hole, or one of its parts is, so that nothing is known of its modules."""
+    if isinstance(treatment, Staged):
+        return isinstance(treatment.each, Hole) or any(map(is_open, treatment.each))
     if isinstance(treatment, Divided):
         return any(isinstance(part, Hole) for part in (treatment.n, treatment.these, treatment.others))
     return isinstance(treatment, Hole)
 
 
 def parts_of(rule: PathRule[Any]) -> Iterator[PathRule[Any]]:
-    """The rule itself, or where it is divided, a rule for its first modules and one for the others."""
-    if isinstance(rule.treatment, Divided):
+    """The rule itself; where it is divided, a rule for its first modules and one for the others, or those of stages."""
+    if isinstance(rule.treatment, Staged):
+        for one in rule.treatment.each:
+            yield from parts_of(replace(rule, treatment=one))
+    elif isinstance(rule.treatment, Divided):
         yield replace(rule, treatment=rule.treatment.these)
         yield replace(rule, treatment=rule.treatment.others)
     else:
         yield rule
-
-
-def fact(compute: Callable[[Analysis], T]) -> Callable[[Analysis], T]:
-    """Mark a function of an analysis whose result is kept with the analysis."""
-
-    @wraps(compute)
-    def held(analysis: Analysis) -> T:
-        return analysis.once(compute, lambda: compute(analysis))
-
-    return held

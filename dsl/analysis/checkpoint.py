@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import decided, each_rule, holders
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import pattern

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import passes
 from legoai.dsl.analysis.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.compiler_buckets import supports as supports_compiler
 from legoai.dsl.analysis.experts import distributed_experts, sharded_dim
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import following
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.fact import fact
 
 
 @fact

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.limits import memory_limit

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.comm import prefetching_units, unit_buckets
 from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, following
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.buckets import ModuleBucket, fill, local_numel
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.specs.directives.replicate import ReplicateUse
 

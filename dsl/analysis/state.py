@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.comm import reduces_last
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import decided
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import shard_ranks

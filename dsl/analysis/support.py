@@ -15,13 +15,13 @@ from legoai.dsl.analysis import (
     checkpoint,
     comm,
     context,
+    crossings,
     experts,
     float8,
     graph,
     model,
     offload,
     optimizer,
-    pipeline,
     precision,
     shard,
 )
@@ -34,7 +34,7 @@ from legoai.specs.directives.hole import Undecided
 FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "model": model.supports,
     "batch": batch.supports,
-    "pipeline": pipeline.supports,
+    "pipeline": crossings.supports,
     "shard": shard.supports,
     "experts": experts.supports,
     "context": context.supports,

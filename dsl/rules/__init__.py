@@ -20,6 +20,7 @@ MODULES: Final = (
     "rules.pipeline",
     "rules.split_backward",
     "rules.split_points",
+    "rules.stage_treatments",
     "rules.cuts",
     "rules.order_file",
     "rules.batch",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
+from legoai.dsl.analysis.pipeline import stage_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
@@ -15,7 +17,7 @@ from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Malformed, Suppression
 from legoai.dsl.frontend.syntax import Let, Name, Statement, Variant
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.base import Divided
+from legoai.specs.directives.base import Divided, PathRule, Staged
 from legoai.specs.plan import Plan
 from legoai.specs.record import replace
 from legoai.specs.span import Span
@@ -223,6 +225,8 @@ class ShadowedRule(Check):
 class DividedForNothing(Check):
     """A rule that treats its first modules apart from the others, where there are no others or both are treated alike.
 
+    The same holds of one that treats the stages of a pipeline apart, and all of them alike.
+
     ## Example
     ```
     checkpoint { layers.* = first(1000, full, others = selective([attention])) }
@@ -241,25 +245,46 @@ class DividedForNothing(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for directive in analysis.plan.directives():
             for rule in directive.rules:
-                divided = rule.treatment
-                if not isinstance(divided, Divided) or is_open(divided):
+                treatment = rule.treatment
+                if not isinstance(treatment, Divided | Staged) or is_open(treatment):
                     continue
-                if divided.these == divided.others:
-                    yield self.at(
-                        analysis.place(divided, "these"),
-                        "the first modules are treated as the others are",
-                        label="the same as `others`",
-                        help=["write it without `first`"],
-                    )
-                elif analysis.manifest is not None:
-                    count = len(analysis.paths_for(directive).matching(pattern(rule.path)))
-                    if 0 < count <= divided.n:
-                        yield self.at(
-                            analysis.place(divided, "n"),
-                            f"`first({divided.n}, …)` leaves no others: `{rule.path}` matches {count}",
-                            label="all of them",
-                            help=["write the treatment of the first ones alone, or a smaller number"],
-                        )
+                matched = (
+                    [] if analysis.manifest is None else analysis.paths_for(directive).matching(pattern(rule.path))
+                )
+                if isinstance(treatment, Divided):
+                    yield from self._divided(analysis, treatment, len(matched), f"`{rule.path}` matches {len(matched)}")
+                else:
+                    yield from self._staged(analysis, rule, matched)
+
+    def _staged(self, analysis: Analysis, rule: PathRule[Staged], matched: Sequence[str]) -> Iterator[Diagnostic]:
+        each = rule.treatment.each
+        if len(each) > 1 and all(one == each[0] for one in each):
+            yield self.at(
+                analysis.place(rule.treatment, "each"),
+                "every stage is treated alike",
+                label="the same for all",
+                help=["write it without `stages`; `first` then counts the modules of the whole model"],
+            )
+        held = Counter(stage_of(analysis, path) for path in matched)
+        for stage, one in enumerate(each):
+            if isinstance(one, Divided):
+                yield from self._divided(analysis, one, held[stage], f"stage {stage} has {held[stage]}")
+
+    def _divided(self, analysis: Analysis, divided: Divided, count: int, why: str) -> Iterator[Diagnostic]:
+        if divided.these == divided.others:
+            yield self.at(
+                analysis.place(divided, "these"),
+                "the first modules are treated as the others are",
+                label="the same as `others`",
+                help=["write it without `first`"],
+            )
+        elif 0 < count <= divided.n:
+            yield self.at(
+                analysis.place(divided, "n"),
+                f"`first({divided.n}, …)` leaves no others: {why}",
+                label="all of them",
+                help=["write the treatment of the first ones alone, or a smaller number"],
+            )
 
 
 class UnusedSuppression(Rule):

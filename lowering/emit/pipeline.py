@@ -6,17 +6,10 @@ import textwrap
 from collections.abc import Sequence
 
 from legoai.dsl.analysis.batch import pass_micro_batches
+from legoai.dsl.analysis.crossings import Cuts, crossing_shapes, cuts
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.orders import Order
-from legoai.dsl.analysis.pipeline import (
-    Cuts,
-    crossing_shapes,
-    cuts,
-    has_placeholders,
-    is_staged,
-    order,
-    stages_of_ranks,
-)
+from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, order, stages_of_ranks
 from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence

@@ -147,10 +147,26 @@ class Divided(Treatment):
 
     n: int = option(
         Integer(minimum=1),
-        doc="How many modules, counted over all that the rule matches, those included that another rule wins.",
+        doc=(
+            "How many modules, counted over all that the rule matches, those included that another rule wins; inside "
+            "of `stages`, over those of the stage."
+        ),
     )
     these: Any
     others: Any
+
+
+class Staged(Treatment):
+    """Treats the modules of each stage of a pipeline in a way of their own.
+
+    A family that can treat stages apart declares a treatment of this class, with the option ``each``, whose items may
+    be :class:`Divided`. :meth:`legoai.dsl.analysis.analysis.Analysis.assigned` puts that of its stage in its place for
+    each module.
+    """
+
+    name: ClassVar[str] = "stages"
+
+    each: tuple[Any, ...]
 
 
 class Calls(Kind):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
-from legoai.specs.directives.base import Calls, Directive, Divided, Treatment, option
+from legoai.specs.directives.base import Calls, Directive, Divided, Staged, Treatment, option
 from legoai.specs.directives.kinds import Boolean, Choice, Either, Fraction, Integer, ListOf, Size, Text
 
 
@@ -77,19 +77,31 @@ class First(Divided):
 
     The first blocks of a model recompute at the least cost of memory: when their backward comes, that of the others is
     over, and has freed what they kept. Modules are counted over the whole model, as `every` counts them, so that the
-    rule says the same whatever a pipeline's split is; stages that need different numbers have a rule each:
-    `layers.{0..7} = first(6, full), layers.{8..15} = first(2, full)`.
+    rule says the same whatever a pipeline's split is; stages that need different numbers are told apart by `stages`.
     """
 
     these: Any = option(_ALIKE, doc="The treatment of the first n.")
     others: Any = option(_ALIKE, doc="The treatment of the others.", default=KeepAll())
 
 
+class Stages(Staged):
+    """A treatment for the modules of each stage of a pipeline.
+
+    The first stages have most micro batches under way, so that they must recompute most:
+    `stages([full, first(6, full), first(2, full), none])`.
+    """
+
+    each: tuple[Any, ...] = option(
+        ListOf(Calls((KeepAll, Full, Selective, Budget, First))),
+        doc="One for each stage, in the model's order; `first` counts the modules of its stage.",
+    )
+
+
 class Checkpoint(Directive):
     """Activation checkpointing: a treatment for each module path; what no rule names keeps all its activations."""
 
     keyword: ClassVar[str] = "checkpoint"
-    treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget, First))
+    treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget, First, Stages))
 
     preserve_rng: bool | None = option(
         Boolean(),

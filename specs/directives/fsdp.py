@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from legoai.specs.directives.base import AxisUse, Calls, Directive, Divided, Treatment, option
-from legoai.specs.directives.kinds import Choice, Either, Integer
+from legoai.specs.directives.base import AxisUse, Calls, Directive, Divided, Staged, Treatment, option
+from legoai.specs.directives.kinds import Choice, Either, Integer, ListOf
 
 
 class Unit(Treatment):
@@ -41,6 +41,19 @@ class FirstUnits(Divided):
     others: Any = option(Calls((Unit, NoUnit)), doc="What the others are.", default=Unit())
 
 
+class UnitsOfStages(Staged):
+    """Units, or none, for the modules of each stage of a pipeline.
+
+    `stages([unit, unit, unit(reshard = after_backward), unit(reshard = never)])` keeps parameters gathered where few
+    micro batches are under way.
+    """
+
+    each: tuple[Any, ...] = option(
+        ListOf(Calls((Unit, NoUnit, FirstUnits))),
+        doc="What they are in each stage, in the model's order; `first` counts the modules of its stage.",
+    )
+
+
 class BlockUnits(Treatment):
     """A unit for each repeated block of the model, and `root`. Rules beside it replace its rules for the same paths."""
 
@@ -59,7 +72,7 @@ class Fsdp(Directive):
 
     keyword: ClassVar[str] = "fsdp"
     axis_use: ClassVar[AxisUse | None] = AxisUse(("dp_replicate", "dp_shard", "cp"), minimum=1, maximum=3)
-    treatments: ClassVar[Calls | None] = Calls((Unit, NoUnit, FirstUnits))
+    treatments: ClassVar[Calls | None] = Calls((Unit, NoUnit, FirstUnits, UnitsOfStages))
     layouts: ClassVar[tuple[type[Treatment], ...]] = (BlockUnits,)
 
     backend: str = option(

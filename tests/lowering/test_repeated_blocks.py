@@ -43,6 +43,11 @@ def test_the_stages_of_a_pipeline_are_treated_equally():
     assert classes("pipeline on pp (schedule = 1F1B)", "pp = 2") == "0" * 12
 
 
+def test_blocks_of_stages_that_are_treated_apart_are_of_other_classes():
+    body = "checkpoint { layers.* = stages([first(4, full), first(1, full)]) }"
+    assert classes(f"pipeline on pp (schedule = 1F1B)\n{body}", "pp = 2") == "000011011111"
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

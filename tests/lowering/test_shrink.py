@@ -184,6 +184,15 @@ def test_first_blocks_and_others_are_both_kept():
     assert "checkpoint: first(2, …) for first(40, …)" in small.changes
 
 
+def test_treatments_of_stages_are_rules_for_the_blocks_that_are_kept():
+    body = "mesh (pp = 8, dp_shard = 8)\npipeline on pp\ncheckpoint { layers.* = stages([full, first(2, full), "
+    small = big(f"{body}selective([attention]), none, none, none, none, none]) }}")
+    assert small.plan.checkpoint is not None
+    rules = {rule.path: rule.treatment.name for rule in small.plan.checkpoint.rules}
+    assert rules == {"layers.0": "full", "layers.{1, 3}": "none", "layers.2": "selective"}
+    assert "checkpoint: a rule for each treatment of `layers.* = stages(…)`" in small.changes
+
+
 def test_stages_of_a_rank_stay_and_even_stages_stay_even():
     small = big("mesh (pp = 8, dp_shard = 8)\npipeline on pp (schedule = Interleaved1F1B, stages = 16)").plan
     assert small.pipeline is not None

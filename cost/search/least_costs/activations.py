@@ -17,10 +17,11 @@ from typing import Any
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.cut_layers import CutLayers, children, cut_layers
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.precision import output_bytes
 from legoai.dsl.frontend.paths import pattern

@@ -21,10 +21,11 @@ from legoai.cost.network.topology import placement
 from legoai.cost.search.least_costs.cut_layers import children, cut_layers
 from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.comm import reduces_last, unit_buckets
 from legoai.dsl.analysis.experts import distributed_experts
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.fsdp import FsdpUnit, fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.shard import tensor_parallel
 from legoai.dsl.analysis.tensors import as_list
 from legoai.specs.directives.base import PathRule

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.recomputation import Output, least_recomputed
 from legoai.cost.search.stages.action_graph import graph_of
-from legoai.dsl.analysis.analysis import Analysis, fact
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.pipeline import (
     is_staged,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.analysis import batch, pipeline
+from legoai.dsl.analysis import batch, crossings, pipeline
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 
@@ -27,8 +27,8 @@ def analysis_of(body: str, *, mesh: str = "pp = 2, dp_shard = 4", directory: Pat
 
 
 def test_blocks_are_dealt_evenly_and_the_ends_go_to_the_first_and_the_last_stage() -> None:
-    found = pipeline.cuts(analysis_of("pipeline on pp", mesh="pp = 4, dp_shard = 2"))
-    assert isinstance(found, pipeline.Cuts)
+    found = crossings.cuts(analysis_of("pipeline on pp", mesh="pp = 4, dp_shard = 2"))
+    assert isinstance(found, crossings.Cuts)
     assert found.stages == (
         ("tok_embeddings", "layers.0"),
         ("layers.1", "layers.2"),
@@ -77,7 +77,7 @@ def test_an_order_file_with_unequal_numbers_of_stages_is_not_supported(tmp_path:
 def test_split_points_that_make_no_stages(split: str) -> None:
     analysis = analysis_of(f"pipeline on pp (split = {split})")
     assert pipeline.first_modules(analysis) is None
-    assert pipeline.cuts(analysis) is None
+    assert crossings.cuts(analysis) is None
     assert pipeline.crossing_shapes(analysis) == {}
 
 

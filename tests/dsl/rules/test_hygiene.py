@@ -103,3 +103,19 @@ def test_async_tp_needs_a_sequence_in_pieces():
 )
 def test_first_modules_need_others(rule: str, found: bool) -> None:
     assert ("LP908" in codes(f"checkpoint {{ {rule} }}")) is found
+
+
+@pytest.mark.parametrize(
+    ("each", "found"),
+    [
+        ("full, full", True),
+        ("full, none", False),
+        ("first(2, full), none", True),
+        ("first(1, full), none", False),
+        ("first(1, full), first(1, full)", True),
+        ("first(1, full, others = full), none", True),
+    ],
+)
+def test_stages_are_treated_apart_for_a_reason(each: str, found: bool) -> None:
+    text = f"mesh (pp = 2, dp_shard = 4)\npipeline on pp\ncheckpoint {{ layers.* = stages([{each}]) }}"
+    assert ("LP908" in codes(text)) is found

@@ -43,6 +43,14 @@ def test_a_pipeline_of_sharded_stages_trains_as_one_process_does(schedule: str, 
     assert_close(together(results), unstaged, TOLERANCE)
 
 
+def test_stages_that_are_treated_apart_train_as_one_process_does(gloo, data, unstaged):
+    units = "fsdp on dp_shard { layers.* = stages([unit, unit(reshard = after_backward)]), root = unit }\n"
+    kept = "checkpoint { layers.* = stages([full, first(1, selective([attention]))]) }\n"
+    text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{units}{kept}pipeline on pp (schedule = 1F1B)\n{DOUBLE}")
+    results = gloo(4)(train, text, data, evaluate_every=2, evaluate_batches=4)
+    assert_close(together(results), unstaged, TOLERANCE)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",

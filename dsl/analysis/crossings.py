@@ -1,0 +1,162 @@
+"""What crosses between the stages of a pipeline, and what a stage cannot hold a part of.
+
+A stage of a built-in model runs the modules that it holds. One of a model that others wrote runs the whole forward,
+with placeholders for the modules of other stages (see :mod:`legoai.dsl.analysis.chain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.facts import holders, name_of
+from legoai.dsl.analysis.pipeline import first_modules, has_placeholders, is_staged, split_points, stages_of_ranks
+from legoai.dsl.analysis.shard import shard_on_tp
+from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.models.reads import Tokens
+from legoai.specs.record import Record
+
+if TYPE_CHECKING:
+    from legoai.dsl.analysis.chain import CannotFollow
+    from legoai.dsl.analysis.tensors import Tensor
+
+
+class Cuts(Record, kw_only=True):
+    """The model as it is cut into stages.
+
+    Attributes:
+        stages: the modules of each stage, in the model's order; behind them those that every stage computes.
+        starts: the module of each stage but the first that takes what crosses.
+        width: features of what crosses, the last dim.
+    """
+
+    stages: tuple[tuple[str, ...], ...]
+    starts: tuple[str, ...]
+    width: int
+
+
+@fact
+def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
+    """The stages, or why the model cannot be cut; None where the plan makes none, or the model reads no tokens."""
+    points, manifest = first_modules(analysis), analysis.manifest
+    if points is None or manifest is None:
+        return None
+    if analysis.plan.model.family not in FOREIGN:
+        if not isinstance(manifest.reads, Tokens):
+            return None
+        held = split_points(analysis).stages(points, len(points) + 1)
+        width = analysis.plan.model.source().config().dim
+        return Cuts(stages=held, starts=tuple(stage[0] for stage in held[1:]), width=int(width))
+    if not points:  # one stage, which a rule of the pipeline reports
+        return None
+    from legoai.dsl.analysis.chain import CannotFollow, Chain
+
+    try:
+        chain = Chain(manifest)
+        held = chain.stages(points, len(points) + 1)
+        found = list(chain.cuts(held))
+        return Cuts(stages=held, starts=tuple(cut.start for cut in found), width=chain.width(found))
+    except CannotFollow as error:
+        return error
+
+
+@fact
+def crossing_shapes(analysis: Analysis) -> dict[str, tuple[int, ...] | None]:
+    """The local shape of what each stage but the first takes, by its first module.
+
+    None is the shape of what is not known to be one plain tensor of even pieces. Without stages there are no shapes.
+    """
+    found = cuts(analysis)
+    if not isinstance(found, Cuts):
+        return {}
+    batch, mesh, layouts = analysis.plan.batch, analysis.plan.mesh, analysis.layouts
+    whole = (batch.micro_batch, batch.length // mesh.cp, found.width)
+    if layouts is None:
+        return dict.fromkeys(found.starts, whole)
+    return {start: _local(whole, layouts.arrived.get(start), mesh.tp) for start in found.starts}
+
+
+def _local(whole: tuple[int, ...], arrived: Tensor | None, ranks: int) -> tuple[int, ...] | None:
+    """The part of a tensor that one rank of `tp` holds; None where it is not a plain tensor of that shape."""
+    if arrived is None or arrived.wrapped or arrived.moved or arrived.state not in ("replicate", "shard"):
+        return None
+    if arrived.state == "replicate":
+        return whole
+    dim = arrived.cut
+    if dim is None or not 0 <= dim < len(whole) or whole[dim] % ranks:
+        return None
+    return tuple(size // ranks if index == dim else size for index, size in enumerate(whole))
+
+
+def supports(analysis: Analysis) -> Iterator[Unsupported]:
+    """Models that read tokens, one layout of what crosses between stages, and treatments inside of one stage."""
+    pipeline, manifest = analysis.plan.pipeline, analysis.manifest
+    if pipeline is None or manifest is None or not is_staged(analysis):
+        return
+    if not isinstance(manifest.reads, Tokens):
+        yield Unsupported(
+            analysis.place(pipeline),
+            "stages send what a sequence of tokens becomes, and the model reads something else",
+            label="not lowered for this model",
+            help=("use `fsdp` or `shard on tp`",),
+        )
+        return
+    uneven = next((held for held in stages_of_ranks(analysis) if len(held) != len(stages_of_ranks(analysis)[0])), None)
+    if uneven is not None and isinstance(pipeline.schedule, OrderFile):
+        yield Unsupported(
+            analysis.place(pipeline.schedule, "file"),
+            f"`{pipeline.schedule.file}` lays unequal numbers of stages on the ranks of `pp`",
+            label="not lowered",
+        )
+    spanning = list(_treatments_of_several_stages(analysis))
+    yield from spanning
+    shapes = {} if spanning else crossing_shapes(analysis)
+    for path, shape in shapes.items():
+        if shape is None or shape != next(iter(shapes.values())):
+            yield Unsupported(
+                analysis.place(pipeline, "split"),
+                f"what arrives at `{path}` is "
+                + ("not known to be one plain tensor of even pieces" if shape is None else "laid out unlike the rest")
+                + " under `shard on tp`",
+                label="no stage can begin there",
+                help=(
+                    "split before a block whose input is replicated, or sharded on the sequence; behind a norm in "
+                    "pieces of the sequence, write `sequence(local = true)`",
+                ),
+            )
+            return
+
+
+def _treatments_of_several_stages(analysis: Analysis) -> Iterator[Unsupported]:
+    """Treatments of modules of which each stage has a part.
+
+    A placeholder gives another tensor in every call, so that what holds one can be neither recomputed nor compiled.
+    """
+    shard = shard_on_tp(analysis)
+    rule = None if shard is None else analysis.assigned(shard).by_path.get("")
+    if rule is not None:
+        yield Unsupported(
+            analysis.rule_span(rule),
+            "a style of `root` cannot hold for every stage of a pipeline",
+            label="every stage is a root",
+            help=("name the module that takes the input or gives the output",),
+        )
+    if not has_placeholders(analysis):
+        return
+    around = {above for start in split_points(analysis).starts for above in holders(start)}
+    recomputed, compiled = recomputed_modules(analysis), compiled_modules(analysis)
+    for found in ({path: rule for path, rule in recomputed.items() if path}, compiled):  # no plan recomputes the root
+        for path, rule in found.items():
+            if path in around:
+                yield Unsupported(
+                    analysis.rule_span(rule),
+                    f"`{name_of(path)}` holds modules of other stages, so that no stage can treat it as a whole",
+                    label="every stage has a part of it",
+                    help=("name the blocks instead",),
+                )

@@ -1,0 +1,40 @@
+"""Facts of an analysis: functions whose result is kept with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import wraps
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.plan import Plan
+
+T = TypeVar("T")
+
+
+class Facts(Protocol):
+    """What facts read of an :class:`~legoai.dsl.analysis.analysis.Analysis`, which itself asks for some of them."""
+
+    manifest: Manifest | None
+    directory: Path
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, without statements that are idle."""
+
+    def once(self, what: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, computed once."""
+
+
+F = TypeVar("F", bound=Facts)
+
+
+def fact(compute: Callable[[F], T]) -> Callable[[F], T]:
+    """Mark a function of an analysis whose result is kept with the analysis."""
+
+    @wraps(compute)
+    def held(analysis: F) -> T:
+        return analysis.once(compute, lambda: compute(analysis))
+
+    return held
