@@ -258,12 +258,12 @@ class DividedForNothing(Check):
 
     def _staged(self, analysis: Analysis, rule: PathRule[Staged], matched: Sequence[str]) -> Iterator[Diagnostic]:
         each = rule.treatment.each
-        if len(each) > 1 and all(one == each[0] for one in each):
+        if len(each) > 1 and all(one == each[0] for one in each) and not isinstance(each[0], Divided):
             yield self.at(
                 analysis.place(rule.treatment, "each"),
                 "every stage is treated alike",
                 label="the same for all",
-                help=["write it without `stages`; `first` then counts the modules of the whole model"],
+                help=["write it without `stages`"],
             )
         held = Counter(stage_of(analysis, path) for path in matched)
         for stage, one in enumerate(each):

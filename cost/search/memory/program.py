@@ -84,6 +84,24 @@ class Division(NamedTuple):
     offloading: int
 
 
+def chain(checkpoint: Rule, fsdp: Rule, blocks: int) -> list[tuple[Pair, int]]:
+    """The pairs of blocks in the model's order under two rules, each with the number of blocks."""
+    (low, high, some), (less, more, units) = checkpoint, fsdp
+    found, start = [], 0
+    for end in sorted({some, units, blocks} - {0}):
+        pair = (low if start < some else high, less if start < units else more)
+        found.append((pair, end - start))
+        start = end
+    return found
+
+
+def one_more(rule: Rule, blocks: int) -> Iterator[Rule]:
+    """Rules under which the first blocks are one more, the first of them if there were none."""
+    low, high, some = rule
+    for one in [low] if some else range(high):
+        yield (one, one, 0) if some + 1 == blocks else (one, high, some + 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointChoice:
     """What was chosen.
@@ -123,14 +141,7 @@ class MemoryProblem:
 
     def chain(self, division: Division) -> list[tuple[Pair, int]]:
         """The pairs of the blocks in the model's order, each with the number of blocks."""
-        (low, high, some), (less, more, units) = division.checkpoint, division.fsdp
-        ends = sorted({some, units, self.blocks} - {0})
-        found, start = [], 0
-        for end in ends:
-            pair = (low if start < some else high, less if start < units else more)
-            found.append((pair, end - start))
-            start = end
-        return found
+        return chain(division.checkpoint, division.fsdp, self.blocks)
 
     def time(self, division: Division) -> float:
         """Seconds of a choice, above those of a step whose blocks are all of the pair that others are compared with."""
@@ -198,18 +209,12 @@ class MemoryProblem:
 
     def _steps(self, now: Division) -> Iterator[Division]:
         """Choices in which one block more holds less, or more is offloaded."""
-        changed = [now._replace(checkpoint=rule) for rule in self._more(now.checkpoint)]
-        changed += [now._replace(fsdp=rule) for rule in self._more(now.fsdp)]
+        changed = [now._replace(checkpoint=rule) for rule in one_more(now.checkpoint, self.blocks)]
+        changed += [now._replace(fsdp=rule) for rule in one_more(now.fsdp, self.blocks)]
         yield from (one for one in changed if self._known(one))
         for way in range(len(self.offloadings)):
             if way != now.offloading:
                 yield now._replace(offloading=way)
-
-    def _more(self, rule: Rule) -> Iterator[Rule]:
-        """Rules under which the first blocks are one more, the first of them if there were none."""
-        low, high, some = rule
-        for one in [low] if some else range(high):
-            yield (one, one, 0) if some + 1 == self.blocks else (one, high, some + 1)
 
     def _known(self, division: Division) -> bool:
         return all(pair in self.pairs for pair, _ in self.chain(division))

@@ -66,7 +66,7 @@ def test_an_order_file_decides_the_stages_and_their_ranks(tmp_path: Path) -> Non
 def test_an_order_file_with_unequal_numbers_of_stages_is_not_supported(tmp_path: Path) -> None:
     (tmp_path / "order.csv").write_text("0F0,0B0,2F0,2B0\n1F0,1B0\n")
     analysis = analysis_of('pipeline on pp (schedule = csv("order.csv"))', directory=tmp_path)
-    assert [item.message for item in pipeline.supports(analysis)] == [
+    assert [item.message for item in crossings.supports(analysis)] == [
         "`order.csv` lays unequal numbers of stages on the ranks of `pp`"
     ]
 
@@ -78,7 +78,7 @@ def test_split_points_that_make_no_stages(split: str) -> None:
     analysis = analysis_of(f"pipeline on pp (split = {split})")
     assert pipeline.first_modules(analysis) is None
     assert crossings.cuts(analysis) is None
-    assert pipeline.crossing_shapes(analysis) == {}
+    assert crossings.crossing_shapes(analysis) == {}
 
 
 def test_a_module_is_found_in_the_stage_that_holds_it() -> None:
@@ -89,7 +89,7 @@ def test_a_module_is_found_in_the_stage_that_holds_it() -> None:
 
 def test_what_crosses_has_its_local_shape() -> None:
     whole = analysis_of("pipeline on pp")
-    assert set(pipeline.crossing_shapes(whole).values()) == {(2, 64, 128)}
+    assert set(crossings.crossing_shapes(whole).values()) == {(2, 64, 128)}
     sharded = analysis_of(
         "pipeline on pp\nshard on tp {\n  tok_embeddings = rowwise(output = shard(1))\n"
         "  layers.*.{attention,ffn}_norm = sequence\n  layers.*.attention = inputs(from = shard(1), to = replicate)\n"
@@ -99,7 +99,7 @@ def test_what_crosses_has_its_local_shape() -> None:
         "  norm = sequence\n  output = colwise(input = shard(1), output = replicate)\n}",
         mesh="pp = 2, dp_shard = 2, tp = 2",
     )
-    assert set(pipeline.crossing_shapes(sharded).values()) == {(2, 32, 128)}
+    assert set(crossings.crossing_shapes(sharded).values()) == {(2, 32, 128)}
 
 
 def test_a_norm_in_pieces_sends_them_where_they_are_plain() -> None:
@@ -110,7 +110,7 @@ def test_a_norm_in_pieces_sends_them_where_they_are_plain() -> None:
     )
     for norm, shape in (("sequence", None), ("sequence(local = true)", (2, 32, 128))):
         found = analysis_of(rules.format(norm=norm), mesh="pp = 2, dp_shard = 2, tp = 2")
-        assert pipeline.crossing_shapes(found) == {"output": shape}
+        assert crossings.crossing_shapes(found) == {"output": shape}
 
 
 @pytest.mark.parametrize(

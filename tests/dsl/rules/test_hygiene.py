@@ -112,7 +112,7 @@ def test_first_modules_need_others(rule: str, found: bool) -> None:
         ("full, none", False),
         ("first(2, full), none", True),
         ("first(1, full), none", False),
-        ("first(1, full), first(1, full)", True),
+        ("first(1, full), first(1, full)", False),
         ("first(1, full, others = full), none", True),
     ],
 )
