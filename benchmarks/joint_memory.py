@@ -5,7 +5,8 @@ grid of limits of reserved memory three choices are made from it: by the integer
 after the other: the least recomputation that fits, then parameters kept unsharded in what is left, and the optimizer's
 state offloaded where nothing fits before. Each is simulated whole, corrected by what it took beyond what was expected,
 and made anew, until it stays. Written is the best simulated step of each that is within the limit, and what share of
-the limit it leaves over. Rows of cases that are not named stay as they were.
+the limit it leaves over. Under a pipeline each stage is treated by itself, by the integer program and by the greedy
+rival, and nothing is offloaded. Rows of cases that are not named stay as they were.
 
     python benchmarks/joint_memory.py [--write] [NAME ...]
 """
@@ -25,9 +26,13 @@ from machine import ask, write_rows
 
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Figures, Simulation
-from legoai.cost.search.joint_memory import JointMemory, Learnt, Values
+from legoai.cost.search.joint.holes import Values
+from legoai.cost.search.joint.learnt import Learnt
+from legoai.cost.search.joint.stages import LearntStages
 from legoai.cost.search.memory.program import Division, MemoryProblem, Rule
-from legoai.cost.search.stages.costs import Room
+from legoai.cost.search.stages.action_graph import graph_of
+from legoai.cost.search.stages.costs import Room, blocks_of_stages
+from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 
@@ -38,11 +43,11 @@ GIB = 2**30
 TEXT = """\
 plan case
 {head}
-fsdp on dp_shard {{ layers.* = auto }}
 checkpoint {{ layers.* = auto }}
-offload (optimizer = auto)
 optimizer adamw(lr = 3e-4)
 """
+UNITS = "fsdp on dp_shard { layers.* = auto }"
+OFFLOAD = "offload (optimizer = auto)"
 ONE_HOST = "cluster h100_sxm\nmesh (dp_shard = 8)"
 IN_BF16 = "attention flash\nprecision (param = bf16, reduce = fp32)"
 CASES = {
@@ -70,6 +75,14 @@ CASES = {
     ),
 }
 """Model, devices and batch; and the limits in GiB."""
+PIPELINES = {
+    "Llama 3 8B, 1 x 4096, pp = 4 on 8 devices": (
+        'model llama3("8b")\ncluster h100_sxm\nmesh (pp = 4, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n'
+        f"batch (global = 64, micro = 1, seq_len = 4096)\nloss chunked(8)\n{IN_BF16}\n{UNITS}",
+        (24, 28, 32, 36, 40),
+    ),
+}
+"""The same of plans with a pipeline."""
 
 
 @dataclass(slots=True)
@@ -83,7 +96,7 @@ class Simulated:
 
     plan: OpenPlan
     evaluator: Simulation
-    joint: JointMemory
+    holes: MemoryHoles
 
     def figures(self, every: Sequence[Choices]) -> list[Figures]:
         """The figures of candidates."""
@@ -100,7 +113,7 @@ class Simulated:
 
     def chosen(self, values: Values) -> Choices:
         """The candidate of some values."""
-        return self.joint.chosen((None,) * len(self.plan.holes), values)
+        return self.holes.chosen((None,) * len(self.plan.holes), values)
 
 
 def sequential(problem: MemoryProblem) -> Division | None:
@@ -118,18 +131,14 @@ def sequential(problem: MemoryProblem) -> Division | None:
     return None
 
 
-CHOOSERS: dict[str, Callable[[MemoryProblem], Division | None]] = {
-    "sequential": sequential,
-    "greedy": MemoryProblem.greedy,
-    "joint": lambda problem: problem.solve().division,
-}
+Chooser = Callable[[Any], Any]
+GREEDY: dict[str, Chooser] = {"greedy": lambda problem: problem.greedy()}
+JOINT: dict[str, Chooser] = {"joint": lambda problem: problem.solve().division}
 
 
-def best_of(
-    choose: Callable[[MemoryProblem], Division | None], simulated: Simulated, learnt: Learnt, room: Room
-) -> dict[str, Any] | None:
+def best_of(choose: Chooser, simulated: Simulated, learnt: Learnt | LearntStages, room: Room) -> dict[str, Any] | None:
     """The best simulated step of a way to choose; None where it finds nothing within the room."""
-    problem = learnt.problem(room)
+    problem: Any = learnt.problem(room)
     corrected, seen = problem, set()
     best: dict[str, Any] | None = None
     least = math.inf
@@ -138,16 +147,17 @@ def best_of(
         if division is None or division in seen:
             break
         seen.add(division)
-        values = learnt.values(learnt.written(division))
+        written = learnt.written(division)
+        values = learnt.values(written)
         [figures] = simulated.figures([simulated.chosen(values)])
-        corrected = problem.corrected(division, figures.active, figures.reserved)
+        corrected = learnt.corrected(problem, written, figures)
         if figures.reserved <= room.reserved and figures.step_time < least:
             least = figures.step_time
             names = ("checkpoint", "fsdp", "offload")
-            texts = zip(names, simulated.joint.holes, values, strict=True)
+            texts = zip(names, simulated.holes.holes, values, strict=True)
             best = {
                 "step_time_s": figures.step_time,
-                "predicted_step_time_s": problem.seconds + problem.time(division),
+                "predicted_step_time_s": learnt.predicted(problem, division),
                 "reserved_gib": figures.reserved / GIB,
                 "left_over": 1.0 - figures.reserved / room.reserved,
                 **{
@@ -159,14 +169,26 @@ def best_of(
     return best
 
 
-def measured(name: str, simulated: Simulated, limits: Sequence[int]) -> list[dict[str, Any]]:
+def learnt_of(simulated: Simulated, own: Values, known: dict[Values, Figures]) -> Learnt | LearntStages:
+    """What listed values were seen to take."""
+    analysis = simulated.plan.candidate(simulated.chosen(own)).analysis
+    assert analysis is not None
+    if not is_staged(analysis):
+        return Learnt(simulated.holes, own, known)
+    graph = graph_of(analysis)
+    assert graph is not None
+    return LearntStages(simulated.holes, own, known, graph, blocks_of_stages(analysis))
+
+
+def measured(
+    name: str, simulated: Simulated, limits: Sequence[int], choosers: dict[str, Chooser]
+) -> list[dict[str, Any]]:
     """The choices of a case under each of its limits."""
-    joint = simulated.joint
-    treatments, units, ways = (joint.listed(kind) for kind in (0, 1, 2))
+    treatments, units, ways = (simulated.holes.listed(kind) or [None] for kind in (0, 1, 2))
     every = [Values(one, other, ways[0]) for one in treatments for other in units]
     every += [Values(treatments[0], units[0], way) for way in ways[1:]]
     known = dict(zip(every, simulated.figures([simulated.chosen(one) for one in every]), strict=True))
-    learnt = Learnt(joint, every[0], known)
+    learnt = learnt_of(simulated, every[0], known)
     rows = []
     for limit in limits:
         room = Room(device=math.inf, active=math.inf, reserved=limit * GIB)
@@ -176,7 +198,7 @@ def measured(name: str, simulated: Simulated, limits: Sequence[int]) -> list[dic
                 "case": name,
                 "limit_gib": limit,
                 "uniform_s": min(fitting, default=None),
-                **{chooser: best_of(choose, simulated, learnt, room) for chooser, choose in CHOOSERS.items()},
+                **{chooser: best_of(choose, simulated, learnt, room) for chooser, choose in choosers.items()},
             }
         )
         print(line(rows[-1]), flush=True)
@@ -185,10 +207,11 @@ def measured(name: str, simulated: Simulated, limits: Sequence[int]) -> list[dic
 
 def line(row: dict[str, Any]) -> str:
     """A row as text."""
-    took = [row["uniform_s"], *(None if row[name] is None else row[name]["step_time_s"] for name in CHOOSERS)]
+    ways = [row[name] for name in ("sequential", "greedy", "joint") if name in row]
+    took = [row["uniform_s"], *(None if one is None else one["step_time_s"] for one in ways)]
     shown = "  ".join("   none" if one is None else f"{1e3 * one:7.1f}" for one in took)
     joint = row["joint"]
-    how = "" if joint is None else f"{joint['fsdp']}; {joint['checkpoint']}; offload {joint['offload']}"
+    how = "" if joint is None else "; ".join(joint[name] for name in ("fsdp", "checkpoint", "offload") if name in joint)
     filled = "" if joint is None else f"{joint['reserved_gib']:.2f} GiB, {joint['left_over']:.1%} left"
     return f"{row['limit_gib']:3} GiB  {shown} ms  {filled}  {how}"
 
@@ -197,13 +220,16 @@ def main() -> None:
     """Measure and print."""
     asked = ask(__doc__, RESULTS)
     rows = []
-    for name, (head, limits) in CASES.items():
+    alone = {"sequential": sequential, **GREEDY, **JOINT}
+    cases = [(name, f"{head}\n{UNITS}\n{OFFLOAD}", limits, alone) for name, (head, limits) in CASES.items()]
+    cases += [(name, head, limits, {**GREEDY, **JOINT}) for name, (head, limits) in PIPELINES.items()]
+    for name, head, limits, choosers in cases:
         if not asked.has(name):
             continue
-        print(f"{name}: limit, step of the best uniform plan, sequential, greedy, joint", flush=True)
+        print(f"{name}: limit, step of the best uniform plan, {', '.join(choosers)}", flush=True)
         with tempfile.TemporaryDirectory() as folder, Simulation(directory=Path(folder), whole=True) as evaluator:
             plan = OpenPlan(lint(TEXT.format(head=head), "case.plan", directory=Path(folder)), directory=Path(folder))
-            rows += measured(name, Simulated(plan, evaluator, JointMemory(plan)), limits)
+            rows += measured(name, Simulated(plan, evaluator, MemoryHoles(plan)), limits, choosers)
         if asked.options.write:
             held = json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if RESULTS.exists() else []
             measured_now = {row["case"] for row in rows}

@@ -379,8 +379,32 @@ class BoundsOf:
         problem = self._raised(analysis, work.least) if work.actions and installed() is not None else None
         return 0.0 if problem is None else problem.solve(gap=ASSIGNED_GAP).bound
 
-    def stage_problem(self, analysis: Analysis) -> StageProblem | None:
+    def whatever_recomputes(self, analysis: Analysis, work: StageWork) -> float:
+        """Least seconds of every plan that differs from a simulated one in recomputation, units or offloading.
+
+        Args:
+            analysis: of the plan.
+            work: of its stages, where it has some: what a block computes for a micro batch, it computes in each.
+
+        Raises:
+            ProfileError: a profile that is not there or not readable.
+            CatalogueError: a device that is not known or not complete.
+        """
+        if not is_staged(analysis):
+            return self.shared.whatever_recomputes(analysis)
+        known = work.least and analysis.plan.compile is None
+        problem = self.stage_problem(analysis, recomputes=False) if known else None
+        if problem is None:
+            return 0.0
+        computed = {start: took._replace(recomputed=0.0) for start, took in work.least.items()}
+        return raised_problem(problem, analysis, computed, {}).time(blocks_of_stages(analysis))
+
+    def stage_problem(self, analysis: Analysis, *, recomputes: bool = True) -> StageProblem | None:
         """The assignment of a candidate's stages at least costs; None where more than the split is open.
+
+        Args:
+            analysis: of the candidate.
+            recomputes: with what the candidate recomputes.
 
         Raises:
             ProfileError: a profile that is not there or not readable.
@@ -392,7 +416,7 @@ class BoundsOf:
             return None
         if not is_staged(analysis) or not self._once(analysis, self._of_token):
             return None
-        least, again = self._once(analysis, self._of_layers), self._once(analysis, self._again)
+        least, again = self._once(analysis, self._of_layers), self._once(analysis, self._again) if recomputes else {}
         return least_problem(analysis, least, again, min(self.room(analysis)))
 
     def room(self, analysis: Analysis) -> Room:

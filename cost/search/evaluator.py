@@ -22,6 +22,7 @@ from legoai.cost.search.buckets.costs import UnitWork, work_of_units
 from legoai.cost.search.least_costs.movements import Moved, moved_of
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
 from legoai.cost.search.memory.points import MemoryPoints, memory_points
+from legoai.cost.search.memory.stage_points import RankPoints, stage_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
 from legoai.dsl.analysis.analysis import Analysis
@@ -65,6 +66,7 @@ class Figures:
         stages: what the stages of a pipeline took.
         units: what units took that may share their collectives.
         points: what equal blocks held at the points of the step.
+        ranks: what those of a pipeline held.
     """
 
     metrics: Mapping[str, float]
@@ -81,6 +83,7 @@ class Figures:
     stages: StageWork = field(default_factory=StageWork)
     units: UnitWork = field(default_factory=UnitWork)
     points: MemoryPoints = field(default_factory=MemoryPoints)
+    ranks: list[RankPoints] = field(default_factory=list)
 
     @property
     def step_time(self) -> float:
@@ -123,6 +126,7 @@ class Figures:
             stages=work_of_stages(found, analysis.manifest),
             units=work_of_units(found, analysis),
             points=memory_points(found, analysis.manifest),
+            ranks=stage_points(found, analysis.manifest),
             profile=f"{found.machine.profile.name}@{found.machine.profile.hash}",
             whole=found.whole,
         )
@@ -140,6 +144,7 @@ class Figures:
             "stages": StageWork.read(document["stages"]),
             "units": UnitWork(**document["units"]),
             "points": MemoryPoints(**document["points"]),
+            "ranks": [RankPoints.read(one) for one in document["ranks"]],
         }
         return Figures(**{**document, **parts})
 

@@ -25,6 +25,7 @@ from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.pipeline import treats_stages_apart
 from legoai.dsl.open_plan import Candidate, OpenPlan, inside
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.batch import Batch
@@ -110,7 +111,7 @@ class Search:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
         joint = JointMemory(self.plan)
         timed = self.costs.objective.metric in ("step_time", "tokens_per_s")
-        if self.first_feasible or not timed or not joint.applies or installed() is None:
+        if self.first_feasible or not timed or not joint.holes.apply or installed() is None:
             return None
         self.found.joint = joint.answers
         return joint
@@ -264,7 +265,7 @@ class Search:
             return False
         groups: dict[Choices, list[Evaluated]] = {}
         for item in found.evaluated:
-            groups.setdefault(joint.group(item.choices), []).append(item)
+            groups.setdefault(joint.holes.group(item.choices), []).append(item)
         least = {
             group: min(self.costs.of(item) for item in items if item.feasible)
             for group, items in groups.items()
@@ -274,7 +275,8 @@ class Search:
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
             candidate = self.plan.candidate(groups[group][0].choices, without=self.without)
             assert candidate.analysis is not None
-            wanted = joint.wanted(group, groups[group], self.bounds.room(candidate.analysis))
+            room = self.bounds.room(candidate.analysis)
+            wanted = joint.wanted(group, groups[group], room, candidate.analysis)
             batch = [(least[group], 0, choices) for choices in wanted if choices not in failed and self._legal(choices)]
             if wanted:
                 self._evaluate(batch)
@@ -329,8 +331,8 @@ class Search:
                     self._refuse(chosen, candidate)
                 else:
                     self._push(chosen, candidate, cost)
-            if self._joint is not None and hole in self._joint.holes:
-                self._untried.setdefault(self._joint.group(choices), cost)
+            if self._joint is not None and hole in self._joint.holes.holes:
+                self._untried.setdefault(self._joint.holes.group(choices), cost)
             if idle:
                 listed = self.plan.holes[hole].listed
                 self.found.bounded += self._ways(choices) // listed * (listed - 1)
@@ -431,15 +433,16 @@ class Search:
             return
         if candidate.analysis is not None:
             self.bounds.learn(candidate.analysis, outcome.micro_batch, outcome.moved)
-            self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
+            if not treats_stages_apart(candidate.analysis):
+                self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
         if done.feasible and (found.best is None or self.costs.of(done) < self.costs.of(found.best)):
             found.best = done
         self._learn(choices, candidate, outcome)
         if self._joint is not None and candidate.analysis is not None:
-            group = self._joint.group(choices)
-            seconds = self.bounds.shared.whatever_recomputes(candidate.analysis)
+            group = self._joint.holes.group(choices)
+            seconds = self.bounds.whatever_recomputes(candidate.analysis, outcome.stages)
             told = self.costs.least(Bounds(step_time=seconds), candidate)
             self._untried[group] = max(told, self._untried.get(group, -math.inf))
 
@@ -463,6 +466,8 @@ class Search:
         """Bound all splits by what one was seen to take, and assign blocks to stages anew."""
         for hole, one in enumerate(self.plan.holes):
             if one.assigns and candidate.analysis is not None and candidate.plan.pipeline is not None:
+                if treats_stages_apart(candidate.analysis):
+                    continue  # under another split its blocks recompute otherwise
                 others = (*choices[:hole], None, *choices[hole + 1 :])
                 seconds = self.bounds.told(candidate.analysis, outcome.stages)
                 told = self.costs.least(Bounds(step_time=seconds), candidate)

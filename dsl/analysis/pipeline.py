@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.fact import Facts, fact
 from legoai.dsl.analysis.split_points import SplitPoints
+from legoai.specs.directives.base import Staged
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile, Pipeline
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 def is_staged(analysis: Facts) -> bool:
     """Whether the model is split into stages that lie on different ranks."""
     return analysis.plan.pipeline is not None and analysis.plan.mesh.pp > 1
+
+
+def treats_stages_apart(analysis: Facts) -> bool:
+    """Whether a rule says something else of each stage, so that what a block does depends on the split."""
+    rules = (rule for directive in analysis.plan.directives() for rule in directive.rules)
+    return any(isinstance(rule.treatment, Staged) for rule in rules)
 
 
 def has_placeholders(analysis: Facts) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,7 +76,7 @@ class RankPoints:
 
 
 def stage_points(found: Estimate, manifest: Manifest) -> list[RankPoints]:
-    """The points of each rank of a simulated pipeline; nothing without one, or of a model without one list of blocks."""
+    """The points of each rank of a pipeline; nothing without one, or of a model without one list of blocks."""
     lists = [item for item in manifest.block_lists if item.path]
     if len(lists) != 1 or not found.ranks[0].actions:
         return []
@@ -198,7 +199,7 @@ class _Blocks:
         seen: list[_Passed] = []
         turn = 0
         kinds = {Allocate, Free, Resize, Mark, Kernel}
-        for index, active, most, item in _followed(rank, kinds, whole=lambda: now is None):
+        for index, active, most, item in _followed(rank, kinds, begins):
             if index >= rank.span.start and isinstance(item, Mark):
                 if index in begins:
                     now, seen, turn = index, [], active
@@ -223,21 +224,23 @@ def _holder(path: str, places: Mapping[str, int]) -> int | None:
 
 
 def _followed(
-    rank: RankEstimate, kinds: set[type], whole: Callable[[], bool] = lambda: True
+    rank: RankEstimate, kinds: set[type], apart: AbstractSet[int] = frozenset()
 ) -> Iterator[tuple[int, int, int, Item]]:
     """Every item of some kinds up to the end of the step, with what is active behind it and the most while it lasts.
 
     Args:
         rank: with its trace.
         kinds: of records; instances are told too.
-        whole: whether the next instance is one item; else its records are told one by one, with its own number.
+        apart: marks of actions whose records are told one by one, also where they are an instance.
     """
     sizes: dict[int, int] = {}
-    active = 0
+    active, whole = 0, True
     for index, item in rank.trace.placed(kinds):
         if index >= rank.span.stop:
             return
-        if isinstance(item, Instance) and whole():
+        if isinstance(item, Mark) and item.name.startswith((ACTION, END_ACTION)):
+            whole = index not in apart
+        if isinstance(item, Instance) and whole:
             effect = effect_of(item, sizes, "other")
             most = active + effect.most
             active += effect.change

@@ -6,19 +6,12 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pytest
 
 from legoai.cost.search.memory.program import Offloading, Pair
-from legoai.cost.search.memory.stage_program import (
-    RankMemory,
-    StageBlocks,
-    StagedDivision,
-    StagedMemoryProblem,
-    StagePair,
-    StageRules,
-)
+from legoai.cost.search.memory.stage_blocks import RankMemory, StageBlocks, StagePair, StageRules
+from legoai.cost.search.memory.stage_program import StagedDivision, StagedMemoryProblem
 from legoai.cost.search.stages.action_graph import ActionGraph
 from legoai.cost.search.stages.kept_orders import Action
 from support.marks import NEEDS_SOLVER
@@ -51,7 +44,9 @@ def drawn(seed: int) -> StagedMemoryProblem:
     ranks = draw.randint(1, 3 if rounds == 1 else 2)
     micro_batches = draw.randint(1, 4)
     treatments, units = draw.randint(1, 3), draw.randint(1, 2)
-    kinds = [pair for pair in itertools.product(range(treatments), range(units)) if pair == (0, 0) or draw.random() > 0.1]
+    kinds = [
+        pair for pair in itertools.product(range(treatments), range(units)) if pair == (0, 0) or draw.random() > 0.1
+    ]
     ways = draw.choice([1, 2])
     found = []
     for rank in range(ranks):

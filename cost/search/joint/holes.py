@@ -1,0 +1,136 @@
+"""Holes of a plan that decide memory, and the values of theirs that a joint answer is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple, TypeAlias
+
+from legoai.cost.search.candidates import Choices
+from legoai.dsl.frontend.paths import pattern
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.directives.checkpoint import Checkpoint
+from legoai.specs.directives.fsdp import Fsdp
+from legoai.specs.directives.offload import Offload
+
+_FEWEST_BLOCKS: Final = 6
+"""Fewer are not told apart in a trace."""
+
+Kind: TypeAlias = int
+"""0 for the treatment of `checkpoint`, 1 for that of `fsdp`, 2 for offloading."""
+
+WrittenRule: TypeAlias = tuple[int | None, int | None, int]
+"""Values of the first blocks and of the others, and how many are the first."""
+
+
+class Values(NamedTuple):
+    """Indices of the values that the three holes have; None of a hole that the plan has not."""
+
+    checkpoint: int | None
+    fsdp: int | None
+    offload: int | None
+
+
+class Written(NamedTuple):
+    """A joint answer in the values of the three holes: rules of the model's blocks, or of those of each stage."""
+
+    checkpoint: tuple[WrittenRule, ...]
+    fsdp: tuple[WrittenRule, ...]
+    offload: int | None
+
+
+class MemoryHoles:
+    """The holes of a plan that are answered jointly.
+
+    Args:
+        plan: with its holes.
+    """
+
+    def __init__(self, plan: OpenPlan) -> None:
+        self.plan = plan
+        self.holes = Values(*(_hole(plan, kind) for kind in (0, 1, 2)))
+
+    @property
+    def apply(self) -> bool:
+        """Whether the plan has such holes, one for all of the model's blocks at least."""
+        blocks = [hole for hole in self.holes[:2] if hole is not None]
+        return bool(blocks) and all(self._of_all_blocks(hole) for hole in blocks)
+
+    def group(self, choices: Choices) -> Choices:
+        """The answers of the other holes."""
+        return tuple(None if index in self.holes else choice for index, choice in enumerate(choices))
+
+    def values(self, choices: Choices) -> Values:
+        """The values of the three holes in a candidate."""
+        return Values(*(None if hole is None else choices[hole] for hole in self.holes))
+
+    def chosen(self, group: Choices, values: Values) -> Choices:
+        """The candidate that some values of the three holes make of the answers of the others."""
+        chosen = list(group)
+        for hole, value in zip(self.holes, values, strict=True):
+            if hole is not None:
+                chosen[hole] = value
+        return tuple(chosen)
+
+    def are_listed(self, choices: Choices) -> bool:
+        """Whether all blocks are treated alike in a candidate."""
+        return all(
+            hole is None or value in self.listed(kind)
+            for kind, (hole, value) in enumerate(zip(self.holes, self.values(choices), strict=True))
+        )
+
+    def listed(self, kind: Kind) -> list[int]:
+        """The values of a hole that a joint answer is made of."""
+        hole = self.holes[kind]
+        if hole is None:
+            return []
+        known = self.plan.holes[hole]
+        return [index for index in range(known.listed) if known.choices[index].startswith(_MADE_OF[kind])]
+
+    def around(self, own: Values) -> Iterator[Values]:
+        """The values of which one differs."""
+        for kind in (0, 1, 2):
+            for value in self.listed(kind):
+                yield Values(*(value if place == kind else one for place, one in enumerate(own)))
+
+    def value(self, kind: Kind, rules: tuple[WrittenRule, ...]) -> int | None:
+        """The value of a hole that says some rules, of all blocks or of each stage; it is added where it is new."""
+        hole, (_, high, some) = self.holes[kind], rules[0]
+        if hole is None or high is None or (not some and all(rule == rules[0] for rule in rules)):
+            return high
+        texts = [self._text(hole, rule) for rule in rules]
+        return self.plan.add(hole, texts[0] if len(texts) == 1 else f"stages([{', '.join(texts)}])")
+
+    def _text(self, hole: int, rule: WrittenRule) -> str:
+        texts, (low, high, some) = self.plan.holes[hole].choices, rule
+        assert low is not None and high is not None
+        if not some:
+            return texts[high]
+        others = "" if texts[high] == "none" else f", others = {texts[high]}"
+        return f"first({some}, {texts[low]}{others})"
+
+    def _of_all_blocks(self, hole: int) -> bool:
+        """Whether the rule of a hole is that of all blocks of the one list that the model has."""
+        analysis, path = self.plan.analysis, self.plan.holes[hole].path
+        if analysis is None or analysis.manifest is None or path is None:
+            return False
+        lists = [item for item in analysis.manifest.block_lists if item.path]
+        if len(lists) != 1 or len(lists[0]) < _FEWEST_BLOCKS:
+            return False
+        return analysis.module_paths.matching(pattern(path)) == [f"{lists[0].path}.{name}" for name in lists[0].names]
+
+
+_OWNERS: Final = (Checkpoint, Fsdp, Offload)
+_MADE_OF: Final = (("none", "full", "selective", "budget"), ("unit",), ("none", "all"))
+"""How the listed values begin that a joint answer is made of."""
+
+
+def _hole(plan: OpenPlan, kind: Kind) -> int | None:
+    """The one hole without a domain of a kind; None where there is none, or several."""
+    found = [
+        index
+        for index, hole in enumerate(plan.holes)
+        if hole.free
+        and hole.owner is _OWNERS[kind]
+        and (hole.path is not None if kind < 2 else hole.what == "offload optimizer")
+    ]
+    return found[0] if len(found) == 1 else None
