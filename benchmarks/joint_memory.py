@@ -26,7 +26,7 @@ from machine import ask, write_rows
 
 from legoai.cost.search.candidates import Choices
 from legoai.cost.search.evaluator import Figures, Simulation
-from legoai.cost.search.joint.holes import Values
+from legoai.cost.search.joint.holes import MemoryHoles, Values
 from legoai.cost.search.joint.learnt import Learnt
 from legoai.cost.search.joint.stages import LearntStages
 from legoai.cost.search.memory.program import Division, MemoryProblem, Rule
