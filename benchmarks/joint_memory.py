@@ -187,6 +187,7 @@ def measured(
     treatments, units, ways = (simulated.holes.listed(kind) or [None] for kind in (0, 1, 2))
     every = [Values(one, other, ways[0]) for one in treatments for other in units]
     every += [Values(treatments[0], units[0], way) for way in ways[1:]]
+    every = [one for one in every if not simulated.plan.candidate(simulated.chosen(one)).errors]
     known = dict(zip(every, simulated.figures([simulated.chosen(one) for one in every]), strict=True))
     learnt = learnt_of(simulated, every[0], known)
     rows = []

@@ -44,8 +44,8 @@ class FirstUnits(Divided):
 class UnitsOfStages(Staged):
     """Units, or none, for the modules of each stage of a pipeline.
 
-    `stages([unit, unit, unit(reshard = after_backward), unit(reshard = never)])` keeps parameters gathered where few
-    micro batches are under way.
+    `stages([unit, first(4, unit, others = unit(reshard = after_backward)), unit(reshard = after_backward)])` keeps
+    parameters gathered where few micro batches are under way.
     """
 
     each: tuple[Any, ...] = option(
