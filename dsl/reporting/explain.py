@@ -12,9 +12,9 @@ from legoai.dsl.analysis.optimizer import parameter_rules
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, pattern
 from legoai.dsl.reporting.reference import value_text
-from legoai.specs.directives.base import Declared, Directive, PathRule, Treatment, walk
+from legoai.specs.directives.base import Declared, Directive, PathRule, Staged, Treatment, walk
 from legoai.specs.directives.fsdp import Unit
-from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.shard import Experts
 from legoai.specs.models.manifest import Manifest, ModuleInfo
 from legoai.specs.span import Origin
@@ -182,6 +182,17 @@ def _undecided(directive: Directive, path: str) -> Iterator[Said]:
             yield Said(_statement(directive), "auto, not decided yet", rule.origin)
 
 
+def _rules(analysis: Analysis, directive: Directive, found: list[Said], path: str) -> dict[str, PathRule[Any]]:
+    """The rules of modules; none where they treat stages apart that are not decided, which is added to what is said."""
+    try:
+        return analysis.assigned(directive).by_path
+    except Undecided:
+        staged = (rule for rule in directive.rules if isinstance(rule.treatment, Staged))
+        own = (rule for rule in staged if pattern(rule.path).matches(path))
+        found += [Said(_statement(directive), "by its stage, not decided yet", rule.origin) for rule in own]
+        return {}
+
+
 def _shard(analysis: Analysis, shard: Directive, path: str, parameter: str | None) -> Iterator[Said]:
     assert analysis.manifest is not None
     rules = analysis.assigned(shard).by_path
@@ -225,9 +236,9 @@ def _optimizer(analysis: Analysis, path: str, parameter: str | None) -> Iterator
 
 
 def _fsdp(analysis: Analysis, fsdp: Directive, path: str) -> Iterator[Said]:
-    rules = analysis.assigned(fsdp).by_path
-    statement = _statement(fsdp)
-    yield from _undecided(fsdp, path)
+    statement, found = _statement(fsdp), list(_undecided(fsdp, path))
+    rules = _rules(analysis, fsdp, found, path)
+    yield from found
     for above in (path, *_holders(path)):
         rule = rules.get(above)
         if rule is not None and isinstance(rule.treatment, Unit):
@@ -247,9 +258,8 @@ def _reshard(unit: Unit, path: str) -> str:
 
 def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[Said]:
     """The module's own rule, and those of the modules around it."""
-    rules = analysis.assigned(directive).by_path
-    statement = _statement(directive)
-    found = list(_undecided(directive, path))
+    statement, found = _statement(directive), list(_undecided(directive, path))
+    rules = _rules(analysis, directive, found, path)
     for above in (path, *_holders(path)):
         if above in rules:
             inside = "" if above == path else f"inside of {above or ROOT}: "

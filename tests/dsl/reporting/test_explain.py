@@ -113,6 +113,13 @@ def test_the_stage_is_counted_in_the_models_order(analysis: Analysis, path: str,
     assert said(analysis, path, "pipeline on pp")[0][0] == where
 
 
+def test_treatments_of_stages_that_are_open_are_not_decided():
+    text = PLAN.replace("  layers.*           = full\n", "  layers.* = stages([full, none])\n")
+    assert said(analysis_of(text), "layers.0", "checkpoint")[0][0] == "full"
+    text = text.replace("mesh    (pp = 2, dp_shard = 2, tp = wide)", "mesh    (pp = auto, dp_shard = rest, tp = wide)")
+    assert said(analysis_of(text), "layers.0", "checkpoint")[0][0] == "by its stage, not decided yet"
+
+
 def test_equal_stages_follow_from_the_blocks():
     text = PLAN.replace("split = [layers.2], ", "").replace("auto in [1F1B, GPipe] -> 1F1B", "ZBVZeroBubble")
     analysis = analysis_of(text)
