@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
 from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.require import METRICS, Objective, Requirement
+
+_SHORTER: Final = (("minimize", "step_time"), ("maximize", "tokens_per_s"), ("maximize", "mfu"))
+"""What is better if and only if a step is shorter, where model, batch and devices are decided."""
+
+
+def is_timed(objective: Objective) -> bool:
+    """Whether the shorter of two steps of the same batch on the same devices is the better."""
+    return (objective.direction, objective.metric) in _SHORTER
 
 
 def objective_of(plan_objective: Objective | None) -> Objective:

@@ -22,7 +22,7 @@ from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome,
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.neighbours import Neighbours
-from legoai.cost.search.objective import Costs
+from legoai.cost.search.objective import Costs, is_timed
 from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.pipeline import treats_stages_apart
@@ -110,8 +110,7 @@ class Search:
     def _joint_memory(self) -> JointMemory | None:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
         joint = JointMemory(self.plan)
-        timed = self.costs.objective.metric in ("step_time", "tokens_per_s")
-        if self.first_feasible or not timed or not joint.holes.apply or installed() is None:
+        if self.first_feasible or not is_timed(self.costs.objective) or not joint.holes.apply or installed() is None:
             return None
         self.found.joint = joint.answers
         return joint

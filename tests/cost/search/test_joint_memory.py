@@ -57,9 +57,16 @@ STATE, COPIES = 10, 6.0
 """GiB of optimizer state, and seconds to copy them."""
 
 
-def step(blocks: Sequence[tuple[str, str]], *, offloaded: bool) -> tuple[float, float, MemoryPoints]:
+OFFLOADED, COPIED = 0.25, 0.4
+"""Share of what a block keeps that stays where activations are offloaded, and seconds for each GiB of it."""
+
+
+def step(
+    blocks: Sequence[tuple[str, str]], *, offloaded: bool, copied: bool = False
+) -> tuple[float, float, MemoryPoints]:
     """Seconds, bytes at the peak and the points of a step, block by block."""
-    held = [KEPT[one][0] + UNITS[unit][0] for one, unit in blocks]
+    kept = sum(KEPT[one][0] for one, _ in blocks)
+    held = [KEPT[one][0] * (OFFLOADED if copied else 1) + UNITS[unit][0] for one, unit in blocks]
     stays = [UNITS[unit][2] for _, unit in blocks]
     state = 0 if offloaded else STATE
     turn = 20 + state + sum(held)
@@ -69,6 +76,7 @@ def step(blocks: Sequence[tuple[str, str]], *, offloaded: bool) -> tuple[float, 
     ]
     optimizer = 12 + STATE + sum(stays)
     seconds = 1000.0 + sum(KEPT[one][1] + UNITS[unit][1] for one, unit in blocks) + COPIES * offloaded
+    seconds += COPIED * kept * copied
     peak = max(turn, inside[-1])
     points = MemoryPoints(
         blocks=len(blocks) if len(set(blocks)) == 1 and not offloaded else 0,  # as it is simulated
@@ -97,9 +105,12 @@ class Formula:
             treatment = "none" if rule is None else value_text(rule.treatment, Checkpoint.treatments)
             blocks.append((treatment, "after_forward" if unit is None else unit.reshard))
         offload = analysis.plan.offload
-        seconds, peak, points = step(blocks, offloaded=offload is not None and offload.optimizer == "all")
+        offloaded = offload is not None and offload.optimizer == "all"
+        copied = offload is not None and offload.activations == "all"
+        seconds, peak, points = step(blocks, offloaded=offloaded, copied=copied)
         metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
         metrics |= {"step_time seconds": seconds, "peak_memory bytes": peak, "reserved_memory bytes": peak + GIB}
+        metrics |= {"mfu fraction": 100.0 / seconds, "tokens_per_s number": 5000.0 / seconds}
         return Figures(
             metrics=metrics, fits=True, compute=seconds, recompute=0.0, exposed={}, waiting=0.0, bubble=0.0,
             profile="cpu@0123456789ab", points=points, micro_batch=MicroBatchWork(computed=1e-9),
@@ -112,7 +123,7 @@ def solution(text: str) -> Solution:
     return solve(OpenPlan(linted, directory=Path()), Formula())
 
 
-def brute_force(room: float) -> float:
+def brute_force(room: float, activations: Sequence[bool] = (False,)) -> float:
     """Least seconds of all that a plan can write."""
 
     def rules(known: Sequence[str]) -> Iterator[list[str]]:
@@ -123,8 +134,8 @@ def brute_force(room: float) -> float:
     least = float("inf")
     treatments = [one for one in KEPT if not one.startswith("every")]
     for checkpoint, units in itertools.product(list(rules(treatments)), list(rules(list(UNITS)))):
-        for offloaded in (False, True):
-            seconds, peak, _ = step(list(zip(checkpoint, units, strict=True)), offloaded=offloaded)
+        for offloaded, copied in itertools.product((False, True), activations):
+            seconds, peak, _ = step(list(zip(checkpoint, units, strict=True)), offloaded=offloaded, copied=copied)
             if peak <= room:
                 least = min(least, seconds)
     return least
@@ -144,6 +155,27 @@ def test_the_search_finds_what_brute_force_finds(room: int):
     assert answers.program.predicted == pytest.approx(answers.program.found.figures.step_time)
     written = found.text(found.best.choices, pinned=True)
     assert not lint(written, "test.plan", directory=Path()).has_errors
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize(("room", "copied"), [(44, "all"), (171, "none")])
+def test_offloading_activations_is_one_more_choice(room: int, copied: str):
+    text = TEXT.replace("(optimizer = auto)", "(optimizer = auto, activations = auto)")
+    found = solution(f"{text}require peak_memory <= {room}GiB\n")
+    assert found.best is not None
+    assert found.value == pytest.approx(brute_force(room * GIB, (False, True)))
+    words = {
+        hole.what: hole.choices[index or 0] for hole, index in zip(found.plan.holes, found.best.choices, strict=True)
+    }
+    assert words["offload activations"] == copied
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize(("metric", "value"), [("mfu", 100.0), ("tokens_per_s", 5000.0)])
+def test_what_a_shorter_step_makes_larger_is_decided_jointly_too(metric: str, value: float):
+    found = solution(f"{TEXT}require peak_memory <= 90GiB\nmaximize {metric}\n")
+    assert found.value == pytest.approx(value / brute_force(90 * GIB))
+    assert found.joint is not None
 
 
 @NEEDS_SOLVER
