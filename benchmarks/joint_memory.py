@@ -79,7 +79,21 @@ PIPELINES = {
     "Llama 3 8B, 1 x 4096, pp = 4 on 8 devices": (
         'model llama3("8b")\ncluster h100_sxm\nmesh (pp = 4, dp_shard = 2)\npipeline on pp (schedule = 1F1B)\n'
         f"batch (global = 64, micro = 1, seq_len = 4096)\nloss chunked(8)\n{IN_BF16}\n{UNITS}",
-        (24, 28, 32, 36, 40),
+        (42, 44, 48, 52),
+    ),
+    "Llama 3 70B, 1 x 8192, pp = 8 and tp = 8 on 256 devices": (
+        'model llama3("70b")\ncluster h100_sxm(hosts = 32, fabric = infiniband_ndr)\n'
+        "mesh (pp = 8, dp_shard = 4, tp = 8)\nshard standard on tp (sequence, loss_parallel)\n"
+        "pipeline on pp (schedule = 1F1B)\nbatch (global = 128, micro = 1, seq_len = 8192)\n"
+        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{IN_BF16}",
+        (28, 36, 48),
+    ),
+    "Llama 3 405B, 1 x 8192, pp = 16 and tp = 8 on 512 devices": (
+        'model llama3("405b")\ncluster h100_sxm(hosts = 64, fabric = infiniband_ndr)\n'
+        "mesh (pp = 16, dp_shard = 4, tp = 8)\nshard standard on tp (sequence, loss_parallel)\n"
+        "pipeline on pp (schedule = Interleaved1F1B, stages = 32)\nbatch (global = 256, micro = 1, seq_len = 8192)\n"
+        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{IN_BF16}",
+        (72,),
     ),
 }
 """The same of plans with a pipeline."""
