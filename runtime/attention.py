@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,8 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
+from legoai.runtime.attention_blocks import Balance, Block, gathered_blocks, ring_blocks
 from legoai.runtime.attention_kernels import Inputs, Kernel, choose_kernel
-from legoai.runtime.context import Balance
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals import collectives
 
@@ -219,62 +219,6 @@ class _Merged:
         kept = (before - after).exp_().unsqueeze(-1)
         self.out[:, :, rows] = self.out[:, :, rows] * kept + out * (log_sum - after).exp_().unsqueeze(-1)
         self.log_sum[:, :, rows] = after
-
-
-class Block(NamedTuple):
-    """Queries and keys, by their places among those at hand, between which attention is whole or causal."""
-
-    queries: slice
-    keys: slice
-    causal: bool
-
-
-def gathered_blocks(*, rank: int, size: int, length: int, causal: bool, balance: Balance) -> list[Block]:
-    """Return what a rank computes when it has all keys, in the order of the sequence.
-
-    Args:
-        rank: the rank's place on the axis.
-        size: ranks of the axis.
-        length: tokens of one rank.
-        causal: whether a token sees only those up to itself.
-        balance: which tokens each rank holds.
-    """
-    if not causal:
-        return [Block(slice(0, length), slice(0, size * length), False)]
-    if balance == "none":
-        parts = [(slice(0, length), rank * length)]
-    else:
-        half = length // 2
-        parts = [(slice(0, half), rank * half), (slice(half, length), (2 * size - 1 - rank) * half)]
-    blocks = []
-    for queries, start in parts:
-        end = start + queries.stop - queries.start
-        blocks.append(Block(queries, slice(start, end), True))
-        if start:
-            blocks.append(Block(queries, slice(0, start), False))
-    return blocks
-
-
-def ring_blocks(*, rank: int, source: int, length: int, causal: bool, balance: Balance) -> list[Block]:
-    """Return what a rank computes when it has the keys of another, or its own.
-
-    Args:
-        rank: whose queries.
-        source: whose keys.
-        length: tokens of one rank.
-        causal: whether a token sees only those up to itself.
-        balance: which tokens each rank holds.
-    """
-    whole, half = slice(0, length), length // 2
-    if not causal:
-        return [Block(whole, whole, False)]
-    if source == rank:
-        return [Block(whole, whole, True)]
-    if balance == "none":
-        return [Block(whole, whole, False)] if source < rank else []
-    if source < rank:  # the head of an earlier rank is before all our tokens, its tail behind them
-        return [Block(whole, slice(0, half), False)]
-    return [Block(slice(half, length), whole, False)]
 
 
 Attend = Callable[[torch.Tensor, torch.Tensor, list[Block]], None]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import Literal
 
 import torch
 from torch import nn
 
+from legoai.runtime.attention_blocks import Balance
 from legoai.runtime.errors import RunError, RunErrorCode
-
-Balance = Literal["head_tail", "none"]
 
 
 def local_positions(*, rank: int, size: int, length: int, balance: Balance) -> torch.Tensor:

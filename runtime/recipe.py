@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention import SDPBackend
 
+from legoai.runtime.attention_blocks import Balance
 from legoai.runtime.batches import Batch, Batches
-from legoai.runtime.context import Balance
 from legoai.runtime.loss import LossFunction, token_cross_entropy
 from legoai.runtime.parameter_groups import ParameterGroups
 from legoai.runtime.training import StepFunction, StepResult, Training

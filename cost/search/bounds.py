@@ -37,8 +37,9 @@ from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.least_costs import collectives, movements
 from legoai.cost.search.least_costs.activations import held_in_backward, inputs_of_blocks, kept_by_blocks, worked_on
 from legoai.cost.search.least_costs.collectives import gathered_bytes
+from legoai.cost.search.least_costs.context import pieces_of_ranks
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
-from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass, least_of
 from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import by_treatments, least_recomputed, outputs_of_blocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
@@ -46,8 +47,8 @@ from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.bounds import (
     along_schedule,
     held_between_backwards,
-    in_even_split,
     recomputed_in_stages,
+    under_any_schedule,
 )
 from legoai.cost.search.stages.costs import (
     Room,
@@ -281,13 +282,13 @@ class BoundsOf:
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
-            everything = max(everything, self._once(analysis, self._in_even_split))
+            everything = max(everything, self._once(analysis, self._under_any_schedule))
         with contextlib.suppress(Undecided):
             everything = max(everything, self._on_stage(analysis))
         return everything
 
-    def _in_even_split(self, analysis: Analysis) -> float:
-        return in_even_split(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
+    def _under_any_schedule(self, analysis: Analysis) -> float:
+        return under_any_schedule(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -438,16 +439,19 @@ class BoundsOf:
         """Layers of which more is known than the fastest rate: their shapes on a rank."""
         plan, manifest = analysis.plan, analysis.manifest
         assert manifest is not None
-        tp, cp = plan.mesh.tp, plan.mesh.cp
-        if plan.batch.length % cp or any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
+        tp = plan.mesh.tp
+        cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
+        if cast or plan.batch.length % plan.mesh.cp:
             return
         machine = self.machine(analysis)
         key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
         kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
-        whole_loss, tokens, sequence = isinstance(plan.loss.form, EagerLoss), local_tokens(plan), plan.batch.length
+        whole_loss, tokens = isinstance(plan.loss.form, EagerLoss), local_tokens(plan)
+        of_ranks = self._once(analysis, pieces_of_ranks)
         for path, shape in layers:
             if isinstance(shape, AttentionShape):
-                found = kernels.attention(shape, plan.batch.micro_batch, sequence, tp) if cp == 1 else None
+                of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
+                found = least_of([one for one in of_rank if one is not None])
             elif whole_loss or any(below(path, item.path) for item in manifest.block_lists):
                 found = kernels.linear(shape, tokens, tp)
             else:

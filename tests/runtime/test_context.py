@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from legoai.runtime import RunError
 from legoai.runtime.attention import Block as Pairs
-from legoai.runtime.attention import context_parallel_attention, gathered_blocks, ring_blocks
+from legoai.runtime.attention import context_parallel_attention
+from legoai.runtime.attention_blocks import gathered_blocks, ring_blocks
 from legoai.runtime.attention_kernels import CpuFlashKernel, Inputs, MathKernel, choose_kernel
 from legoai.runtime.context import check_takes_positions, local_positions
 

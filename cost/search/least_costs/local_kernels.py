@@ -6,7 +6,7 @@ that the bound does not depend on which style the plan takes. Times are those of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -35,6 +35,14 @@ class AttentionShape(NamedTuple):
     heads: int
     key_heads: int
     width: int
+
+
+class AttentionPiece(NamedTuple):
+    """Numbers of queries and keys of a sequence between which one kernel attends, and whether with a causal mask."""
+
+    queries: int
+    keys: int
+    causal: bool
 
 
 class Pass(NamedTuple):
@@ -72,18 +80,23 @@ class LocalKernels:
             self._known[key] = self._linear(shape, tokens, parts)
         return self._known[key]
 
-    def attention(self, shape: AttentionShape, sequences: int, length: int, parts: int) -> Pass | None:
-        """Of a fused causal attention; None where the profile has no rate for it.
+    def attention(
+        self, shape: AttentionShape, sequences: int, pieces: Sequence[AttentionPiece], parts: int
+    ) -> Pass | None:
+        """Of a fused attention, one kernel after another; None where the profile has no rate for it.
 
         Args:
             shape: of the whole attention.
             sequences: of one micro batch.
-            length: of a sequence.
+            pieces: what one rank computes of each sequence.
             parts: ranks among which a style may split the heads.
         """
-        key = shape, sequences, length, parts
+        key = shape, sequences, tuple(pieces), parts
         if key not in self._known:
-            self._known[key] = self._attention(shape, sequences, length, parts)
+            found = [self._attention(shape, sequences, piece, parts) for piece in pieces]
+            known = [one for one in found if one is not None]
+            whole = Pass(sum(one.forward for one in known), sum(one.backward for one in known))
+            self._known[key] = whole if len(known) == len(found) else None
         return self._known[key]
 
     def _linear(self, shape: LinearShape, tokens: int, parts: int) -> Pass | None:
@@ -106,13 +119,13 @@ class LocalKernels:
             for m, n, k in cut
             for rate in rates
         ]
-        return _least(found)
+        return least_of(found)
 
     def _product(self, m: int, n: int, k: int, rate: str) -> float:
         size = _BYTES[rate] * (m * k + k * n + m * n)
         return seconds_of(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=size), self.profile)[0]
 
-    def _attention(self, shape: AttentionShape, sequences: int, length: int, parts: int) -> Pass | None:
+    def _attention(self, shape: AttentionShape, sequences: int, piece: AttentionPiece, parts: int) -> Pass | None:
         rates = {rate for _, _, rate in self.profile.attention if rate in self.rates and rate in _BYTES}
         if not rates:
             return None
@@ -122,24 +135,27 @@ class LocalKernels:
             for rate in rates:
                 for key_heads in {shape.heads, shape.key_heads}:  # those of keys may have been repeated
                     local = AttentionShape(-(-shape.heads // parts), -(-key_heads // parts), shape.width)
-                    forward = _fused(local, sequences, length, rate, implementation, backward=False)
-                    backward = _fused(local, sequences, length, rate, implementation, backward=True)
+                    forward = _fused(local, sequences, piece, rate, implementation, backward=False)
+                    backward = _fused(local, sequences, piece, rate, implementation, backward=True)
                     found.append(Pass(seconds_of(forward, self.profile)[0], seconds_of(backward, self.profile)[0]))
-        return _least(found)
+        return least_of(found)
 
 
 def _fused(
-    shape: AttentionShape, sequences: int, length: int, rate: str, implementation: str, *, backward: bool
+    shape: AttentionShape, sequences: int, piece: AttentionPiece, rate: str, implementation: str, *, backward: bool
 ) -> Attention:
     heads, key_heads, width = shape
-    elements = sequences * length * width * (2 * heads + 2 * key_heads) * (2 if backward else 1)
+    elements = sequences * width * 2 * (heads * piece.queries + key_heads * piece.keys) * (2 if backward else 1)
     return Attention(
-        batch=sequences, heads=heads, key_heads=key_heads, queries=length, keys=length, head_dim=width,
-        value_dim=width, causal=True, backward=backward, rate=rate, implementation=implementation,
+        batch=sequences, heads=heads, key_heads=key_heads, queries=piece.queries, keys=piece.keys, head_dim=width,
+        value_dim=width, causal=piece.causal, backward=backward, rate=rate, implementation=implementation,
         bytes=_BYTES[rate] * elements,
     )  # fmt: skip
 
 
-def _least(found: Iterable[Pass]) -> Pass:
+def least_of(found: Sequence[Pass]) -> Pass | None:
+    """The least of forward and of backward of several ways to run a layer; None where there is none."""
+    if not found:
+        return None
     forward, backward = zip(*found, strict=True)
     return Pass(min(forward), min(backward))

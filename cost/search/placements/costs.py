@@ -17,7 +17,7 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
-from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass
+from legoai.cost.search.least_costs.local_kernels import AttentionPiece, AttentionShape, LinearShape, LocalKernels, Pass
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
@@ -132,7 +132,9 @@ class PlacementCosts:
         """Of an operation between modules."""
         if op == "attention" and heads is not None:
             parts = self.ranks if got and got[0].state == "shard" else 1
-            found = self.kernels.attention(heads, self.sequences, self.length, parts)
+            found = self.kernels.attention(
+                heads, self.sequences, [AttentionPiece(self.length, self.length, True)], parts
+            )
             return Cost() if found is None else self._passes(found, path)
         if op in ("add", "mul", "activation", "normalize", "softmax"):
             size = self.bytes_of(features, next((item for item in got if item.state == "shard"), got[0]))

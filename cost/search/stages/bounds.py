@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,6 @@ from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.pipeline import (
     is_staged,
     most_stages,
@@ -23,7 +23,7 @@ from legoai.dsl.analysis.pipeline import (
 )
 from legoai.dsl.analysis.state import summed_gradients_of_modules, unsharded_parameters_of_modules
 from legoai.specs.directives.hole import Hole, Undecided
-from legoai.specs.directives.pipeline import OrderFile
+from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile
 
 
 def along_schedule(analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]) -> float:
@@ -64,11 +64,12 @@ def along_schedule(analysis: Analysis, least: Mapping[str, Pass], recomputed: Ma
     return longest
 
 
-def in_even_split(analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]) -> float:
-    """Seconds of the busiest or the last rank of a pipeline with an even split, under any schedule of torch.
+def under_any_schedule(analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]) -> float:
+    """Seconds of the busiest rank of a pipeline with an even split, under whatever schedule its plan may come to have.
 
-    These have one stage on each rank, or two, and the last rank holds none of the first stages, one for each other
-    rank: it begins when the first micro batch has passed them.
+    A schedule decides how many stages there are, and which of them a rank holds. Whatever the order of its actions is,
+    a rank computes all that its stages compute, and nothing before the first micro batch has passed the stages before
+    its first one. Where a backward is not split, the last one of that stage is followed by those of the stages before.
 
     Args:
         analysis: of a plan whose mesh and batch are decided, and whose schedule may be open.
@@ -79,35 +80,51 @@ def in_even_split(analysis: Analysis, least: Mapping[str, Pass], recomputed: Map
         Undecided: the split is open.
     """
     pipeline, ranks, batches = analysis.plan.pipeline, analysis.plan.mesh.pp, micro_batches(analysis.plan)
-    if pipeline is None or ranks == 1 or batches is None or pipeline.stages is not None or pipeline.split != "even":
+    if pipeline is None or ranks == 1 or batches is None:
         return 0.0
-    schedule, known = pipeline.schedule, split_points(analysis)
-    blocks = known.blocks
-    listed = (schedule.domain or ()) if isinstance(schedule, Hole) else (schedule,)
-    if any(isinstance(one, OrderFile) for one in listed) or not blocks:
+    schedule, split, known = pipeline.schedule, pipeline.split, split_points(analysis)
+    listed = (schedule.domain or SINGLE_STAGE + MULTI_STAGE) if isinstance(schedule, Hole) else (schedule,)
+    weights = {"embedding": split.embedding, "loss": split.loss} if isinstance(split, Even) else {}
+    if any(isinstance(one, OrderFile) for one in listed) or not (weights or split == "even"):
         return 0.0
-    forward, backward = dict.fromkeys(blocks, 0.0), dict.fromkeys(blocks, 0.0)
+    forward, backward = [0.0] * len(known.starts), [0.0] * len(known.starts)
+    places = _places(analysis)
     for path, took in least.items():
-        block = next((one for one in (path, *holders(path)) if one in forward), None)
-        if block is not None:
-            forward[block] += took.forward
-            backward[block] += took.backward
+        if path in places:
+            forward[places[path]] += took.forward
+            backward[places[path]] += took.backward
     for path, again in recomputed.items():
-        if path in backward:
-            backward[path] += again
-    first, second = min(forward.values()), min(backward.values())
-    busiest = math.ceil(len(blocks) / ranks) * batches * (first + second)
-    stages = [number for number in (1, 2) if number * ranks <= len(blocks)]
-    if not isinstance(schedule, Hole):
-        stages = [number for number in stages if number * ranks == stage_count(analysis)]
-    last = []
-    for number in stages:
-        counts = known.even_counts(number * ranks)
-        # Of two stages the second is the last one, or the next.
-        second_stage = min(counts[-1], counts[ranks]) if number > 1 else 0
-        own = batches * (counts[ranks - 1] + second_stage) * (first + second)
-        last.append(sum(counts[: ranks - 1]) * first + own)
-    return max(busiest, min(last, default=math.inf))  # a rank has a block at least
+        if path in places:
+            backward[places[path]] += again
+    to_start = [0.0, *itertools.accumulate(forward)], [0.0, *itertools.accumulate(backward)]
+    found = []
+    for count, v_shaped, halves in {_shape(str(one), ranks, pipeline.stages) for one in listed}:
+        if count <= len(known.blocks):
+            edges = [0, *(known.position[point] for point in known.even(count, **weights)), len(known.starts)]
+            ahead, behind = ([to[edge] for edge in edges] for to in to_start)
+            busiest = 0.0
+            for rank in range(ranks):
+                held = (rank, count - 1 - rank) if v_shaped else range(rank, count, ranks)
+                own = sum(ahead[one + 1] - ahead[one] + behind[one + 1] - behind[one] for one in held)
+                first = min(held)
+                busiest = max(busiest, batches * own + ahead[first] + (0.0 if halves else behind[first]))
+            found.append(busiest)
+    return min(found, default=math.inf)  # a stage has a block at least
+
+
+def _shape(schedule: str, ranks: int, stages: int | None) -> tuple[int, bool, bool]:
+    """What a schedule of torch decides: how many stages there are, whether ranks hold them in a V, and in halves."""
+    count = stages if stages is not None else ranks * (1 if schedule in SINGLE_STAGE else 2)
+    return count, schedule in V_SHAPED, schedule in SPLIT_BACKWARD
+
+
+@fact
+def _places(analysis: Analysis) -> dict[str, int]:
+    """The place of each module among those with which a stage can begin; none of what is around them."""
+    assert analysis.manifest is not None
+    known = split_points(analysis)
+    starts = ((path, known.holder(path)) for path in analysis.manifest.modules)
+    return {path: known.position[start] for path, start in starts if start is not None}
 
 
 def held_between_backwards(analysis: Analysis, kept: int) -> int:

@@ -1,0 +1,46 @@
+"""Kernels of attention that a rank runs for one sequence, of which it may hold a part.
+
+A context-parallel rank attends from its own queries to its own keys and to those of the others, in the blocks of
+:mod:`legoai.runtime.attention_blocks`, each of which is one kernel. Ranks may have different ones; the ranks of an axis
+wait for each other's keys, but a simulation is asked for one of them, so that what each does is a case by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from legoai.cost.search.least_costs.local_kernels import AttentionPiece
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.runtime.attention_blocks import Balance, Block, gathered_blocks, ring_blocks
+
+
+def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...]:
+    """What each rank of `cp` may have to compute of one sequence; none where that is not known.
+
+    Raises:
+        Undecided: the number of ranks, or how they share sequences, is a hole.
+    """
+    plan = analysis.plan
+    size, length, context = plan.mesh.cp, plan.batch.length, plan.context
+    if size == 1:
+        return ((AttentionPiece(length, length, True),),)
+    if context is None or length % (2 * size):
+        return ()
+    cut, balance = length // size, cast("Balance", context.balance)
+
+    def blocks(rank: int) -> Iterator[Block]:
+        if context.rotate == "allgather":
+            yield from gathered_blocks(rank=rank, size=size, length=cut, causal=True, balance=balance)
+            return
+        for source in range(size):
+            yield from ring_blocks(rank=rank, source=source, length=cut, causal=True, balance=balance)
+
+    return tuple(sorted({_pieces(blocks(rank)) for rank in range(size)}))
+
+
+def _pieces(blocks: Iterable[Block]) -> tuple[AttentionPiece, ...]:
+    """The kernels of some blocks."""
+    return tuple(
+        AttentionPiece(queries.stop - queries.start, keys.stop - keys.start, causal) for queries, keys, causal in blocks
+    )

@@ -1,0 +1,63 @@
+"""Blocks of queries and keys that a context-parallel rank computes attention of; known without torch."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Balance = Literal["head_tail", "none"]
+
+
+class Block(NamedTuple):
+    """Queries and keys, by their places among those at hand, between which attention is whole or causal."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+def gathered_blocks(*, rank: int, size: int, length: int, causal: bool, balance: Balance) -> list[Block]:
+    """Return what a rank computes when it has all keys, in the order of the sequence.
+
+    Args:
+        rank: the rank's place on the axis.
+        size: ranks of the axis.
+        length: tokens of one rank.
+        causal: whether a token sees only those up to itself.
+        balance: which tokens each rank holds.
+    """
+    if not causal:
+        return [Block(slice(0, length), slice(0, size * length), False)]
+    if balance == "none":
+        parts = [(slice(0, length), rank * length)]
+    else:
+        half = length // 2
+        parts = [(slice(0, half), rank * half), (slice(half, length), (2 * size - 1 - rank) * half)]
+    blocks = []
+    for queries, start in parts:
+        end = start + queries.stop - queries.start
+        blocks.append(Block(queries, slice(start, end), True))
+        if start:
+            blocks.append(Block(queries, slice(0, start), False))
+    return blocks
+
+
+def ring_blocks(*, rank: int, source: int, length: int, causal: bool, balance: Balance) -> list[Block]:
+    """Return what a rank computes when it has the keys of another, or its own.
+
+    Args:
+        rank: whose queries.
+        source: whose keys.
+        length: tokens of one rank.
+        causal: whether a token sees only those up to itself.
+        balance: which tokens each rank holds.
+    """
+    whole, half = slice(0, length), length // 2
+    if not causal:
+        return [Block(whole, whole, False)]
+    if source == rank:
+        return [Block(whole, whole, True)]
+    if balance == "none":
+        return [Block(whole, whole, False)] if source < rank else []
+    if source < rank:  # the head of an earlier rank is before all our tokens, its tail behind them
+        return [Block(whole, slice(0, half), False)]
+    return [Block(slice(half, length), whole, False)]
