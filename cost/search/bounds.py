@@ -35,7 +35,13 @@ from typing import Final, TypeVar
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.least_costs import collectives, movements
-from legoai.cost.search.least_costs.activations import held_in_backward, inputs_of_blocks, kept_by_blocks, worked_on
+from legoai.cost.search.least_costs.activations import (
+    held_in_backward,
+    inputs_of_blocks,
+    kept_by_blocks,
+    kept_of_blocks,
+    worked_on,
+)
 from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.context import pieces_of_ranks
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
@@ -45,7 +51,10 @@ from legoai.cost.search.least_costs.recomputation import by_treatments, least_re
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.bounds import (
+    BlockBytes,
+    UnderSchedules,
     along_schedule,
+    block_bytes,
     held_between_backwards,
     recomputed_in_stages,
     under_any_schedule,
@@ -152,7 +161,10 @@ class BoundsOf:
             self._own = object()  # what was computed without it is no longer the most that is known
 
     def _memory(self, analysis: Analysis) -> float:
-        least = _memory(analysis, self.shared.activations(analysis))
+        least: float = _memory(analysis, self.shared.activations(analysis))
+        with contextlib.suppress(Undecided):
+            if is_staged(analysis):
+                least = max(least, self._once(analysis, self._under_any_schedule).bytes)
         pipeline = analysis.plan.pipeline
         if pipeline is None or isinstance(pipeline.split, Hole):
             return least
@@ -218,7 +230,7 @@ class BoundsOf:
         layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
         for path, waits in self._once(analysis, self._waits).items():
-            least[path] = Pass(least[path].forward + waits, least[path].backward)
+            least[path] = Pass(least[path].forward + waits.forward, least[path].backward + waits.backward)
         key = self._once(analysis, self._movement_key) if self._moved else None
         if key in self._moved:
             took = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
@@ -231,8 +243,8 @@ class BoundsOf:
         except Undecided:
             return None
 
-    def _waits(self, analysis: Analysis) -> dict[str, float]:
-        """Least seconds for which each layer's forward waits for collectives."""
+    def _waits(self, analysis: Analysis) -> dict[str, Pass]:
+        """Least seconds for which each layer waits for collectives."""
         try:
             return collectives.of_layers(analysis, self.machine(analysis))
         except Undecided:
@@ -242,6 +254,13 @@ class BoundsOf:
         """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
         try:
             return collectives.of_parameters(analysis, self.machine(analysis), min(self.room(analysis)))
+        except Undecided:
+            return 0.0
+
+    def _copies(self, analysis: Analysis) -> float:
+        """Least seconds of a step in which parameters and gradients are copied for these."""
+        try:
+            return collectives.copies_of_parameters(analysis, self.machine(analysis), min(self.room(analysis)))
         except Undecided:
             return 0.0
 
@@ -263,11 +282,11 @@ class BoundsOf:
         if batches is None:
             return 0.0
         computes = self._once(analysis, self._computes) + self._once(analysis, self._recomputes)
-        everything = computes * batches / plan.mesh.pp
+        everything = computes * batches / plan.mesh.pp + self._once(analysis, self._copies)
         communicates = self._once(analysis, self._communicates)
         if communicates and plan.mesh.pp == 1:
             # What is not hidden behind waits for other collectives slows what computes meanwhile.
-            hidden = 2 * batches * sum(self._once(analysis, self._waits).values())
+            hidden = 2 * batches * sum(waits.forward for waits in self._once(analysis, self._waits).values())
             share = collectives.slowed(analysis, self.machine(analysis))
             everything += max(0.0, communicates - hidden) * share
         return max(communicates, everything)
@@ -278,17 +297,43 @@ class BoundsOf:
         everything = self._once(analysis, self._alone)
         if not everything:
             return 0.0
-        everything = max(everything, self.shared.seconds(analysis, self._once(analysis, self._recomputes)))
+        learnt = self.shared.seconds(analysis, self._once(analysis, self._recomputes))
+        everything = max(everything, learnt + self._once(analysis, self._copies) if learnt else 0.0)
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
-            everything = max(everything, self._once(analysis, self._under_any_schedule))
+            everything = max(everything, self._once(analysis, self._under_any_schedule).seconds)
         with contextlib.suppress(Undecided):
             everything = max(everything, self._on_stage(analysis))
         return everything
 
-    def _under_any_schedule(self, analysis: Analysis) -> float:
-        return under_any_schedule(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
+    def _under_any_schedule(self, analysis: Analysis) -> UnderSchedules:
+        """Seconds and bytes of a pipeline whose schedule may be open.
+
+        Raises:
+            Undecided: its split is open.
+        """
+        least = self._once(analysis, self._of_layers)
+        block = BlockBytes()
+        with contextlib.suppress(Undecided):
+            block = self._of_block(analysis, least)
+        return under_any_schedule(analysis, least, self._once(analysis, self._again), block)
+
+    def _of_block(self, analysis: Analysis, least: Mapping[str, Pass]) -> BlockBytes:
+        """What blocks take that are all alike."""
+        state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
+        outputs = outputs_of_blocks(analysis, least, self._once(analysis, self._waits))
+        inputs = inputs_of_blocks(analysis)
+        if state is None or not blocks or not inputs or not outputs:
+            return BlockBytes()
+        return block_bytes(
+            analysis,
+            state=state.parameters + state.optimizer,
+            outputs=outputs[blocks[0]],
+            given=inputs / len(blocks),
+            kept=min(kept_of_blocks(analysis).values()),
+            room=min(self.room(analysis)),
+        )
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.

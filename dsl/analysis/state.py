@@ -122,6 +122,7 @@ def state_of_modules(analysis: Analysis) -> dict[str, int]:
     return {path: int(held) for path, held in found.items()}
 
 
+@fact
 def summed_gradients_of_modules(analysis: Analysis) -> dict[str, int]:
     """A lower bound of the bytes of unsharded gradients that a rank adds up over micro batches, by module.
 
@@ -140,6 +141,7 @@ def summed_gradients_of_modules(analysis: Analysis) -> dict[str, int]:
     return _unsharded(analysis, DTYPE_BYTES[plan.precision.reduce], lambda _: True)
 
 
+@fact
 def unsharded_parameters_of_modules(analysis: Analysis) -> dict[str, int]:
     """A lower bound of the bytes of unsharded parameters that units keep from forward to backward, by module.
 

@@ -115,6 +115,7 @@ def fuses_attention(analysis: Analysis) -> bool:
     return possible_kernels(analysis) <= FUSED
 
 
+@fact
 def _widths(analysis: Analysis) -> dict[str, int]:
     """Features of a token that each block keeps on all tensor-parallel ranks together; none where it is not known."""
     plan, manifest, blocks = analysis.plan, analysis.manifest, _blocks(analysis)
@@ -138,7 +139,7 @@ def _widths(analysis: Analysis) -> dict[str, int]:
             rule = recomputed.get(block)
             if rule is not None and _fills(rule.treatment):
                 # What is left of the budget has no room for one more output.
-                more = rule.treatment.amount * (widths[block] - _dim(analysis)) - _widest(manifest, block)
+                more = rule.treatment.amount * (widths[block] - _dim(analysis)) - _widest(analysis)[block]
                 widths[block] = _dim(analysis) + max(0, int(more))
     return widths
 
@@ -148,11 +149,18 @@ def _fills(treatment: Any) -> bool:
     return isinstance(treatment, Budget) and isinstance(treatment.amount, float) and treatment.by != "greedy"
 
 
-def _widest(manifest: Manifest, block: str) -> int:
-    """The widest output of a block's layers, in features, and of its norms, which compute in 4 bytes."""
-    inside = [module for path, module in manifest.modules.items() if below(path, block)]
-    linear = [int(module.attributes["out_features"]) for module in inside if module.kind == "linear"]
-    return max([*linear, *(2 * int(module.attributes["dim"]) for module in inside if module.kind == "norm")], default=0)
+@fact
+def _widest(analysis: Analysis) -> dict[str, int]:
+    """The widest output of each block's layers, in features, and of its norms, which compute in 4 bytes."""
+    manifest, widest = analysis.manifest, dict.fromkeys(_blocks(analysis), 0)
+    assert manifest is not None
+    for path, module in manifest.modules.items():
+        block = next((one for one in (path, *holders(path)) if one in widest), None)
+        if block is not None and module.kind == "linear":
+            widest[block] = max(widest[block], int(module.attributes["out_features"]))
+        elif block is not None and module.kind == "norm":
+            widest[block] = max(widest[block], 2 * int(module.attributes["dim"]))
+    return widest
 
 
 @fact
@@ -170,6 +178,7 @@ def _blocks(analysis: Analysis) -> tuple[str, ...]:
     return tuple(blocks)
 
 
+@fact
 def _dim(analysis: Analysis) -> int:
     return int(analysis.plan.model.source().config().dim)
 

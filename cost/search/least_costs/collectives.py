@@ -11,14 +11,16 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from legoai.cost.kernels.work import Attention, Product
+from legoai.cost.kernels.work import Attention, Movement, Product
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.contention import beside_collectives
+from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
 from legoai.cost.search.least_costs.cut_layers import children, cut_layers
+from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.timing.timeline import Cost
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
@@ -58,16 +60,64 @@ def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
         Undecided: it depends on a hole.
         ProfileError: nothing is known of the links.
     """
+    ranks = _group(analysis, sharded_axes(analysis))
+    gathered, reduced = _bytes_of_parameters(analysis)
+    return sum(
+        each.units
+        * (
+            each.gathers * _seconds(machine, ranks, "all_gather", each.elements * gathered)
+            + each.reductions * _seconds(machine, ranks, "reduce_scatter", each.elements * reduced)
+        )
+        for each in _units_alike(analysis, room)
+    )
+
+
+def copies_of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
+    """Seconds of a step in which a rank copies what it has gathered into parameters, or gradients to be reduced.
+
+    What is gathered lies rank by rank: before a layer can use it, the stream on which layers compute copies it into
+    the parameters, and behind their backward it copies their gradients, in the dtype in which they are reduced, to
+    where they lie rank by rank again. 0 where :func:`of_parameters` is, which has the same arguments.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    if shard_ranks(analysis) == 1:
+        return 0.0
+    gathered, reduced = _bytes_of_parameters(analysis)
+    rate = analysis.plan.precision.param
+
+    def seconds(size: int) -> float:
+        return seconds_of(Movement(kind="copy", bytes=size, rate=rate), machine.profile)[0]
+
+    return sum(
+        each.units
+        * (
+            each.gathers * seconds(2 * each.elements * gathered)
+            + each.reductions * seconds(each.elements * (min(gathered, reduced) + reduced))
+        )
+        for each in _units_alike(analysis, room)
+    )
+
+
+class _Alike(NamedTuple):
+    """Equal units: how many a mean rank has, their elements, how often each is gathered and reduced, at least."""
+
+    units: float
+    elements: int
+    gathers: int
+    reductions: int
+
+
+def _units_alike(analysis: Analysis, room: float) -> list[_Alike]:
+    """The units of a rank, equal ones together; none where nothing is known of them."""
     plan, manifest = analysis.plan, analysis.manifest
     batches = micro_batches(plan)
     if plan.fsdp is None or manifest is None or batches is None or is_traced(analysis):
-        return 0.0
+        return []
     if distributed_experts(analysis) or _is_cast(analysis):
-        return 0.0
-    units, axes = fsdp_units(analysis), sharded_axes(analysis)
-    elements = elements_of_units(analysis)
-    ranks = _group(analysis, axes)
-    gathered, reduced = DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.reduce]
+        return []
+    units, elements = fsdp_units(analysis), elements_of_units(analysis)
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
     freed = _freed(analysis, elements, room)
@@ -75,14 +125,13 @@ def of_parameters(analysis: Analysis, machine: Machine, room: float) -> float:
         (count, _gathers(units[path], batches, staged=stages > 1, freed=path in freed))
         for path, count in elements.items()
     )
-    return (1 / stages) * sum(
-        units_alike
-        * (
-            gathers * _seconds(machine, ranks, "all_gather", count * gathered)
-            + reductions * _seconds(machine, ranks, "reduce_scatter", count * reduced)
-        )
-        for (count, gathers), units_alike in alike.items()
-    )
+    return [_Alike(number / stages, count, gathers, reductions) for (count, gathers), number in alike.items()]
+
+
+def _bytes_of_parameters(analysis: Analysis) -> tuple[int, int]:
+    """Bytes of an element when it is gathered, and of its gradient when it is reduced."""
+    precision = analysis.plan.precision
+    return DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.reduce]
 
 
 @fact
@@ -163,12 +212,13 @@ def slowed(analysis: Analysis, machine: Machine) -> float:
     return 1.0 - 1.0 / min(machine.host().slowdown(one, [collective]) for one in beside)
 
 
-def of_layers(analysis: Analysis, machine: Machine) -> dict[str, float]:
-    """Seconds of one micro batch's forward in which a rank waits for `tp` at a linear layer, by the layer's path.
+def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
+    """Seconds of one micro batch in which a rank waits for `tp` at a linear layer, by the layer's path.
 
     A layer that is cut by input features gives summands, which are summed up before the next layer. Where the sums are
     cut again, along the sequence, what comes next in the model takes them whole; no more is gathered than was cut, so
-    that nothing counts of the first block.
+    that nothing counts of the first block. Backward then gathers the gradients of the sums before it can compute those
+    of the layer, and sums up and cuts those of what the next layer took.
 
     Raises:
         Undecided: it depends on a hole.
@@ -181,23 +231,30 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, float]:
     of_feature = local_tokens(plan) * min(
         DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param]
     )
-    found: dict[str, float] = {}
+
+    def seconds(kind: CollectiveKind, features: int) -> float:
+        return _seconds(machine, ranks, kind, of_feature * features)
+
+    found: dict[str, Pass] = {}
     for blocks in manifest.block_lists:
         in_pieces = False
         for part in _parts(manifest, blocks):
             linear = [item for item in children(manifest, part) if item.kind == "linear"]
             whole = next((item for item in linear if item.path in cut.take_whole), None)
             if whole is not None and in_pieces:
-                size = of_feature * int(whole.attributes["in_features"])
-                found[whole.path] = _seconds(machine, ranks, "all_gather", size)
+                taken = int(whole.attributes["in_features"])
+                found[whole.path] = Pass(seconds("all_gather", taken), seconds("reduce_scatter", taken))
             in_pieces = False
             for item in linear:
-                layout = cut.sum_up.get(item.path)
-                if layout is not None and not isinstance(layout, Partial):
-                    in_pieces = isinstance(layout, Sharded)
-                    kind: CollectiveKind = "reduce_scatter" if in_pieces else "all_reduce"
-                    size = of_feature * int(item.attributes["out_features"])
-                    found[item.path] = _seconds(machine, ranks, kind, size)
+                layout, given = cut.sum_up.get(item.path), int(item.attributes["out_features"])
+                if layout is None or isinstance(layout, Partial):
+                    continue
+                in_pieces = isinstance(layout, Sharded)
+                found[item.path] = (
+                    Pass(seconds("reduce_scatter", given), seconds("all_gather", given))
+                    if in_pieces
+                    else Pass(seconds("all_reduce", given), 0.0)
+                )
     return found
 
 

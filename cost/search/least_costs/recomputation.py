@@ -20,6 +20,7 @@ from legoai.cost.search.least_costs.cut_layers import children
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
+from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import holders
 from legoai.specs.directives.checkpoint import Every, Full, Selective
 from legoai.specs.directives.hole import Undecided
@@ -74,7 +75,7 @@ def _kinds_kept(treatment: Selective) -> frozenset[str]:
 
 
 def outputs_of_blocks(
-    analysis: Analysis, least: Mapping[str, Pass], waits: Mapping[str, float]
+    analysis: Analysis, least: Mapping[str, Pass], waits: Mapping[str, Pass]
 ) -> dict[str, list[Output]]:
     """The outputs of each block's layers that backward reads; none where it is not known what blocks keep.
 
@@ -93,16 +94,27 @@ def outputs_of_blocks(
     if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
         return {}
     of_feature = bytes_of_feature(analysis) / plan.mesh.tp
-    fused = fuses_attention(analysis)
-    found: dict[str, list[Output]] = {}
-    for blocks in manifest.block_lists:
-        for block in blocks.paths:
-            found[block] = [
-                Output(least[path].forward - (waits.get(path, 0.0) if waits_first else 0.0), features * of_feature)
-                for path, features, waits_first in _read_by_backward(manifest, block, fused=fused)
-                if path in least
-            ]
-    return found
+
+    def output(path: str, features: int, waits_first: bool) -> Output:
+        waited = waits[path].forward if waits_first and path in waits else 0.0
+        return Output(least[path].forward - waited, features * of_feature)
+
+    return {
+        block: [output(*one) for one in outputs if one[0] in least]
+        for block, outputs in _outputs_read(analysis).items()
+    }
+
+
+@fact
+def _outputs_read(analysis: Analysis) -> dict[str, tuple[tuple[str, int, bool], ...]]:
+    """What backward reads of each block, as :func:`_read_by_backward` says."""
+    manifest, fused = analysis.manifest, fuses_attention(analysis)
+    assert manifest is not None
+    return {
+        block: tuple(_read_by_backward(manifest, block, fused=fused))
+        for blocks in manifest.block_lists
+        for block in blocks.paths
+    }
 
 
 def _read_by_backward(manifest: Manifest, block: str, *, fused: bool) -> Iterator[tuple[str, int, bool]]:
