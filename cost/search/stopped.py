@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Figures
@@ -22,9 +22,17 @@ from legoai.cost.search.joint_memory import JointAnswers, Tried
 from legoai.cost.search.kept import replace_newest, state_file
 from legoai.dsl.open_plan import OpenPlan
 from legoai.runtime.linear_program import installed
+from legoai.specs.directives.base import describe
+from legoai.specs.plan import Plan
 
 Texts = list[str | None]
 """For each hole its answer as a plan writes it; None where it is open."""
+
+
+_COSTLESS: Final = ("name", "seed", "steps")
+"""Statements that change nothing of a step."""
+_SCALARS: Final = ("optimizer", "clip", "schedule")
+"""Statements whose numbers are scalars of a step's kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +108,31 @@ def stopped_file(plan: OpenPlan, profile: str) -> Path | None:
     if plan.analysis is None:
         return None
     holes = [[hole.what, *hole.choices[: hole.listed]] for hole in plan.holes]
-    asked = plan.analysis.plan  # whose digest leaves out what changes nothing that is run
+    asked = plan.analysis.plan
     wanted = [[item.metric, item.comparison, item.bound, item.dimension] for item in asked.require]
     objective = None if asked.objective is None else [asked.objective.direction, asked.objective.metric]
-    question = json.dumps([profile, asked.digest, wanted, objective, holes, str(installed())])
+    question = json.dumps([profile, _what_costs(asked), wanted, objective, holes, str(installed())], sort_keys=True)
     return state_file("stopped", question)
+
+
+def _what_costs(plan: Plan) -> dict[str, Any]:
+    """What of a plan decides what its candidates cost: a step is the same at other learning rates and with other seeds.
+
+    A number of the optimizer, of clipping or of the schedule is a scalar of the same kernels, unless it is zero, which
+    may leave one out.
+    """
+    body = {name: value for name, value in plan.canonical().items() if name not in _COSTLESS}
+    scalars = {name: getattr(plan, name) for name in _SCALARS}
+    return body | {name: _whether_zero(describe(one)) for name, one in scalars.items() if one is not None}
+
+
+def _whether_zero(value: Any) -> Any:
+    """Plain data, of each number only whether it is zero."""
+    if isinstance(value, dict):
+        return {name: _whether_zero(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whether_zero(item) for item in value]
+    return bool(value) if isinstance(value, int | float) else value
 
 
 def read_stopped(path: Path | None) -> Stopped | None:

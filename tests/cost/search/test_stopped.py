@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import legoai
+from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError
 from legoai.cost.search.joint_memory import JointAnswers, Tried
@@ -18,7 +19,9 @@ from legoai.cost.search.stopped import Stopped, read_stopped, stopped_file, writ
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.program import lower
 from legoai.specs.directives.require import METRICS
+from support.simulated import in_a_fork
 
 TEXT = """\
 plan test
@@ -152,3 +155,43 @@ def test_the_time_limit_is_part_of_the_command(tmp_path: Path, monkeypatch: pyte
         legoai.solve(plan, time_limit=limit, refresh=refresh)
     assert [item and item.time_limit for item in asked] == [None, 30.0, None, 20.0]
     assert json.loads(json.dumps(asked[1].found)) == kept(solution).found if asked[1] else False
+
+
+LEARNED = """\
+optimizer adamw(lr = 1e-3, weight_decay = 0.1)
+clip      (norm = 1.0)
+schedule  cosine(warmup = 10, steps = 100)
+seed      1
+"""
+OTHERS = (("lr = 1e-3", "lr = 2e-4"), ("norm = 1.0", "norm = 0.5"), ("warmup = 10", "warmup = 20"), ("1\n", "2\n"))
+
+
+def test_what_costs_nothing_is_no_part_of_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = stopped_file(opened(TEXT + LEARNED), "profile@1")
+    assert own is not None
+    for old, new in (*OTHERS, ("weight_decay = 0.1", "weight_decay = 0.3")):
+        assert stopped_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") == own, new
+    for old, new in (("weight_decay = 0.1", "weight_decay = 0.0"), ("adamw", "adam"), ("cosine", "linear")):
+        assert stopped_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") != own, new
+    renamed = (TEXT + LEARNED).replace("plan test", "plan other")
+    assert stopped_file(opened(renamed), "profile@1") == own
+
+
+def test_what_costs_nothing_costs_nothing():
+    decided = TEXT.replace("auto in [2, 8, 16]", "2").replace("tp = auto", "tp = 2") + LEARNED
+    decided = decided.replace("auto in [none, full, every(2)]", "full")
+    other = decided
+    for old, new in OTHERS:
+        other = other.replace(old, new)
+
+    def costs() -> list[tuple[float, int, int]]:
+        found = []
+        for text in (decided, other):
+            analysis = lint(text, "test.plan", directory=Path()).analysis
+            one = estimate(lower(analysis), analysis.plan, analysis.manifest)
+            found.append((one.step_time, one.peak_active, one.peak_reserved))
+        return found
+
+    own, others = in_a_fork(costs)
+    assert own == others
