@@ -47,7 +47,7 @@ from legoai.cost.search.least_costs.context import pieces_of_ranks
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
 from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass, least_of
 from legoai.cost.search.least_costs.movements import Moved
-from legoai.cost.search.least_costs.recomputation import by_treatments, least_recomputed, outputs_of_blocks
+from legoai.cost.search.least_costs.recomputation import Output, by_treatments, least_recomputed, outputs_of_blocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.bounds import (
@@ -72,7 +72,6 @@ from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.state import state_bytes
 from legoai.runtime.linear_program import installed
@@ -316,13 +315,17 @@ class BoundsOf:
         least = self._once(analysis, self._of_layers)
         block = BlockBytes()
         with contextlib.suppress(Undecided):
-            block = self._of_block(analysis, least)
+            block = self._of_block(analysis)
         return under_any_schedule(analysis, least, self._once(analysis, self._again), block)
 
-    def _of_block(self, analysis: Analysis, least: Mapping[str, Pass]) -> BlockBytes:
+    def _outputs(self, analysis: Analysis) -> Mapping[str, Sequence[Output]]:
+        """The outputs of each block's layers that backward reads."""
+        return outputs_of_blocks(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._waits))
+
+    def _of_block(self, analysis: Analysis) -> BlockBytes:
         """What blocks take that are all alike."""
         state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
-        outputs = outputs_of_blocks(analysis, least, self._once(analysis, self._waits))
+        outputs = self._once(analysis, self._outputs)
         inputs = inputs_of_blocks(analysis)
         if state is None or not blocks or not inputs or not outputs:
             return BlockBytes()
@@ -357,8 +360,7 @@ class BoundsOf:
         """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
         try:
             state = state_bytes(analysis)
-            waits = self._once(analysis, self._waits)
-            blocks = list(outputs_of_blocks(analysis, self._once(analysis, self._of_layers), waits).values())
+            blocks = list(self._once(analysis, self._outputs).values())
             inputs = inputs_of_blocks(analysis)
             if state is None or not blocks or not inputs:
                 return 0.0
@@ -493,14 +495,19 @@ class BoundsOf:
         kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
         whole_loss, tokens = isinstance(plan.loss.form, EagerLoss), local_tokens(plan)
         of_ranks = self._once(analysis, pieces_of_ranks)
+        lists = tuple(f"{item.path}." for item in manifest.block_lists)
+
+        def seconds(shape: LinearShape | AttentionShape) -> Pass | None:
+            if isinstance(shape, LinearShape):
+                return kernels.linear(shape, tokens, tp)
+            of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
+            return least_of([one for one in of_rank if one is not None])
+
+        of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in layers}}
         for path, shape in layers:
-            if isinstance(shape, AttentionShape):
-                of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
-                found = least_of([one for one in of_rank if one is not None])
-            elif whole_loss or any(below(path, item.path) for item in manifest.block_lists):
-                found = kernels.linear(shape, tokens, tp)
-            else:
-                found = None  # a loss in pieces takes the output layer with it
+            # A loss in pieces takes the output layer with it.
+            in_pieces = isinstance(shape, LinearShape) and not whole_loss and not path.startswith(lists)
+            found = None if in_pieces else of_shapes[shape]
             if found is not None:
                 known = least[path]
                 yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))

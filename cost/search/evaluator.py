@@ -167,7 +167,7 @@ class Evaluator(Protocol):
         """Programs that were simulated, or whose figures were kept from an earlier one; equal ones count once."""
 
     def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
-        """The outcome of each candidate, in their order.
+        """The outcome of each candidate, in their order; what takes other processes is under way when this returns.
 
         Raises:
             OutOfTimeError: ``deadline``, a time of `time.monotonic`, has passed; candidates before it have theirs.
@@ -241,6 +241,15 @@ class Simulation:
             keys.append(key)
             if not self._is_kept(key, whole=self.whole) and key not in self._failed and key not in running:
                 running[key] = self._begin(program, candidate, whole=self.whole)
+        return self._outcomes(keys, running, deadline)
+
+    def _outcomes(
+        self,
+        keys: Sequence[str | NoFigures],
+        running: dict[str, Future[Outcome] | Callable[[], Outcome]],
+        deadline: float | None,
+    ) -> Iterator[Outcome]:
+        """The outcomes of the candidates with these keys, in their order."""
         for found in keys:
             if isinstance(found, NoFigures):
                 yield found

@@ -12,7 +12,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
@@ -188,15 +188,20 @@ class Search:
                 break
             self._evaluate_early(several)
         self._descend(near, moving=False)
+        self._decide_degrees()
+        self._descend(near, moving=True)
+
+    def _decide_degrees(self) -> None:
+        """Expand what has the least bound until its degrees and micro batch are decided."""
         while self._heap and self._degrees and None in self._degrees_of(self._heap[0][2]):
             self._in_time()
             self._expand(heapq.heappop(self._heap))
-        self._descend(near, moving=True)
 
     def _descend(self, near: Neighbours, *, moving: bool) -> None:
         """Go to the best of the candidates beside the best one, until none is better; moving to other degrees, or not.
 
-        At other degrees all has to be captured anew, and a bound tells less of it than of the same ones.
+        At other degrees all has to be captured anew, and a bound tells less of it than of the same ones. While other
+        processes simulate, this one decides degrees: what has the least bound is not left to wait.
         """
         while self.found.best is not None and not self.first_feasible:
             best, found = self.found.best, []
@@ -209,16 +214,16 @@ class Search:
                 least = self.costs.bounded(self.plan.candidate(choices, without=self.without), -math.inf)
                 if least is not None and least < self._incumbent():
                     found.append((least, choices))
-            self._evaluate_early([choices for _, choices in sorted(found)[:AT_ONCE]])
+            self._evaluate_early([choices for _, choices in sorted(found)[:AT_ONCE]], self._decide_degrees)
             if self.found.best is best:
                 return
 
-    def _evaluate_early(self, chosen: Sequence[Choices]) -> None:
+    def _evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
         self._looked_at.update(chosen)
         complete = dict.fromkeys(found for choices in chosen if (found := self._styled(choices)) is not None)
         self._early.update(complete)
-        self._evaluate([(-math.inf, 0, choices) for choices in complete])
+        self._evaluate([(-math.inf, 0, choices) for choices in complete], meanwhile)
 
     def _next(self) -> _Node:
         """Take the node of least bound; or one of those with fewest open holes, where candidates are long in coming.
@@ -415,12 +420,15 @@ class Search:
             all(value in (None, own) for value, own in zip(choices, early, strict=True)) for early in self._early
         )
 
-    def _evaluate(self, batch: list[_Node]) -> None:
-        """Evaluate the batch, and take out of it what is evaluated."""
+    def _evaluate(self, batch: list[_Node], meanwhile: Callable[[], None] | None = None) -> None:
+        """Evaluate the batch, and take out of it what is evaluated; `meanwhile` is called once it is under way."""
         candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
-        for candidate, outcome in zip(candidates, self.evaluator.evaluate(analyses, self.deadline), strict=True):
+        outcomes = self.evaluator.evaluate(analyses, self.deadline)
+        if meanwhile is not None:
+            meanwhile()
+        for candidate, outcome in zip(candidates, outcomes, strict=True):
             _, _, choices = batch.pop(0)
             self._keep(choices, candidate, outcome)
             self._report()

@@ -111,6 +111,10 @@ class _Alike(NamedTuple):
 
 def _units_alike(analysis: Analysis, room: float) -> list[_Alike]:
     """The units of a rank, equal ones together; none where nothing is known of them."""
+    return analysis.once((_units_alike, room), lambda: _alike(analysis, room))
+
+
+def _alike(analysis: Analysis, room: float) -> list[_Alike]:
     plan, manifest = analysis.plan, analysis.manifest
     batches = micro_batches(plan)
     if plan.fsdp is None or manifest is None or batches is None or is_traced(analysis):

@@ -310,9 +310,8 @@ def block_bytes(
         Undecided: it depends on another hole.
     """
     blocks, ranks = split_points(analysis).blocks, analysis.plan.mesh.pp
-    gradients = _of_least_block(analysis, summed_gradients_of_modules(analysis))
     try:
-        parameters = _of_least_block(analysis, unsharded_parameters_of_modules(analysis))
+        parameters = _parameters_of_block(analysis)
     except Undecided:
         parameters = 0.0
     elements = elements_of_units(analysis) if analysis.plan.fsdp is not None and shard_ranks(analysis) > 1 else {}
@@ -320,13 +319,23 @@ def block_bytes(
     return BlockBytes(
         gathered=0.0 if parameters or analysis.plan.precision.rules else gathered,
         state=state * _share_of_blocks(analysis) * ranks / len(blocks),
-        gradients=gradients,
+        gradients=_gradients_of_block(analysis),
         parameters=parameters,
         given=given,
         kept=kept,
         outputs=outputs,
         room=room,
     )
+
+
+@fact
+def _gradients_of_block(analysis: Analysis) -> float:
+    return _of_least_block(analysis, summed_gradients_of_modules(analysis))
+
+
+@fact
+def _parameters_of_block(analysis: Analysis) -> float:
+    return _of_least_block(analysis, unsharded_parameters_of_modules(analysis))
 
 
 def _of_least_block(analysis: Analysis, of_modules: Mapping[str, int]) -> float:
