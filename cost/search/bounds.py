@@ -28,24 +28,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.least_costs import collectives, movements
 from legoai.cost.search.least_costs.activations import (
-    held_in_backward,
     inputs_of_blocks,
-    kept_by_blocks,
     kept_of_blocks,
     worked_on,
 )
 from legoai.cost.search.least_costs.collectives import gathered_bytes
-from legoai.cost.search.least_costs.context import pieces_of_ranks
-from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
-from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass, least_of
+from legoai.cost.search.least_costs.local_kernels import Pass
+from legoai.cost.search.least_costs.memory import least_memory
+from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import Output, by_treatments, least_recomputed, outputs_of_blocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
@@ -55,7 +52,6 @@ from legoai.cost.search.stages.bounds import (
     UnderSchedules,
     along_schedule,
     block_bytes,
-    held_between_backwards,
     recomputed_in_stages,
     under_any_schedule,
 )
@@ -68,27 +64,18 @@ from legoai.cost.search.stages.costs import (
     raised_problem,
 )
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.attention import possible_kernels
-from legoai.dsl.analysis.batch import local_tokens, micro_batches
+from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.bounds import logits_bytes
-from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.state import state_bytes
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.hole import Hole, Undecided
-from legoai.specs.directives.loss import EagerLoss
-from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
-from legoai.specs.directives.precision import Float8, MxFp8
-from legoai.specs.models.manifest import Manifest
-from legoai.specs.models.reads import Tokens
 
 T = TypeVar("T")
 
 ASSIGNED_GAP: Final = 1e-3
 """Share of the time by which an assignment of stages may be above the best: far less than what a simulation adds."""
-_FACTORS: Final = 2
-"""Products in the backward of a product: one for each factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +95,18 @@ class BoundsOf:
 
     Attributes:
         shared: what is known from candidates that were simulated.
+        layers: least seconds of layers.
     """
 
     profile: str | None = None
     shared: SharedWork = field(default_factory=SharedWork)
+    layers: ModelLayers = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
-    _layers: tuple[Manifest, list[Layer]] | None = None
-    _kernels: dict[tuple[int, frozenset[str], frozenset[str]], LocalKernels] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
-    _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
-    _own: object = field(default_factory=object)
-    """Tells what is kept of these bounds from that of others."""
+
+    def __post_init__(self) -> None:
+        """Layers are bounded on this machine."""
+        self.layers = ModelLayers(self.machine)
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -154,16 +142,13 @@ class BoundsOf:
     def learn(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved]) -> None:
         """Note what a simulated candidate tells of others: what a micro batch took, and what its blocks moved."""
         self.shared.learn(analysis, work)
-        key = movements.key_of(analysis) if moved else None
-        if key is not None and key not in self._moved:
-            self._moved[key] = moved
-            self._own = object()  # what was computed without it is no longer the most that is known
+        self.layers.learn(analysis, moved)
 
     def _memory(self, analysis: Analysis) -> float:
-        least: float = _memory(analysis, self.shared.activations(analysis))
+        least: float = least_memory(analysis, self.shared.activations(analysis))
         with contextlib.suppress(Undecided):
             if is_staged(analysis):
-                least = max(least, self._once(analysis, self._under_any_schedule).bytes)
+                least = max(least, self.layers.once(analysis, self._under_any_schedule).bytes)
         pipeline = analysis.plan.pipeline
         if pipeline is None or isinstance(pipeline.split, Hole):
             return least
@@ -173,12 +158,8 @@ class BoundsOf:
         except Undecided:
             return least
 
-    def _once(self, analysis: Analysis, compute: Callable[[Analysis], T]) -> T:
-        """What a method that reads nothing but the plan gives, computed once for all candidates that it reads alike."""
-        return analysis.once((self._own, compute.__name__), lambda: compute(analysis))
-
     def _seconds(self, analysis: Analysis) -> float:
-        everything = self._once(analysis, self._of_all_ranks)
+        everything = self.layers.once(analysis, self._of_all_ranks)
         try:
             return max(everything, self._on_rank(analysis)) if everything else 0.0
         except Undecided:
@@ -186,68 +167,12 @@ class BoundsOf:
 
     def _of_all_ranks(self, analysis: Analysis) -> float:
         """Seconds of a step on a rank, if all share the work of the model, at the fastest rates."""
-        plan, of_token = analysis.plan, self._once(analysis, self._of_token)
+        plan, of_token = analysis.plan, self.layers.once(analysis, self.layers.of_token)
         if not of_token:
             return 0.0
-        fastest = {path: Pass(took, _FACTORS * took) for path, took in of_token.items()}
+        fastest = {path: Pass(took, FACTORS * took) for path, took in of_token.items()}
         tokens = plan.batch.global_batch * plan.batch.length
         return _added(analysis, fastest) * tokens / _ranks(analysis)
-
-    def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
-        held, layers = self._layers or (None, [])
-        if held is not manifest:
-            layers = list(layers_of(manifest, decoder=decoder))
-            self._layers = manifest, layers
-        return layers
-
-    def _of_token(self, analysis: Analysis) -> dict[str, float]:
-        """Least seconds of the forward of one token in each layer; none where nothing is known."""
-        plan, manifest = analysis.plan, analysis.manifest
-        if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
-            return {}
-        linear, attention = rates_of(analysis, self.machine(analysis).profile)
-        if not linear:
-            return {}
-        length = plan.batch.length
-        fused = "flex" not in possible_kernels(analysis)
-        # The mask leaves half of 4 H Q T.
-        return {
-            path: 2 * shape.heads * shape.width * length / attention
-            if isinstance(shape, AttentionShape)
-            else 2 * shape.rows * shape.columns / linear
-            for path, shape in self._layers_of(manifest, decoder=plan.model.family in DECODERS)
-            if fused or isinstance(shape, LinearShape)
-        }
-
-    def _of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:
-        """Least seconds of each layer for one micro batch on a rank; mesh and micro batch must be decided."""
-        plan, manifest, of_token = analysis.plan, analysis.manifest, self._once(analysis, self._of_token)
-        assert manifest is not None
-        mesh, batch = plan.mesh, plan.batch
-        tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
-        least = {path: Pass(took * tokens, _FACTORS * took * tokens) for path, took in of_token.items()}
-        layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
-        least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
-        for path, waits in self._once(analysis, self._waits).items():
-            least[path] = Pass(least[path].forward + waits.forward, least[path].backward + waits.backward)
-        key = self._once(analysis, self._movement_key) if self._moved else None
-        if key in self._moved:
-            took = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
-            least |= dict.fromkeys(movements.blocks_alike(manifest), took)
-        return least
-
-    def _movement_key(self, analysis: Analysis) -> str | None:
-        try:
-            return movements.key_of(analysis)
-        except Undecided:
-            return None
-
-    def _waits(self, analysis: Analysis) -> dict[str, Pass]:
-        """Least seconds for which each layer waits for collectives."""
-        try:
-            return collectives.of_layers(analysis, self.machine(analysis))
-        except Undecided:
-            return {}
 
     def _communicates(self, analysis: Analysis) -> float:
         """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
@@ -265,27 +190,29 @@ class BoundsOf:
 
     def _again(self, analysis: Analysis) -> dict[str, float]:
         """Least seconds of recomputation, by the recomputing module."""
-        return by_treatments(analysis, self._once(analysis, self._of_layers))
+        return by_treatments(analysis, self.layers.once(analysis, self.layers.of_layers))
 
     def _computes(self, analysis: Analysis) -> float:
         """Least seconds of the forward and backward of a micro batch in all layers."""
-        return sum(one.forward + one.backward for one in self._once(analysis, self._of_layers).values())
+        return sum(one.forward + one.backward for one in self.layers.once(analysis, self.layers.of_layers).values())
 
     def _recomputes(self, analysis: Analysis) -> float:
         """Least seconds in which all stages recompute what a micro batch needs."""
-        return max(sum(self._once(analysis, self._again).values()), self._once(analysis, self._forced))
+        return max(sum(self.layers.once(analysis, self._again).values()), self.layers.once(analysis, self._forced))
 
     def _alone(self, analysis: Analysis) -> float:
         """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
         plan, batches = analysis.plan, micro_batches(analysis.plan)
         if batches is None:
             return 0.0
-        computes = self._once(analysis, self._computes) + self._once(analysis, self._recomputes)
-        everything = computes * batches / plan.mesh.pp + self._once(analysis, self._copies)
-        communicates = self._once(analysis, self._communicates)
+        computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
+        everything = computes * batches / plan.mesh.pp + self.layers.once(analysis, self._copies)
+        communicates = self.layers.once(analysis, self._communicates)
         if communicates and plan.mesh.pp == 1:
             # What is not hidden behind waits for other collectives slows what computes meanwhile.
-            hidden = 2 * batches * sum(waits.forward for waits in self._once(analysis, self._waits).values())
+            hidden = (
+                2 * batches * sum(waits.forward for waits in self.layers.once(analysis, self.layers.waits).values())
+            )
             share = collectives.slowed(analysis, self.machine(analysis))
             everything += max(0.0, communicates - hidden) * share
         return max(communicates, everything)
@@ -293,15 +220,15 @@ class BoundsOf:
     def _on_rank(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank."""
         plan = analysis.plan
-        everything = self._once(analysis, self._alone)
+        everything = self.layers.once(analysis, self._alone)
         if not everything:
             return 0.0
-        learnt = self.shared.seconds(analysis, self._once(analysis, self._recomputes))
-        everything = max(everything, learnt + self._once(analysis, self._copies) if learnt else 0.0)
+        learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
+        everything = max(everything, learnt + self.layers.once(analysis, self._copies) if learnt else 0.0)
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
-            everything = max(everything, self._once(analysis, self._under_any_schedule).seconds)
+            everything = max(everything, self.layers.once(analysis, self._under_any_schedule).seconds)
         with contextlib.suppress(Undecided):
             everything = max(everything, self._on_stage(analysis))
         return everything
@@ -312,20 +239,22 @@ class BoundsOf:
         Raises:
             Undecided: its split is open.
         """
-        least = self._once(analysis, self._of_layers)
+        least = self.layers.once(analysis, self.layers.of_layers)
         block = BlockBytes()
         with contextlib.suppress(Undecided):
             block = self._of_block(analysis)
-        return under_any_schedule(analysis, least, self._once(analysis, self._again), block)
+        return under_any_schedule(analysis, least, self.layers.once(analysis, self._again), block)
 
     def _outputs(self, analysis: Analysis) -> Mapping[str, Sequence[Output]]:
         """The outputs of each block's layers that backward reads."""
-        return outputs_of_blocks(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._waits))
+        return outputs_of_blocks(
+            analysis, self.layers.once(analysis, self.layers.of_layers), self.layers.once(analysis, self.layers.waits)
+        )
 
     def _of_block(self, analysis: Analysis) -> BlockBytes:
         """What blocks take that are all alike."""
         state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
-        outputs = self._once(analysis, self._outputs)
+        outputs = self.layers.once(analysis, self._outputs)
         inputs = inputs_of_blocks(analysis)
         if state is None or not blocks or not inputs or not outputs:
             return BlockBytes()
@@ -351,16 +280,18 @@ class BoundsOf:
             return 0.0 if found is None else found.bound
         learnt = self._learnt_pipeline(analysis)
         in_order = isinstance(pipeline.schedule, OrderFile)
-        return learnt if in_order else max(learnt, self._once(analysis, self._pipelined))
+        return learnt if in_order else max(learnt, self.layers.once(analysis, self._pipelined))
 
     def _pipelined(self, analysis: Analysis) -> float:
-        return along_schedule(analysis, self._once(analysis, self._of_layers), self._once(analysis, self._again))
+        return along_schedule(
+            analysis, self.layers.once(analysis, self.layers.of_layers), self.layers.once(analysis, self._again)
+        )
 
     def _forced(self, analysis: Analysis) -> float:
         """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
         try:
             state = state_bytes(analysis)
-            blocks = list(self._once(analysis, self._outputs).values())
+            blocks = list(self.layers.once(analysis, self._outputs).values())
             inputs = inputs_of_blocks(analysis)
             if state is None or not blocks or not inputs:
                 return 0.0
@@ -385,7 +316,11 @@ class BoundsOf:
 
     def _raised(self, analysis: Analysis, work: Mapping[str, BlockWork]) -> StageProblem | None:
         problem = self.stage_problem(analysis)
-        return None if problem is None else raised_problem(problem, analysis, work, self._once(analysis, self._again))
+        return (
+            None
+            if problem is None
+            else raised_problem(problem, analysis, work, self.layers.once(analysis, self._again))
+        )
 
     def assignment(self, analysis: Analysis) -> Assignment | None:
         """The split of least cost of a plan in which only the split is open; None of others, or without a solver.
@@ -462,9 +397,10 @@ class BoundsOf:
         split: object = None if pipeline is None else pipeline.split
         if any(item.hole is not split for item in analysis.plan.holes()):
             return None
-        if not is_staged(analysis) or not self._once(analysis, self._of_token):
+        if not is_staged(analysis) or not self.layers.once(analysis, self.layers.of_token):
             return None
-        least, again = self._once(analysis, self._of_layers), self._once(analysis, self._again) if recomputes else {}
+        least = self.layers.once(analysis, self.layers.of_layers)
+        again = self.layers.once(analysis, self._again) if recomputes else {}
         return least_problem(analysis, least, again, min(self.room(analysis)))
 
     def room(self, analysis: Analysis) -> Room:
@@ -479,38 +415,6 @@ class BoundsOf:
             active=required.get("peak_memory", math.inf),
             reserved=required.get("reserved_memory", math.inf),
         )
-
-    def _at_shapes(
-        self, analysis: Analysis, layers: Sequence[Layer], least: Mapping[str, Pass]
-    ) -> Iterator[tuple[str, Pass]]:
-        """Layers of which more is known than the fastest rate: their shapes on a rank."""
-        plan, manifest = analysis.plan, analysis.manifest
-        assert manifest is not None
-        tp = plan.mesh.tp
-        cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
-        if cast or plan.batch.length % plan.mesh.cp:
-            return
-        machine = self.machine(analysis)
-        key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
-        kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
-        whole_loss, tokens = isinstance(plan.loss.form, EagerLoss), local_tokens(plan)
-        of_ranks = self._once(analysis, pieces_of_ranks)
-        lists = tuple(f"{item.path}." for item in manifest.block_lists)
-
-        def seconds(shape: LinearShape | AttentionShape) -> Pass | None:
-            if isinstance(shape, LinearShape):
-                return kernels.linear(shape, tokens, tp)
-            of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
-            return least_of([one for one in of_rank if one is not None])
-
-        of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in layers}}
-        for path, shape in layers:
-            # A loss in pieces takes the output layer with it.
-            in_pieces = isinstance(shape, LinearShape) and not whole_loss and not path.startswith(lists)
-            found = None if in_pieces else of_shapes[shape]
-            if found is not None:
-                known = least[path]
-                yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
 
 
 def _ranks(analysis: Analysis) -> int:
@@ -532,35 +436,3 @@ def _ranks(analysis: Analysis) -> int:
 def _added(analysis: Analysis, least: Mapping[str, Pass]) -> float:
     """Seconds of all layers in forward, backward and recomputation."""
     return sum(one.forward + one.backward for one in least.values()) + sum(by_treatments(analysis, least).values())
-
-
-def _memory(analysis: Analysis, activations: int) -> float:
-    try:
-        state = state_bytes(analysis)
-    except Undecided:
-        return 0.0
-    if state is None:
-        return 0.0
-    always, live = state.parameters + state.optimizer, 0
-    with contextlib.suppress(Undecided):
-        live = always + gathered_bytes(analysis) + max(activations, _activations(analysis))
-    with contextlib.suppress(Undecided):
-        live = max(live, always + _between_backwards(analysis))
-    return max(state.total, live)
-
-
-@fact
-def _between_backwards(analysis: Analysis) -> int:
-    """Least bytes beside parameters and optimizer state, in shards, when the second backward of a stage goes on."""
-    try:
-        kept = held_in_backward(analysis)
-    except Undecided:
-        kept = 0
-    return held_between_backwards(analysis, kept)
-
-
-@fact
-def _activations(analysis: Analysis) -> int:
-    """Least bytes of what one micro batch leaves for its backward, on the fullest rank."""
-    logits = (logits_bytes(analysis) or 0) if analysis.plan.mesh.pp == 1 else 0
-    return max(logits + kept_by_blocks(analysis), held_in_backward(analysis))

@@ -1,0 +1,52 @@
+"""Least active memory of a candidate on its fullest rank."""
+
+from __future__ import annotations
+
+import contextlib
+
+from legoai.cost.search.least_costs.activations import held_in_backward, kept_by_blocks
+from legoai.cost.search.least_costs.collectives import gathered_bytes
+from legoai.cost.search.stages.bounds import held_between_backwards
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.bounds import logits_bytes
+from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.state import state_bytes
+from legoai.specs.directives.hole import Undecided
+
+
+def least_memory(analysis: Analysis, activations: int) -> float:
+    """Least bytes of active memory on the fullest rank, but for what a pipeline's schedule decides; 0 if not known.
+
+    Args:
+        analysis: of a plan, which may have holes.
+        activations: bytes of activations that live at the peak, as far as that is known from another candidate.
+    """
+    try:
+        state = state_bytes(analysis)
+    except Undecided:
+        return 0.0
+    if state is None:
+        return 0.0
+    always, live = state.parameters + state.optimizer, 0
+    with contextlib.suppress(Undecided):
+        live = always + gathered_bytes(analysis) + max(activations, _activations(analysis))
+    with contextlib.suppress(Undecided):
+        live = max(live, always + _between_backwards(analysis))
+    return max(state.total, live)
+
+
+@fact
+def _between_backwards(analysis: Analysis) -> int:
+    """Least bytes beside parameters and optimizer state, in shards, when the second backward of a stage goes on."""
+    try:
+        kept = held_in_backward(analysis)
+    except Undecided:
+        kept = 0
+    return held_between_backwards(analysis, kept)
+
+
+@fact
+def _activations(analysis: Analysis) -> int:
+    """Least bytes of what one micro batch leaves for its backward, on the fullest rank."""
+    logits = (logits_bytes(analysis) or 0) if analysis.plan.mesh.pp == 1 else 0
+    return max(logits + kept_by_blocks(analysis), held_in_backward(analysis))

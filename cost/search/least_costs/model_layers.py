@@ -1,0 +1,151 @@
+"""Least seconds of all layers of a model on one rank, by what is decided of a candidate.
+
+Without degrees a layer takes no less than at the fastest rate that the profile can give; with them, than at the fastest
+of the shapes that it may have on a rank, with what it waits for on `tp`, and with what its block moves as far as that
+was seen in another candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from legoai.cost.kernels.model_flops import DECODERS
+from legoai.cost.machine.cluster import Machine
+from legoai.cost.search.least_costs import collectives, movements
+from legoai.cost.search.least_costs.context import pieces_of_ranks
+from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
+from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass, least_of
+from legoai.cost.search.least_costs.movements import Moved
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.attention import possible_kernels
+from legoai.dsl.analysis.batch import local_tokens
+from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.loss import EagerLoss
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.reads import Tokens
+
+T = TypeVar("T")
+
+FACTORS: Final = 2
+"""Products in the backward of a product: one for each factor."""
+
+
+@dataclass(slots=True)
+class ModelLayers:
+    """Least seconds of layers in the candidates of one plan.
+
+    Args:
+        machine: of a candidate whose cluster is decided.
+
+    Attributes:
+        own: tells what is kept of these layers from that of others.
+    """
+
+    machine: Callable[[Analysis], Machine]
+    own: object = field(default_factory=object)
+    _layers: tuple[Manifest, list[Layer]] | None = None
+    _kernels: dict[tuple[int, frozenset[str], frozenset[str]], LocalKernels] = field(default_factory=dict)
+    _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
+
+    def learn(self, analysis: Analysis, moved: Sequence[Moved]) -> None:
+        """Note what the blocks of a simulated candidate moved."""
+        key = movements.key_of(analysis) if moved else None
+        if key is not None and key not in self._moved:
+            self._moved[key] = moved
+            self.own = object()  # what was computed without it is no longer the most that is known
+
+    def once(self, analysis: Analysis, compute: Callable[[Analysis], T]) -> T:
+        """What a method that reads nothing but the plan gives, computed once for all candidates that it reads alike."""
+        return analysis.once((self.own, compute.__name__), lambda: compute(analysis))
+
+    def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
+        held, layers = self._layers or (None, [])
+        if held is not manifest:
+            layers = list(layers_of(manifest, decoder=decoder))
+            self._layers = manifest, layers
+        return layers
+
+    def of_token(self, analysis: Analysis) -> dict[str, float]:
+        """Least seconds of the forward of one token in each layer; none where nothing is known."""
+        plan, manifest = analysis.plan, analysis.manifest
+        if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
+            return {}
+        linear, attention = rates_of(analysis, self.machine(analysis).profile)
+        if not linear:
+            return {}
+        length = plan.batch.length
+        fused = "flex" not in possible_kernels(analysis)
+        # The mask leaves half of 4 H Q T.
+        return {
+            path: 2 * shape.heads * shape.width * length / attention
+            if isinstance(shape, AttentionShape)
+            else 2 * shape.rows * shape.columns / linear
+            for path, shape in self._layers_of(manifest, decoder=plan.model.family in DECODERS)
+            if fused or isinstance(shape, LinearShape)
+        }
+
+    def of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:
+        """Least seconds of each layer for one micro batch on a rank; mesh and micro batch must be decided."""
+        plan, manifest, of_token = analysis.plan, analysis.manifest, self.once(analysis, self.of_token)
+        assert manifest is not None
+        mesh, batch = plan.mesh, plan.batch
+        tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
+        least = {path: Pass(took * tokens, FACTORS * took * tokens) for path, took in of_token.items()}
+        layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
+        least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
+        for path, waits in self.once(analysis, self.waits).items():
+            least[path] = Pass(least[path].forward + waits.forward, least[path].backward + waits.backward)
+        key = self.once(analysis, self._movement_key) if self._moved else None
+        if key in self._moved:
+            took = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
+            least |= dict.fromkeys(movements.blocks_alike(manifest), took)
+        return least
+
+    def _movement_key(self, analysis: Analysis) -> str | None:
+        try:
+            return movements.key_of(analysis)
+        except Undecided:
+            return None
+
+    def waits(self, analysis: Analysis) -> dict[str, Pass]:
+        """Least seconds for which each layer waits for collectives."""
+        try:
+            return collectives.of_layers(analysis, self.machine(analysis))
+        except Undecided:
+            return {}
+
+    def _at_shapes(
+        self, analysis: Analysis, layers: Sequence[Layer], least: Mapping[str, Pass]
+    ) -> Iterator[tuple[str, Pass]]:
+        """Layers of which more is known than the fastest rate: their shapes on a rank."""
+        plan, manifest = analysis.plan, analysis.manifest
+        assert manifest is not None
+        tp = plan.mesh.tp
+        cast = any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules)
+        if cast or plan.batch.length % plan.mesh.cp:
+            return
+        machine = self.machine(analysis)
+        key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
+        kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
+        whole_loss, tokens = isinstance(plan.loss.form, EagerLoss), local_tokens(plan)
+        of_ranks = self.once(analysis, pieces_of_ranks)
+        lists = tuple(f"{item.path}." for item in manifest.block_lists)
+
+        def seconds(shape: LinearShape | AttentionShape) -> Pass | None:
+            if isinstance(shape, LinearShape):
+                return kernels.linear(shape, tokens, tp)
+            of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
+            return least_of([one for one in of_rank if one is not None])
+
+        of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in layers}}
+        for path, shape in layers:
+            # A loss in pieces takes the output layer with it.
+            in_pieces = isinstance(shape, LinearShape) and not whole_loss and not path.startswith(lists)
+            found = None if in_pieces else of_shapes[shape]
+            if found is not None:
+                known = least[path]
+                yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
