@@ -2,7 +2,7 @@
 
 Each is admissible: no simulation of the candidate, nor of any plan that the holes left in it may become, gives less.
 Where a bound depends on a hole, that part of it is 0, but for recomputation and gathers that memory forces whatever the
-hole is, and for what every schedule of a pipeline waits for (:mod:`legoai.cost.search.stages.bounds`).
+hole is, and for a pipeline's schedule, of all of which the least counts (:mod:`legoai.cost.search.stages.bounds`).
 
 Time. Kernels of one rank run one after another, and no product is faster than the fastest rate that its profile can
 give (:func:`legoai.cost.search.least_costs.layers.fastest_rate`). All ranks together do at least the products that the
@@ -10,9 +10,10 @@ model asks for: of each linear layer one in forward and two in backward for each
 twice in backward, and once more what is recomputed. A rank does at least its share of its stages' products, since what
 is not sharded is done by each rank again. Where mesh and micro batch are decided, a layer takes no less than at the
 fastest of the shapes that it may have on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), with what it
-waits for on `tp`; and parameters are gathered over the same links one after another, which slows what computes beside
-them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that was
-simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
+waits for on `tp` (:mod:`legoai.cost.search.least_costs.model_layers`); what is gathered or reduced is copied by the
+stream that computes; and parameters are gathered over the same links one after another, which slows what computes
+beside them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that
+was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
 What finds no room in memory is computed again (:mod:`legoai.cost.search.least_costs.recomputation`).
 Where only the split into stages is open, no split is faster than the assignment that is best at these costs

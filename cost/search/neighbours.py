@@ -55,7 +55,7 @@ class Neighbours:
             except Undecided:
                 continue
         for _, way in sorted(order)[:_MOST_FIRST]:
-            found = [self._completed(way, self._time), self._completed(way, self._memory)]
+            found = [self._completed(way, self._time), self.smallest(way)]
             yield list(dict.fromkeys(item for item in found if item is not None))
 
     def beside(self, choices: Choices) -> Iterator[Choices]:
@@ -101,6 +101,10 @@ class Neighbours:
                 more = [_with(way, index, value) for way in ways for value in range(hole.listed)]
                 ways = [way for way in more if self._allowed(way)]
         return ways
+
+    def smallest(self, way: Choices) -> Choices | None:
+        """The way with answers that may take least memory; None where lint or a bound excludes all."""
+        return self._completed(way, self._memory)
 
     def _completed(self, way: Choices, least: Callable[[Bounds], tuple[float, ...]]) -> Choices | None:
         """The way with an answer for each open hole, one after the other the first of those whose bounds are least.

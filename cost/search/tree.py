@@ -107,6 +107,11 @@ class Search:
         """The same, and those without legal styles; styles are left open in them."""
         self._joint = self._joint_memory()
 
+    @property
+    def open(self) -> list[_Node]:
+        """The nodes that were not looked into."""
+        return list(self._heap)
+
     def _joint_memory(self) -> JointMemory | None:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
         joint = JointMemory(self.plan)
