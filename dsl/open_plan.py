@@ -37,7 +37,7 @@ _MOST_CHOICES: Final = 4096
 """Members of a domain: more than the divisors of any number of devices, and few enough to be looked at."""
 
 
-_MOST_CANDIDATES: Final = 2048
+_MOST_CANDIDATES: Final = 8192
 """Candidates that are kept: the same ones are asked for a few times, one soon after the other."""
 
 
