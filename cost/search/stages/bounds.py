@@ -129,9 +129,10 @@ def under_any_schedule(
 
     With two micro batches for each rank and more, the first rank comes to hold as many pairs of a micro batch and a
     stage as there are stages, and gradients of all its stages; with one for each rank the same where stages are dealt
-    in turn, but gradients only where it has one stage, as the backward of one micro batch is over then. Under
-    `LoopedBFS`, which takes one stage after the other, it holds each micro batch in each of its stages before there are
-    gradients. What then finds no room is recomputed by that rank, which computes no less than the least busy one.
+    in turn, and half as many in a V, but gradients only where it has one stage, as the backward of one micro batch is
+    over then. Under `LoopedBFS`, which takes one stage after the other, it holds each micro batch in each of its stages
+    before there are gradients. What then finds no room is recomputed by that rank, which computes no less than the
+    least busy one.
 
     Args:
         analysis: of a plan whose mesh and batch are decided, and whose schedule may be open.
@@ -170,10 +171,12 @@ def under_any_schedule(
             busiest = max(busiest, batches * (own + more) + ends + (0.0 if halves else extra[first]))
         takes = 0.0
         two_rounds = of_pass >= 2 * ranks
-        if (two_rounds or (of_pass >= ranks and not v_shaped)) and count in (ranks, 2 * ranks):
+        if of_pass >= ranks and count in (ranks, 2 * ranks):
             each = min(counts)  # blocks of a stage
             summed = count == ranks or (two_rounds and not in_turn)
             pairs = of_pass * count // ranks if in_turn else min(count, of_pass - 1) if count == ranks else count
+            if v_shaped and not two_rounds:
+                pairs = ranks
             of_rank, at_once = each * count // ranks, each * pairs
             takes = block.between(of_rank, at_once, summed=summed)
             busiest = max(busiest, alone + batches * block.recomputed(of_rank, at_once, summed=summed))
