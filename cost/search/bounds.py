@@ -42,11 +42,11 @@ from legoai.cost.search.least_costs.activations import (
 )
 from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.memory import least_memory
 from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import Output, by_treatments, least_recomputed, outputs_of_blocks
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
+from legoai.cost.search.least_memory import least_memory
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.bounds import (
     BlockBytes,
