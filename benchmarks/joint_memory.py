@@ -86,14 +86,7 @@ PIPELINES = {
         "mesh (pp = 8, dp_shard = 4, tp = 8)\nshard standard on tp (sequence, loss_parallel)\n"
         "pipeline on pp (schedule = 1F1B)\nbatch (global = 128, micro = 1, seq_len = 8192)\n"
         f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{IN_BF16}",
-        (28,),
-    ),
-    "Llama 3 405B, 1 x 8192, pp = 16 and tp = 8 on 512 devices": (
-        'model llama3("405b")\ncluster h100_sxm(hosts = 64, fabric = infiniband_ndr)\n'
-        "mesh (pp = 16, dp_shard = 4, tp = 8)\nshard standard on tp (sequence, loss_parallel)\n"
-        "pipeline on pp (schedule = Interleaved1F1B, stages = 32)\nbatch (global = 256, micro = 1, seq_len = 8192)\n"
-        f"fsdp on dp_shard {{ layers.* = unit(reshard = after_backward) }}\n{IN_BF16}",
-        (72,),
+        (28, 40),
     ),
 }
 """The same of plans with a pipeline."""
