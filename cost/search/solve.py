@@ -402,7 +402,7 @@ def _ruled(
 def _present(plan: OpenPlan, _: Choices, __: _LegalOf, figures: _FiguresOf, ___: Costs) -> tuple[Evaluated | None, str]:
     """The plan with the answers that its text has."""
     for index, hole in enumerate(plan.holes):
-        if (hole.assigns or hole.buckets) and hole.answer is not None:
+        if hole.free and hole.answer is not None:  # which may have been solved for
             plan.add(index, hole.answer)
     chosen = tuple(
         hole.choices.index(hole.answer) if hole.answer is not None and hole.answer in hole.choices else None

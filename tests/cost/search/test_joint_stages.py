@@ -171,3 +171,14 @@ def test_each_split_has_answers_of_its_own():
     assert found.best is not None and formula.graph is not None
     assert found.value == pytest.approx(min(brute_force(formula.graph, 105 * GIB, counts) for counts in splits))
     assert found.found.bound is not None and found.found.bound <= found.value
+
+
+@NEEDS_SOLVER
+def test_a_solved_plan_is_compared_with_its_own_answer():
+    text = f"{TEXT}require peak_memory <= 105GiB\n"
+    found, _ = solution(text)
+    assert found.best is not None
+    again, _ = solution(found.text(found.best.choices, record=False))
+    [present] = [one for one in again.baselines if one.name == "present values"]
+    assert present.found is not None, present.note
+    assert present.found.figures.step_time == again.value == found.value
