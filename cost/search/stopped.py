@@ -119,20 +119,22 @@ def _what_costs(plan: Plan) -> dict[str, Any]:
     """What of a plan decides what its candidates cost: a step is the same at other learning rates and with other seeds.
 
     A number of the optimizer, of clipping or of the schedule is a scalar of the same kernels, unless it is zero, which
-    may leave one out.
+    may leave one out. Whole numbers are as they are: they may count iterations, but for those of a schedule's steps.
     """
     body = {name: value for name, value in plan.canonical().items() if name not in _COSTLESS}
     scalars = {name: getattr(plan, name) for name in _SCALARS}
-    return body | {name: _whether_zero(describe(one)) for name, one in scalars.items() if one is not None}
+    kinds: dict[str, tuple[type, ...]] = {"schedule": (int, float)}
+    told = {name: describe(one) for name, one in scalars.items() if one is not None}
+    return body | {name: _whether_zero(value, kinds.get(name, (float,))) for name, value in told.items()}
 
 
-def _whether_zero(value: Any) -> Any:
-    """Plain data, of each number only whether it is zero."""
+def _whether_zero(value: Any, kinds: tuple[type, ...]) -> Any:
+    """Plain data, of each number of some kinds only whether it is zero."""
     if isinstance(value, dict):
-        return {name: _whether_zero(item) for name, item in value.items()}
+        return {name: _whether_zero(item, kinds) for name, item in value.items()}
     if isinstance(value, list):
-        return [_whether_zero(item) for item in value]
-    return bool(value) if isinstance(value, int | float) else value
+        return [_whether_zero(item, kinds) for item in value]
+    return bool(value) if isinstance(value, kinds) else value
 
 
 def read_stopped(path: Path | None) -> Stopped | None:

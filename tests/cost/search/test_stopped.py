@@ -174,6 +174,10 @@ def test_what_costs_nothing_is_no_part_of_the_question(monkeypatch: pytest.Monke
         assert stopped_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") == own, new
     for old, new in (("weight_decay = 0.1", "weight_decay = 0.0"), ("adamw", "adam"), ("cosine", "linear")):
         assert stopped_file(opened(TEXT + LEARNED.replace(old, new)), "profile@1") != own, new
+    muon = LEARNED.replace("weight_decay = 0.1)", "weight_decay = 0.1) { layers.* = muon(lr = 1e-3, ns_steps = 5) }")
+    iterated = stopped_file(opened(TEXT + muon), "profile@1")
+    assert stopped_file(opened(TEXT + muon.replace("muon(lr = 1e-3", "muon(lr = 2e-3")), "profile@1") == iterated
+    assert stopped_file(opened(TEXT + muon.replace("ns_steps = 5", "ns_steps = 9")), "profile@1") != iterated
     renamed = (TEXT + LEARNED).replace("plan test", "plan other")
     assert stopped_file(opened(renamed), "profile@1") == own
 
