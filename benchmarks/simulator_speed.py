@@ -88,7 +88,8 @@ def measure(case: Case, cache: Path) -> Figure:
     """
     arguments = case.arguments
     if not case.again:
-        shutil.rmtree(cache / "legoai" / "pieces", ignore_errors=True)
+        for kept in ("pieces", "pipelines"):
+            shutil.rmtree(cache / "legoai" / kept, ignore_errors=True)
     with tempfile.TemporaryFile() as said:
         start = time.perf_counter()
         process = subprocess.Popen(
