@@ -82,8 +82,7 @@ def kept_or_simulated(
             with contextlib.suppress(pickle.UnpicklingError):
                 known: T = _Unpickler(io.BytesIO(zlib.decompress(held[_DIGEST_BYTES:]))).load()
                 return known
-    found = simulate()
-    with uncollected():
+        found = simulate()
         packed = zlib.compress(pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL), _LEVEL)
         keep_bytes(_FOLDER, key, hashlib.sha256(packed).digest() + packed)
     return found

@@ -56,6 +56,18 @@ class SegmentIntervals:
         """The places of those that are collectives."""
         return np.array([i for i, item in enumerate(self.intervals) if isinstance(item.record, Collective)], np.intp)
 
+    @functools.cached_property
+    def _times(self) -> dict[tuple[Resource, ...], tuple[Floats, Floats]]:
+        return {}
+
+    def times(self, resources: tuple[Resource, ...]) -> tuple[Floats, Floats]:
+        """When what occupies any of the resources begins and ends."""
+        found = self._times.get(resources)
+        if found is None:
+            chosen = np.isin(self.resources, [_PLACE[name] for name in resources])
+            found = self._times[resources] = self.starts[chosen], self.ends[chosen]
+        return found
+
 
 class Intervals(Sequence[Interval]):
     """The operations of a rank, in the order in which they begin.
@@ -119,12 +131,11 @@ class Intervals(Sequence[Interval]):
 
     def times(self, resources: Sequence[Resource]) -> tuple[Floats, Floats]:
         """When what occupies any of the resources begins and ends, in no order."""
-        places = [_PLACE[name] for name in resources]
-        starts, ends = [np.empty(0)], [np.empty(0)]
+        starts, ends, asked = [np.empty(0)], [np.empty(0)], tuple(resources)
         for at, segment in self.segments:
-            chosen = np.isin(segment.resources, places)
-            starts.append(segment.starts[chosen] + at)
-            ends.append(segment.ends[chosen] + at)
+            begins, stops = segment.times(asked)
+            starts.append(begins + at)
+            ends.append(stops + at)
         return np.concatenate(starts), np.concatenate(ends)
 
 
