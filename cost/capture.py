@@ -399,10 +399,12 @@ def _take_steps(
                 device.synchronize()
                 recorder.record(Mark(f"end step {index + 1}"))
                 recorder.outside = "other"
+            taken = len(recorder.records)
             if then is not None:
                 then()
     finally:
         recorder.closed = True
+    del recorder.records[taken:]  # what `then` made, and no record tells of, ends somewhere behind it
     return 0 if recorder.staged else batches.taken
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from legoai.cost.capture import capture, capture_alike
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
+from legoai.cost.pipelines.actions import Repeats, UnequalError
+from legoai.cost.pipelines.classes import Action
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.breakdown import breakdown
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals, exposed
 from legoai.cost.timing.timeline import Cost, Host, Interval
-from legoai.cost.trace.records import Collective, Kernel
+from legoai.cost.trace.records import Collective, Kernel, Mark
 from legoai.cost.trace.segments import Instance
 from legoai.lowering.program import Program
 from support.pipelines import four_ranks
@@ -192,3 +195,23 @@ def test_parts_without_marks_are_timed_as_their_records(tmp_path: Path):
     ours, theirs = in_a_fork(_timed, four_ranks(tmp_path, "GPipe"))
     assert ours[0] == pytest.approx(theirs[0])
     assert ours[1] == theirs[1] > 1000
+
+
+def _ends(program: Program) -> list[str]:
+    return [repr(trace.items[-1]) for trace in capture_alike(program, world=8, pp=4, coordinate=1, others=[2])]
+
+
+def test_what_is_made_to_tell_of_another_rank_is_no_part_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It ends behind the last step, which once let the allocator free what it had never served."""
+    write, written = Repeats.write, []
+
+    def unequal(repeats: Repeats, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
+        found = write(repeats, action, give_up)
+        written.extend([action] if repeats.replays else [])
+        if len(written) > 4:
+            raise UnequalError("told no further")
+        return found
+
+    monkeypatch.setattr(Repeats, "write", unequal)
+    program = four_ranks(tmp_path, "Interleaved1F1B", sharded=True)
+    assert in_a_fork(_ends, program) == [repr(Mark("end step 2"))]
