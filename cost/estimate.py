@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -410,7 +411,8 @@ def _running() -> Iterator[None]:
     from legoai.runtime.random_state import kept_random_state
 
     try:
-        with kept_random_state():
+        with kept_random_state(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")  # of a run, which tells them
             yield
     except SimulationError as error:
         raise CannotEstimateError(str(error)) from error

@@ -35,6 +35,15 @@ def least_memory(analysis: Analysis, activations: int) -> float:
     return max(state.total, live)
 
 
+def without_activations(analysis: Analysis) -> int:
+    """Bytes of parameters, gradients, optimizer state and what is gathered of parameters; 0 if not known."""
+    try:
+        state = state_bytes(analysis)
+        return 0 if state is None else state.total + gathered_bytes(analysis)
+    except Undecided:
+        return 0
+
+
 @fact
 def _between_backwards(analysis: Analysis) -> int:
     """Least bytes beside parameters and optimizer state, in shards, when the second backward of a stage goes on."""

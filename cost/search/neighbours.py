@@ -17,12 +17,17 @@ from legoai.cost.search.candidates import Choices, order_of
 from legoai.cost.search.objective import Costs
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
 from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.checkpoint import Checkpoint
+from legoai.specs.directives.fsdp import Fsdp
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.offload import Offload
 from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.span import Span
 
 _DEGREES: Final = (Mesh, Batch)
+_MEMORY: Final = (Checkpoint, Fsdp, Offload)
+"""What decides memory beside degrees."""
 _MOST_FIRST: Final = 16
 """Answers for degrees and micro batch that are looked at, until one may fit."""
 
@@ -59,14 +64,21 @@ class Neighbours:
             yield list(dict.fromkeys(item for item in found if item is not None))
 
     def beside(self, choices: Choices) -> Iterator[Choices]:
-        """Answers that lint allows and that differ in one hole, or in two of degrees and schedule; styles are open."""
+        """Answers that lint allows and that differ in one hole, or in two of those that are decided together.
+
+        These are degrees and schedule, and each of them with what decides memory. Styles are open.
+        """
         holes = self._plan.holes
         choices = tuple(None if hole.line is not None else value for hole, value in zip(holes, choices, strict=True))
         moves = [
             {index: value} for index, hole in enumerate(holes) if hole.line is None for value in range(hole.listed)
         ]
         shapes = [index for index, hole in enumerate(holes) if hole.owner in (*_DEGREES, Pipeline)]
-        for pair in itertools.combinations(shapes, 2):
+        memory = [index for index, hole in enumerate(holes) if hole.owner in _MEMORY and hole.line is None]
+        pairs = itertools.chain(
+            itertools.combinations(shapes, 2), itertools.product(shapes, memory), itertools.combinations(memory, 2)
+        )
+        for pair in pairs:
             near = [list(self._near(holes[index], choices[index])) for index in pair]
             moves += [dict(zip(pair, values, strict=True)) for values in itertools.product(*near)]
         seen = {choices}
@@ -80,7 +92,7 @@ class Neighbours:
             seen.add(other)
 
     def _near(self, hole: OpenHole, value: int | None) -> Iterator[int]:
-        """Other values of a hole: the next ones of a degree, all of a schedule."""
+        """Other values of a hole: the next ones of a degree, all of others."""
         for other in range(hole.listed):
             if other != value and (hole.owner not in _DEGREES or value is None or abs(other - value) == 1):
                 yield other

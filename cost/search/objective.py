@@ -53,12 +53,12 @@ class Costs:
         if candidate.analysis is None:
             return least
         bounds = self.bounds(candidate.analysis)
-        full = self._capacity(candidate) < bounds.memory
+        full = self.capacity(candidate) < bounds.memory
         if full or any(_excludes(bounds, item) for item in candidate.plan.require):
             return None
         return max(least, self.least(bounds, candidate))
 
-    def _capacity(self, candidate: Candidate) -> float:
+    def capacity(self, candidate: Candidate) -> float:
         """Bytes of a device's memory; infinite where that is not known."""
         assert candidate.analysis is not None
         try:

@@ -21,6 +21,7 @@ from legoai.cost.search.candidates import Choices, Evaluated, evaluated, order_o
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.looking_around import LookingAround
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, is_timed
 from legoai.cost.search.stages.assignment import Assignment
@@ -43,7 +44,7 @@ AT_ONCE: Final = 8
 _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
-_MANY: Final = 4096
+_MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
 
 _MOST_JOINT: Final = 3
@@ -103,9 +104,11 @@ class Search:
         self._lessons: set[str] = set()
         self._early: set[Choices] = set()
         """Candidates that were evaluated before the tree has come to them."""
-        self._looked_at: set[Choices] = set()
-        """The same, and those without legal styles; styles are left open in them."""
         self._joint = self._joint_memory()
+
+    def candidate(self, choices: Choices) -> Candidate:
+        """Some answers, with the diagnostics of lint's rules."""
+        return self.plan.candidate(choices, without=self.without)
 
     @property
     def open(self) -> list[_Node]:
@@ -156,13 +159,15 @@ class Search:
             return
         self._push(nothing, root, -math.inf)
         if self.found.total >= _MANY:
-            self._look_around()
+            LookingAround(self, Neighbours(self.plan, self.costs, self.without)).run()
+            if self.first_feasible and self.found.best is not None:
+                return
         batch: list[_Node] = []
         alike: list[_Node] = []
         most = AT_ONCE
         try:
             while True:
-                self._in_time()
+                self.in_time()
                 if self._heap and self._heap[0][0] < self._incumbent() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
@@ -178,54 +183,21 @@ class Search:
                     self._put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
-                elif not self._verified() and not self._jointly():
+                elif not self._verified() and not self.jointly():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
             self._put_back(batch)
             self._put_back(alike)
 
-    def _look_around(self) -> None:
-        """Evaluate likely candidates until one is feasible; then what lies beside the best, as long as that helps."""
-        near = Neighbours(self.plan, self.costs, self.without)
-        for several in near.first():
-            if self.found.best is not None:
-                break
-            self._evaluate_early(several)
-        self._descend(near, moving=False)
-        self._decide_degrees()
-        self._descend(near, moving=True)
-
-    def _decide_degrees(self) -> None:
+    def decide_degrees(self) -> None:
         """Expand what has the least bound until its degrees and micro batch are decided."""
-        while self._heap and self._degrees and None in self._degrees_of(self._heap[0][2]):
-            self._in_time()
+        while self._heap and self._degrees and None in self.degrees_of(self._heap[0][2]):
+            self.in_time()
             self._expand(heapq.heappop(self._heap))
 
-    def _descend(self, near: Neighbours, *, moving: bool) -> None:
-        """Go to the best of the candidates beside the best one, until none is better; moving to other degrees, or not.
-
-        At other degrees all has to be captured anew, and a bound tells less of it than of the same ones. While other
-        processes simulate, this one decides degrees: what has the least bound is not left to wait.
-        """
-        while self.found.best is not None and not self.first_feasible:
-            best, found = self.found.best, []
-            for choices in near.beside(best.choices):
-                self._in_time()
-                if choices in self._looked_at or (
-                    not moving and self._degrees_of(choices) != self._degrees_of(best.choices)
-                ):
-                    continue
-                least = self.costs.bounded(self.plan.candidate(choices, without=self.without), -math.inf)
-                if least is not None and least < self._incumbent():
-                    found.append((least, choices))
-            self._evaluate_early([choices for _, choices in sorted(found)[:AT_ONCE]], self._decide_degrees)
-            if self.found.best is best:
-                return
-
-    def _evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
+    def evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
-        self._looked_at.update(chosen)
         complete = dict.fromkeys(found for choices in chosen if (found := self._styled(choices)) is not None)
         self._early.update(complete)
         self._evaluate([(-math.inf, 0, choices) for choices in complete], meanwhile)
@@ -243,13 +215,14 @@ class Search:
         if self.found.best is not None:
             node = min(below, key=lambda node: (node[1], node))
         else:
-            tried = Counter(self._degrees_of(item.choices) for item in self.found.evaluated)
-            node = min(below, key=lambda node: (tried[self._degrees_of(node[2])], node[1], -node[0], node[2]))
+            tried = Counter(self.degrees_of(item.choices) for item in self.found.evaluated)
+            node = min(below, key=lambda node: (tried[self.degrees_of(node[2])], node[1], -node[0], node[2]))
         self._heap.remove(node)
         heapq.heapify(self._heap)
         return node
 
-    def _degrees_of(self, choices: Choices) -> Choices:
+    def degrees_of(self, choices: Choices) -> Choices:
+        """The degrees and the micro batch of some answers."""
         return tuple(choices[index] for index in self._degrees)
 
     def _choose(self, node: _Node, batch: list[_Node], alike: list[_Node]) -> None:
@@ -267,8 +240,12 @@ class Search:
         else:
             batch.append(node)
 
-    def _jointly(self) -> bool:
-        """Evaluate what joint answers beside the best others need, and these; false where nothing is left of it."""
+    def jointly(self, *, early: bool = False) -> bool:
+        """Evaluate what joint answers beside the best others need, and these; false where nothing is left of it.
+
+        Args:
+            early: before the tree has come to the answers of the holes that are decided jointly.
+        """
         joint, found = self._joint, self.found
         if joint is None:
             return False
@@ -278,7 +255,8 @@ class Search:
         least = {
             group: min(self.costs.of(item) for item in items if item.feasible)
             for group, items in groups.items()
-            if any(item.feasible for item in items) and self._untried.get(group, math.inf) < self._incumbent()
+            if any(item.feasible for item in items)
+            and (early or self._untried.get(group, math.inf) < self._incumbent())
         }
         failed = {choices for choices, _ in found.failed}
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
@@ -286,18 +264,24 @@ class Search:
             assert candidate.analysis is not None
             room = self.bounds.room(candidate.analysis)
             wanted = joint.wanted(group, groups[group], room, candidate.analysis)
-            batch = [(least[group], 0, choices) for choices in wanted if choices not in failed and self._legal(choices)]
+            batch = [
+                (least[group], 0, choices)
+                for choices in wanted
+                if choices not in failed and self._legal(choices, early=early)
+            ]
             if wanted:
                 self._evaluate(batch)
                 return True
         return False
 
-    def _legal(self, choices: Choices) -> bool:
+    def _legal(self, choices: Choices, *, early: bool) -> bool:
         """Whether lint's rules allow a candidate that is to be evaluated whatever its bound is; it is counted so."""
         holes = zip(self.plan.holes, choices, strict=True)
         listed = all(index is not None and index < hole.listed for hole, index in holes)
         legal = not self.plan.candidate(choices, without=self.without).errors
-        if listed:
+        if listed and early:
+            self._early.update([choices] if legal else [])
+        elif listed:
             self.found.bounded -= legal  # else a bound has excluded it, or would have
         else:
             self.found.total += legal
@@ -318,7 +302,12 @@ class Search:
         while nodes:
             heapq.heappush(self._heap, nodes.pop())
 
-    def _in_time(self) -> None:
+    def in_time(self) -> None:
+        """Stop the search at its deadline.
+
+        Raises:
+            OutOfTimeError: it has passed.
+        """
         if self.deadline is not None and time.monotonic() >= self.deadline:
             raise OutOfTimeError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from legoai.cost.search import bounds, tree
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.evaluator import Figures, NoFigures, Outcome, OutOfTimeError
+from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import Solution, solve
@@ -25,6 +24,7 @@ from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.require import METRICS
 from legoai.specs.span import Span
+from support.drawn_figures import Drawn, figures
 from support.marks import NEEDS_SOLVER
 
 TEXT = """\
@@ -56,48 +56,6 @@ def opened(text: str = TEXT) -> OpenPlan:
     linted = lint(text, "test.plan", directory=Path())
     assert not linted.has_errors, linted.diagnostics
     return OpenPlan(linted, directory=Path())
-
-
-def figures(step_time: float, memory: float, *, fits: bool = True, recompute: float = 0.0) -> Figures:
-    metrics = {f"{name} {dimension}": 0.0 for name, metric in METRICS.items() for dimension in metric.dimensions}
-    metrics |= {"step_time seconds": step_time, "peak_memory bytes": memory, "reserved_memory bytes": memory}
-    metrics["tokens_per_s number"] = 1024 / step_time  # of each of 4 devices
-    metrics["recompute fraction"] = recompute / step_time
-    return Figures(
-        metrics=metrics, fits=fits, compute=step_time, recompute=recompute, exposed={}, waiting=0.0, bubble=0.0,
-        profile="cpu@0123456789ab",
-    )  # fmt: skip
-
-
-class Drawn:
-    """Figures that are drawn for each plan, always above its bounds."""
-
-    def __init__(self, seed: int, *, failing: float = 0.0, tight: bool = False) -> None:
-        self.seed = seed
-        self.failing = failing
-        self.tight = tight
-        self.asked = 0
-        self.limit: int | None = None
-        self.bounds = BoundsOf()
-
-    @property
-    def simulated(self) -> int:
-        return self.asked
-
-    def figures(self, analysis: Analysis) -> Outcome:
-        draw = random.Random(f"{self.seed} {analysis.plan.digest}")
-        least = self.bounds(analysis)
-        if draw.random() < self.failing:
-            return NoFigures(reason="drawn")
-        factor = 1.0 if self.tight else draw.uniform(1.0, 3.0)
-        return figures(least.step_time * factor, least.memory * draw.uniform(1.0, 3.0), fits=draw.random() > 0.2)
-
-    def evaluate(self, candidates: Sequence[Analysis], deadline: float | None) -> Iterator[Outcome]:
-        for analysis in candidates:
-            if self.limit is not None and self.asked >= self.limit:
-                raise OutOfTimeError
-            self.asked += 1
-            yield self.figures(analysis)
 
 
 def brute_force(plan: OpenPlan, evaluator: Drawn, metric: str, sign: int) -> float | None:
@@ -192,6 +150,7 @@ def test_a_candidate_is_found_before_all_shallow_nodes_are_looked_at(monkeypatch
             raise OutOfTimeError
 
     monkeypatch.setattr(OpenPlan, "candidate", candidate)
+    monkeypatch.setattr(tree, "_MANY", 10**9)
     looked_at: list[int] = []
     text = SCHEDULED.replace("dp_shard = rest", "dp_shard = rest, tp = auto").replace("devices = 4", "devices = 16")
     text = text.replace("fsdp blocks", "shard standard on tp\nloss auto\nfsdp blocks")

@@ -1,0 +1,159 @@
+"""Likely candidates of a search over many answers, and what lies beside the best of them.
+
+The search begins at what a person would try first. From there it goes on to what differs from the best in one answer,
+or in two that are decided together, as long as that is likely to be better and to fit, which
+:mod:`legoai.cost.search.effects` predicts from what was evaluated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Protocol
+
+from legoai.cost.search.candidates import Choices, Evaluated
+from legoai.cost.search.effects import Amounts, Effects
+from legoai.cost.search.found import Found
+from legoai.cost.search.least_memory import without_activations
+from legoai.cost.search.neighbours import Neighbours
+from legoai.cost.search.objective import Costs
+from legoai.dsl.open_plan import Candidate, OpenPlan
+
+_AT_ONCE: Final = 8
+"""Candidates that are evaluated before the next are chosen."""
+_PATIENCE: Final = 2
+"""Times that none of them may be better before something else is looked at."""
+_CLOSE: Final = 0.01
+"""Share by which what is predicted may be above the best: answers do not change cost by as much beside all others."""
+_MEMORY: Final = {"peak_memory": "active", "reserved_memory": "reserved"}
+"""Requirements that are predicted, and what bounds them."""
+
+
+class Searching(Protocol):
+    """A search, as far as looking around needs it."""
+
+    plan: OpenPlan
+    costs: Costs
+    found: Found
+    first_feasible: bool
+
+    def candidate(self, choices: Choices) -> Candidate:
+        """Some answers, with the diagnostics of lint's rules."""
+
+    def evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
+        """Evaluate answers of which styles may be open; call `meanwhile` once that is under way."""
+
+    def decide_degrees(self) -> None:
+        """Expand what has the least bound until its degrees are decided."""
+
+    def jointly(self, *, early: bool = False) -> bool:
+        """Evaluate what joint answers of memory need, and these; false where nothing is left of it."""
+
+    def degrees_of(self, choices: Choices) -> Choices:
+        """The degrees and the micro batch of some answers."""
+
+    def in_time(self) -> None:
+        """Stop the search at its deadline."""
+
+
+class LookingAround:
+    """Looks at likely candidates.
+
+    Args:
+        search: which evaluates them.
+        near: the candidates of its plan.
+    """
+
+    def __init__(self, search: Searching, near: Neighbours) -> None:
+        self._search, self._near = search, near
+        self._effects = Effects(self._bound)
+        self._learnt = 0
+        self._tried: set[Choices] = set()
+        """What was evaluated, and what has no legal styles; styles are left open in them."""
+
+    def run(self) -> None:
+        """Evaluate likely candidates until one is feasible; then what lies beside the best, as long as that helps."""
+        for several in self._near.first():
+            if self._search.found.best is not None:
+                break
+            self._evaluate(several)
+        if self._search.first_feasible:
+            return
+        found, before = self._search.found, None
+        while found.best is not before:
+            before = found.best
+            self._descend(moving=False)
+            self._search.decide_degrees()
+            self._descend(moving=True)
+            while self._search.jointly(early=True):
+                pass
+
+    def _descend(self, *, moving: bool) -> None:
+        """Go to the best of the candidates beside the best one, until none is better; moving to other degrees, or not.
+
+        At other degrees all has to be captured anew, and a bound tells less of it than of the same ones. While other
+        processes simulate, this one decides degrees: what has the least bound is not left to wait.
+        """
+        found, idle = self._search.found, 0
+        while found.best is not None and idle < _PATIENCE:
+            best = found.best
+            likely = sorted(self._likely(best, moving=moving))
+            if not likely:
+                return
+            self._evaluate([choices for _, choices in likely[:_AT_ONCE]], self._search.decide_degrees)
+            idle = 0 if found.best is not best else idle + 1
+
+    def _likely(self, best: Evaluated, *, moving: bool) -> Iterator[tuple[float, Choices]]:
+        """What is likely to be better than the best candidate, and to fit, with the cost that is predicted."""
+        search, base = self._search, self._open(best.choices)
+        self._learn()
+        incumbent = search.costs.of(best)
+        for choices in self._near.beside(base):
+            search.in_time()
+            if choices in self._tried or (not moving and search.degrees_of(choices) != search.degrees_of(base)):
+                continue
+            candidate = search.candidate(choices)
+            least = search.costs.bounded(candidate, -math.inf)
+            if least is None or least >= incumbent:
+                continue
+            amounts = self._effects.predicted(base, choices)
+            if amounts is None:
+                continue
+            if amounts.cost <= incumbent + _CLOSE * abs(incumbent) and self._fits(candidate, amounts):
+                yield amounts.cost, choices
+
+    def _fits(self, candidate: Candidate, amounts: Amounts) -> bool:
+        """Whether memory is likely to do, and what is required of it to be met."""
+        limits = (item for item in candidate.plan.require if item.metric in _MEMORY and item.comparison in ("<=", "<"))
+        return amounts.reserved <= self._search.costs.capacity(candidate) and all(
+            getattr(amounts, _MEMORY[item.metric]) <= item.bound for item in limits
+        )
+
+    def _evaluate(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
+        self._tried.update(chosen)
+        self._search.evaluate_early(chosen, meanwhile)
+
+    def _learn(self) -> None:
+        """Let what was evaluated since the last time tell what answers change."""
+        search = self._search
+        for item in search.found.evaluated[self._learnt :]:
+            analysis = search.candidate(item.choices).analysis
+            assert analysis is not None
+            held = item.figures.reserved, item.figures.active, without_activations(analysis)
+            self._effects.learn(self._open(item.choices), Amounts(search.costs.of(item), *held))
+        self._learnt = len(search.found.evaluated)
+
+    def _open(self, choices: Choices) -> Choices:
+        """The choices with styles left open."""
+        holes = zip(self._search.plan.holes, choices, strict=True)
+        return tuple(None if hole.line is not None else value for hole, value in holes)
+
+    def _bound(self, choices: Choices) -> Amounts | None:
+        candidate = self._search.candidate(choices)
+        if candidate.errors or candidate.analysis is None:
+            return None
+        bounds = self._search.costs.bounds(candidate.analysis)
+        cost = self._search.costs.least(bounds, candidate)
+        if math.isinf(cost):  # of utilisation nothing is bounded, but that it is less where a step takes longer
+            cost = -1 / bounds.step_time if bounds.step_time else 0.0
+        return Amounts(cost, bounds.memory, bounds.memory, without_activations(candidate.analysis))
