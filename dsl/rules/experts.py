@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.experts import changed_experts
+from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.experts import changed_experts, distributed_experts, has_slices
 from legoai.dsl.analysis.facts import below, following, name_of
+from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.graph import is_traced
+from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor
@@ -55,5 +59,63 @@ class ExpertsInOneGraph(Check):
                 label="one graph",
                 others=[Label(analysis.rule_span(found[inside]), "these experts")],
                 help=["write `fullgraph = false`"],
+            )
+            return
+
+
+class PaddedExperts(Check):
+    """Experts in shards over ranks that do not divide their number.
+
+    A unit is cut along dim 0, and the stacked weights of experts have an expert in each slice of it. Where the ranks do
+    not divide their number, shards are padded: those of some ranks hold less or nothing, the first ranks hold more than
+    their share of weights, gradients and moments, and every gather and reduction carries the padding too. Experts on
+    `ep` are cut by experts among its ranks, and along another dim among those that hold the same ones.
+
+    ## Example
+    ```
+    model   mixtral("8x7b")
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh    (dp_shard = 32)
+    fsdp blocks on dp_shard
+    ```
+
+    ## Use instead
+    ```
+    model   mixtral("8x7b")
+    cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)
+    mesh    (dp_shard = 32, ep = 8)
+    shard standard on ep
+    fsdp blocks on dp_shard
+    ```
+    """
+
+    code = "LP835"
+    slug = "padded-experts"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp, manifest = analysis.plan.fsdp, analysis.manifest
+        if fsdp is None or manifest is None:
+            return
+        ranks, placed = shard_ranks(analysis), distributed_experts(analysis)
+        for path, info in manifest.modules.items():
+            if info.kind != "experts" or path in placed or not has_slices(info):
+                continue
+            count = info.attributes["n_experts"]
+            assert isinstance(count, int), "experts with slices are counted"
+            each = -(-count // ranks)
+            if each * ranks == count:
+                continue
+            rule = fsdp_units(analysis)[owner(analysis, f"{path}.weight")].rule
+            even = math.gcd(count, ranks)
+            help = [f"shard over ranks that divide their number: {even} of `dp_shard` beside `dp_replicate`"]
+            if even > 1 and not is_traced(analysis):
+                help.insert(0, f"put the experts on `ep`, here `ep = {even}` with `shard standard on ep`")
+            yield self.at(
+                analysis.place(fsdp) if rule is None else analysis.rule_span(rule),
+                f"{ranks} ranks do not divide the {count} experts of `{general(manifest, path)}`: their shards are "
+                f"padded to {each * ranks / count:.3g} times their size",
+                label=f"{each} on the first rank, of a share of {count / ranks:.3g}",
+                help=help,
             )
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import message
+from support.rule_plans import codes, message
 
 EXPERTS = "shard on ep {{ layers.*.feed_forward.experts = {} }}"
 MANY = 'model mixtral("tiny")\nmesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard\n' + EXPERTS.format("experts")
@@ -19,3 +19,25 @@ def test_experts_that_wait_for_numbers_of_tokens_are_in_no_whole_graph(plan: str
     found = message(f"{plan}\ncompile {{ {compiled} }}", "LP630")
     assert found.startswith("`layers.0.feed_forward")
     assert "differs from call to call" in found
+
+
+@pytest.mark.parametrize(
+    ("statements", "padded"),
+    [
+        ("mesh (dp_shard = 8)\nfsdp on dp_shard", False),
+        ("mesh (dp_shard = 4)\nfsdp on dp_shard", False),
+        ("mesh (dp_shard = 3)\nfsdp on dp_shard", True),
+        ("mesh (dp_shard = 16)\nfsdp on dp_shard (backend = graph)", True),
+        ("mesh (dp_replicate = 2, dp_shard = 8)\nfsdp on dp_replicate, dp_shard", False),
+        ("mesh (dp_replicate = 16)\nreplicate on dp_replicate", False),
+    ],
+)
+def test_shards_of_experts_are_padded_where_ranks_do_not_divide_them(statements: str, padded: bool):
+    assert ("LP835" in codes(f'model mixtral("tiny", n_experts = 8)\n{statements}')) == padded
+
+
+def test_padding_of_experts_is_told_with_what_avoids_it():
+    plan = 'model mixtral("tiny", n_experts = 4)\nmesh (dp_shard = 16)\nfsdp on dp_shard'
+    assert message(plan, "LP835").endswith("padded to 4 times their size")
+    on_ep = plan.replace("16", "16, ep = 4") + "\nshard standard on ep"
+    assert "LP835" not in codes(on_ep)
