@@ -165,3 +165,12 @@ def test_regions_have_the_kernels_of_modules_that_are_compiled_under_the_eager_b
     assert sorted(products[0]) == sorted(products[1])
     forward = [[item[1:] for item in found if item[0] == "forward"] for found in fused]
     assert forward[0] == forward[1]
+
+
+def test_experts_whose_rows_a_kernel_counts_are_compiled():
+    graph = COMBINATIONS["experts in shards, in bf16, as one graph"].text.replace("cpu(devices = 2)", "h100_sxm")
+    found = in_a_fork(kernels, lowered(f"{graph}compile {{ layers.* = inductor }}\n").text, "cuda")
+    inside = {op for phase, module, op in found if phase == "forward" and "feed_forward" in module}
+    assert {op for op in inside if not op.startswith("fused")} == {
+        "aten.mm", "aten.topk", "aten.index", "aten._grouped_mm",
+    }  # fmt: skip

@@ -209,6 +209,12 @@ comm (prefetch = units(forward = 2, backward = 2))
         ),
         sparse=True,
     ),
+    "experts in shards, in bf16, as one graph": _two(
+        f"{_SHARDED}{_fsdp()}{_FULL}comm (reorder = true)\nprecision (param = bf16, reduce = fp32)\n".replace(
+            "on dp_shard {", "on dp_shard (backend = graph) {"
+        ),
+        sparse=True,
+    ),
     "autocast to bf16 under tensor parallel": _two(f"mesh (tp = 2)\n{SEQUENCE_PARALLEL}", data=1),
     "host memory for parameters and activations": _two(
         f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"

@@ -42,20 +42,38 @@ def both(body: str, compiled: str, gloo, folder: Path, head: str = SMALL, more: 
     return eager, together(gloo(ranks)(train, text, str(data), steps=3))
 
 
-def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, tmp_path: Path):
-    eager, graph = both(
-        f"{BODY}checkpoint {{ layers.1 = full, layers.2 = selective([attention, alternate_matmul]) }}\n",
-        "root = aot_eager", gloo, tmp_path, more="offload (activations = all)\n",
-    )  # fmt: skip
+def agree_to_the_bit(eager: dict, graph: dict) -> None:
     assert (graph["loss"], graph["norm"]) == (eager["loss"], eager["norm"])
     for parameter, value in graph["parameters"].items():
         assert torch.equal(value, eager["parameters"][parameter]), parameter
 
 
+def test_operators_of_regions_between_copies_to_the_host_agree_to_the_bit(gloo, tmp_path: Path):
+    agree_to_the_bit(*both(
+        f"{BODY}checkpoint {{ layers.1 = full, layers.2 = selective([attention, alternate_matmul]) }}\n",
+        "root = aot_eager", gloo, tmp_path, more="offload (activations = all)\n",
+    ))  # fmt: skip
+
+
+@pytest.mark.slow
+def test_operators_of_regions_of_experts_agree_to_the_bit(gloo, tmp_path: Path):
+    agree_to_the_bit(*both(f"{BODY}checkpoint {{ layers.1 = full }}\n", "layers.* = aot_eager", gloo, tmp_path, SPARSE))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["plain", "checkpointed", "operators kept", "never resharded", "whole", "tensor parallel", "stages", "experts"],
+    [
+        "plain",
+        "checkpointed",
+        "operators kept",
+        "never resharded",
+        "whole",
+        "tensor parallel",
+        "stages",
+        "experts on two ranks",
+        "experts in shards",
+    ],
 )
 def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
     body, compiled = {
@@ -77,13 +95,16 @@ def test_kernels_of_inductor_train_alike(name: str, gloo, tmp_path: Path):
             "precision (param = bf16, reduce = fp32)\n",
             "layers.* = inductor",
         ),
-        "experts": (
+        "experts on two ranks": (
             "mesh (dp_shard = 2, ep = 2)\nshard on ep { layers.*.feed_forward.experts = experts }\n"
             "fsdp on dp_shard { layers.* = unit }\nprecision (param = bf16, reduce = fp32)\n",
             "layers.* = inductor",
         ),
+        "experts in shards": (f"{BODY}checkpoint {{ layers.1 = full }}\n", "layers.* = inductor"),
     }[name]
-    head = SPARSE if "ep = " in body else SMALL.replace("n_layers = 3", "n_layers = 2")
+    head = SPARSE if "experts" in name else SMALL.replace("n_layers = 3", "n_layers = 2")
     eager, graph = both(body, compiled, gloo, tmp_path, head)
-    assert graph["loss"] == pytest.approx(eager["loss"], rel=2e-3)
-    assert graph["norm"] == pytest.approx(eager["norm"], rel=2e-2)
+    # A kernel that rounds otherwise lets a token choose another expert, once weights have moved by it.
+    steps = 1 if name == "experts in shards" else 3
+    assert graph["loss"][:steps] == pytest.approx(eager["loss"][:steps], rel=2e-3)
+    assert graph["norm"][:steps] == pytest.approx(eager["norm"][:steps], rel=2e-2)
