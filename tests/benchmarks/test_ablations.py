@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,16 +94,51 @@ def test_as_many_blocks_stay_whole_as_memory_leaves():
     assert "first" not in changed.then(said(1.0, 79.0))
 
 
-def test_rows_of_experts_and_of_a_host_optimizer_are_not_stated():
-    mixtral, host, described = deepcompile.claims(
+MIXTRAL = {**SPEEDUP, "model": "Mixtral 8x7B", "qualifier": "", "value": "1.35"}
+
+
+def test_experts_are_cut_so_that_all_ranks_share_them():
+    [claim] = deepcompile.claims(rows(MIXTRAL))
+    assert isinstance(claim, Claim)
+    assert [pair.settings for pair in claim.pairs] == [
+        "32 GPUs, batch 1, 512 tokens", "32 GPUs, batch 1, 1024 tokens", "32 GPUs, batch 1, 2048 tokens",
+        "32 GPUs, batch 4, 1024 tokens",
+    ]  # fmt: skip
+    assert any("rows are copied" in item for item in claim.differs)
+    changed, baseline = claim.pairs[0].changed, str(claim.pairs[0].baseline)
+    assert isinstance(changed, Filled)
+    block = 2 * 1_451_229_184
+    text = changed.then(said(1.0, (deepcompile.LIMIT - 3.5 * block) / 2**30))
+    assert "layers.*.feed_forward.experts = first(29, unit, others = unit(reshard = after_backward))" in text
+    for plan in (text, baseline):
+        assert not {item.code for item in lint(plan, "mixtral.plan", directory=Path(), variants=False).diagnostics} & {
+            "LP835"
+        }
+    [count] = re.findall(r"n_experts = (\d+)", text)
+    [chosen], [width] = re.findall(r"top_k = (\d+)", text), re.findall(r"hidden_dim = (\d+)", text)
+    assert (int(count) * int(width), int(chosen) * int(width)) == (8 * 14_336, 2 * 14_336)
+
+
+def test_peak_memory_and_accumulation_of_experts_are_stated():
+    memory, several = deepcompile.claims(
         rows(
-            {**SPEEDUP, "model": "Mixtral 8x7B", "qualifier": "up to"},
+            {**MIXTRAL, "section": "5.3", "metric": "peak_memory", "value": "30", "unit": "GB"},
+            {**MIXTRAL, "grad_accum": "16", "qualifier": "up to", "value": "1.54"},
+        )
+    )
+    assert (memory.metric, memory.published) == ("allocated", (pytest.approx(65 / 30),))
+    assert [pair.settings[-2:] for pair in several.pairs] == [" 4", "16"]
+    assert "reshard = never" in several.pairs[0].changed.then(said(1.0, 30))
+
+
+def test_rows_of_a_host_optimizer_are_not_stated():
+    host, described = deepcompile.claims(
+        rows(
             {**SPEEDUP, "section": "5.4", "baseline": "ZeRO3 (Offload optimizer)", "qualifier": ""},
             {**SPEEDUP, "metric": "gpus", "unit": "GPUs", "qualifier": ""},
             {**SPEEDUP, "section": "5.4", "baseline": "DeepCompile (Sync)", "qualifier": ""},
         )
     )
-    assert "experts" in mixtral.why
     assert "with its step" in host.why
     assert "adaptive" in described.pairs[0].changed
 
