@@ -41,12 +41,15 @@ DEFAULTS: Final = 2
 
 
 class Solved(Record, kw_only=True):
-    """What the solver wrote about its last answer: the plan that it answered, and how good the answer is."""
+    """What the solver wrote about its last answer: the plan that it answered, and how good the answer is.
+
+    `gap` is None where a search was stopped before anything bounded it.
+    """
 
     digest: str
     version: str
     profile: str
-    gap: float
+    gap: float | None
     origin: Origin = DEFAULT
 
 

@@ -18,7 +18,7 @@ from legoai.cost.search.objective import Costs
 from legoai.dsl.open_plan import Candidate, OpenHole, OpenPlan
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Checkpoint
-from legoai.specs.directives.fsdp import Fsdp
+from legoai.specs.directives.fsdp import Fsdp, Unit
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.offload import Offload
@@ -26,7 +26,7 @@ from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.span import Span
 
 _DEGREES: Final = (Mesh, Batch)
-_MEMORY: Final = (Checkpoint, Fsdp, Offload)
+_MEMORY: Final = (Checkpoint, Fsdp, Unit, Offload)
 """What decides memory beside degrees."""
 _MOST_FIRST: Final = 16
 """Answers for degrees and micro batch that are looked at, until one may fit."""

@@ -157,7 +157,7 @@ class Solution:
             digest=candidate.plan.digest,
             version=legoai.__version__,
             profile=self.best.figures.profile,
-            gap=round(self.gap or 0.0, 6),
+            gap=None if self.gap is None else round(self.gap, 6),
         )
         return edit.write_solved(_file(text, file.name), solved)
 

@@ -12,7 +12,7 @@ from legoai.specs.span import Origin
 
 _LINE = re.compile(
     r'"(?P<digest>sha256:[0-9a-f]{64})" by legoai (?P<version>[0-9][\w.+\-]*), '
-    r"device profile (?P<profile>[\w.\-]+@[0-9a-f]+), gap (?P<gap>[0-9]+(?:\.[0-9]+)?)%"
+    r"device profile (?P<profile>[\w.\-]+@[0-9a-f]+), gap (?:(?P<gap>[0-9]+(?:\.[0-9]+)?)%|unknown)"
 )
 
 
@@ -30,14 +30,12 @@ def read(line: SolvedLine) -> Solved | Diagnostic:
         digest=match["digest"],
         version=match["version"],
         profile=match["profile"],
-        gap=float(match["gap"]) / 100,
+        gap=None if match["gap"] is None else float(match["gap"]) / 100,
         origin=Origin("solver", line.span),
     )
 
 
 def write(record: Solved) -> str:
     """The line as it stands in a plan."""
-    return (
-        f'solved "{record.digest}" by legoai {record.version}, '
-        f"device profile {record.profile}, gap {record.gap * 100:.6g}%"
-    )
+    gap = "unknown" if record.gap is None else f"{record.gap * 100:.6g}%"
+    return f'solved "{record.digest}" by legoai {record.version}, device profile {record.profile}, gap {gap}'

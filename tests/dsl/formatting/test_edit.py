@@ -107,6 +107,14 @@ def test_the_solvers_line_has_one_place(before: str, after: str):
     )
 
 
+def test_a_gap_that_is_not_known_is_said_so():
+    record = Solved(digest=RECORD.digest, version=RECORD.version, profile=RECORD.profile, gap=None)
+    written = write_solved(read_plan("plan a\n"), record)
+    assert written.endswith("gap unknown\n")
+    [line] = [item for item in read_plan(written).statements if isinstance(item, tree.SolvedLine)]
+    assert read(line).gap is None
+
+
 @given(some.plans, st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_answers_change_nothing_but_the_holes(plan: tree.PlanFile, data: st.DataObject):
