@@ -34,7 +34,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from legoai.cost.machine.cluster import Machine, machine_of
-from legoai.cost.search.least_costs import collectives, movements
+from legoai.cost.search.forced import Forced
+from legoai.cost.search.least_costs import collectives
 from legoai.cost.search.least_costs.activations import (
     inputs_of_blocks,
     kept_of_blocks,
@@ -44,7 +45,14 @@ from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.least_costs.movements import Moved
-from legoai.cost.search.least_costs.recomputation import Output, by_treatments, least_recomputed, outputs_of_blocks
+from legoai.cost.search.least_costs.recomputation import (
+    Output,
+    WholeBlock,
+    by_treatments,
+    least_recomputed,
+    outputs_of_blocks,
+    whole_blocks,
+)
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.least_memory import least_memory
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
@@ -53,7 +61,7 @@ from legoai.cost.search.stages.bounds import (
     UnderSchedules,
     along_schedule,
     block_bytes,
-    recomputed_in_stages,
+    recomputed_by_ranks,
     under_any_schedule,
 )
 from legoai.cost.search.stages.costs import (
@@ -97,17 +105,20 @@ class BoundsOf:
     Attributes:
         shared: what is known from candidates that were simulated.
         layers: least seconds of layers.
+        forced: least recomputation.
     """
 
     profile: str | None = None
     shared: SharedWork = field(default_factory=SharedWork)
     layers: ModelLayers = field(init=False)
+    forced: Forced = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Layers are bounded on this machine."""
         self.layers = ModelLayers(self.machine)
+        self.forced = Forced(self.layers, self.room)
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -199,7 +210,7 @@ class BoundsOf:
 
     def _recomputes(self, analysis: Analysis) -> float:
         """Least seconds in which all stages recompute what a micro batch needs."""
-        return max(sum(self.layers.once(analysis, self._again).values()), self.layers.once(analysis, self._forced))
+        return max(sum(self.layers.once(analysis, self._again).values()), self.layers.once(analysis, self.forced.of_micro_batch))
 
     def _alone(self, analysis: Analysis) -> float:
         """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
@@ -243,30 +254,8 @@ class BoundsOf:
         least = self.layers.once(analysis, self.layers.of_layers)
         block = BlockBytes()
         with contextlib.suppress(Undecided):
-            block = self._of_block(analysis)
+            block = self.forced.of_block(analysis)
         return under_any_schedule(analysis, least, self.layers.once(analysis, self._again), block)
-
-    def _outputs(self, analysis: Analysis) -> Mapping[str, Sequence[Output]]:
-        """The outputs of each block's layers that backward reads."""
-        return outputs_of_blocks(
-            analysis, self.layers.once(analysis, self.layers.of_layers), self.layers.once(analysis, self.layers.waits)
-        )
-
-    def _of_block(self, analysis: Analysis) -> BlockBytes:
-        """What blocks take that are all alike."""
-        state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
-        outputs = self.layers.once(analysis, self._outputs)
-        inputs = inputs_of_blocks(analysis)
-        if state is None or not blocks or not inputs or not outputs:
-            return BlockBytes()
-        return block_bytes(
-            analysis,
-            state=state.parameters + state.optimizer,
-            outputs=outputs[blocks[0]],
-            given=inputs / len(blocks),
-            kept=min(kept_of_blocks(analysis).values()),
-            room=min(self.room(analysis)),
-        )
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -285,29 +274,11 @@ class BoundsOf:
 
     def _pipelined(self, analysis: Analysis) -> float:
         return along_schedule(
-            analysis, self.layers.once(analysis, self.layers.of_layers), self.layers.once(analysis, self._again)
+            analysis,
+            self.layers.once(analysis, self.layers.of_layers),
+            self.layers.once(analysis, self._again),
+            self.layers.once(analysis, self.forced.of_ranks),
         )
-
-    def _forced(self, analysis: Analysis) -> float:
-        """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
-        try:
-            state = state_bytes(analysis)
-            blocks = list(self.layers.once(analysis, self._outputs).values())
-            inputs = inputs_of_blocks(analysis)
-            if state is None or not blocks or not inputs:
-                return 0.0
-            held = state.parameters + state.optimizer + gathered_bytes(analysis)
-            room, stages = min(self.room(analysis)), analysis.plan.mesh.pp
-            if stages > 1:
-                return recomputed_in_stages(analysis, blocks[0], inputs / len(blocks), room, held)
-            room -= held + inputs
-            logits, read = logits_bytes(analysis) or 0, worked_on(analysis)
-        except Undecided:
-            return 0.0
-        before = least_recomputed([one for outputs in blocks for one in outputs], room - logits)
-        # When the backward of a block begins, all that it reads is there, beside what the others keep.
-        within = least_recomputed([one for outputs in blocks[1:] for one in outputs], room - read)
-        return max(before, within)
 
     def _learnt_pipeline(self, analysis: Analysis) -> float:
         """Seconds of a pipeline whose blocks are known from another candidate; 0 where they are not."""

@@ -72,6 +72,16 @@ def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
     return {block: width * bytes_of_feature(analysis) // tp for block, width in _widths(analysis).items()}
 
 
+def freed_with_blocks(analysis: Analysis) -> dict[str, float]:
+    """Bytes beyond its input that each block keeps for one micro batch, if nothing of it is recomputed, at least.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    of_feature, given = bytes_of_feature(analysis) / analysis.plan.mesh.tp, _dim(analysis)
+    return {block: (width - given) * of_feature for block, width in _untreated(analysis).items()}
+
+
 def inputs_of_blocks(analysis: Analysis) -> int:
     """Bytes of the inputs of all blocks for one micro batch, over all stages, whatever is recomputed; 0 if not known.
 
@@ -125,8 +135,8 @@ def _widths(analysis: Analysis) -> dict[str, int]:
         recomputed = recomputed_modules(analysis)
     except Undecided:
         return widths  # any treatment keeps the inputs
-    if not any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        features = _Features(manifest, fuses_attention(analysis), plan.mesh.tp, cut_layers(analysis))
+    if not _is_cast(analysis):
+        features = _features(analysis)
         for path, module in manifest.modules.items():
             above = [path, *holders(path)]
             block = next((one for one in above[1:] if one in widths), None)
@@ -142,6 +152,30 @@ def _widths(analysis: Analysis) -> dict[str, int]:
                 more = rule.treatment.amount * (widths[block] - _dim(analysis)) - _widest(analysis)[block]
                 widths[block] = _dim(analysis) + max(0, int(more))
     return widths
+
+
+@fact
+def _untreated(analysis: Analysis) -> dict[str, int]:
+    """The same where nothing is recomputed, whatever the plan says."""
+    manifest, blocks = analysis.manifest, _blocks(analysis)
+    assert manifest is not None
+    widths = dict.fromkeys(blocks, _dim(analysis)) if blocks else {}
+    features = _features(analysis)
+    for path, module in manifest.modules.items() if widths and not _is_cast(analysis) else ():
+        block = next((one for one in holders(path) if one in widths), None)
+        if block is not None:
+            widths[block] += sum(features.kept(path, module, []))
+    return widths
+
+
+def _features(analysis: Analysis) -> _Features:
+    assert analysis.manifest is not None
+    return _Features(analysis.manifest, fuses_attention(analysis), analysis.plan.mesh.tp, cut_layers(analysis))
+
+
+def _is_cast(analysis: Analysis) -> bool:
+    """Whether some layers compute in narrower dtypes, and keep what they do in these."""
+    return any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules)
 
 
 def _fills(treatment: Any) -> bool:
@@ -188,7 +222,7 @@ def _in_feed_forward(analysis: Analysis) -> dict[str, int]:
     """Features of a token that the backward of each block's feed-forward module reads on all `tp` ranks together."""
     manifest = analysis.manifest
     assert manifest is not None
-    if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules):
+    if _is_cast(analysis):
         return {}
     found = {}
     for block in _blocks(analysis):

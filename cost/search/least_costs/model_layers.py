@@ -98,11 +98,14 @@ class ModelLayers:
         layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
         for path, waits in self.once(analysis, self.waits).items():
-            least[path] = Pass(least[path].forward + waits.forward, least[path].backward + waits.backward)
+            took = least[path]
+            least[path] = took._replace(
+                forward=took.forward + waits.forward, backward=took.backward + waits.backward
+            )
         key = self.once(analysis, self._movement_key) if self._moved else None
         if key in self._moved:
-            took = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
-            least |= dict.fromkeys(movements.blocks_alike(manifest), took)
+            moved = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
+            least |= dict.fromkeys(movements.blocks_alike(manifest), moved)
         return least
 
     def _movement_key(self, analysis: Analysis) -> str | None:
@@ -148,4 +151,5 @@ class ModelLayers:
             found = None if in_pieces else of_shapes[shape]
             if found is not None:
                 known = least[path]
-                yield path, Pass(max(found.forward, known.forward), max(found.backward, known.backward))
+                most = max(found.forward, known.forward), max(found.backward, known.backward)
+                yield path, Pass(*most, found.of_inputs, found.of_weights)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from legoai.cost.kernels.model_flops import DECODERS
-from legoai.cost.search.least_costs.activations import bytes_of_feature, fuses_attention
+from legoai.cost.search.least_costs.activations import bytes_of_feature, freed_with_blocks, fuses_attention
 from legoai.cost.search.least_costs.cut_layers import children
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.dsl.analysis.analysis import Analysis
@@ -65,7 +65,68 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
             kind = manifest.modules[path].kind
             if kind in ("linear", "attention") and kind not in kept:
                 inside.setdefault(recomputing[0], []).append(took.forward)
-    return {path: max(0.0, sum(parts) - max(parts)) for path, parts in inside.items()}
+    return {path: _up_to_last(parts) for path, parts in inside.items()}
+
+
+class WholeBlock(NamedTuple):
+    """A block that is recomputed as a whole: in the first stage of a pipeline whose backward is in halves, or another.
+
+    Both have the bytes that the block keeps otherwise, beside its input.
+    """
+
+    in_first: Output
+    in_others: Output
+
+
+def whole_blocks(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, WholeBlock]:
+    """What it takes to recompute each block as a whole where backward is in halves; none if it is not known.
+
+    torch computes the gradients of inputs and of weights apart only of blocks that are kept or recomputed as a whole.
+
+    Args:
+        analysis: of a plan whose mesh and micro batch are decided.
+        least: seconds of layers for one micro batch.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    freed = freed_with_blocks(analysis)
+    inside: dict[str, list[float]] = {block: [] for block in freed}
+    for path, took in least.items() if freed else ():
+        for block in holders(path):
+            if block in inside:
+                inside[block].append(took.forward)
+    once = {block: _up_to_last(parts) for block, parts in inside.items()}
+    more = by_second_half(analysis, once)
+    return {
+        block: WholeBlock(Output(once[block], size), Output(once[block] + more.get(block, 0.0), size))
+        for block, size in freed.items()
+    }
+
+
+def by_second_half(analysis: Analysis, recomputed: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that the second half of a backward recomputes beside the first, by the recomputing module.
+
+    torch computes the gradients of the weights one layer after the other, each by a backward of its own: each of them
+    reads what its layer was given, for which the module that holds it is recomputed again.
+
+    Args:
+        analysis: of the plan.
+        recomputed: seconds to recompute each module once.
+    """
+    manifest, found = analysis.manifest, dict.fromkeys(recomputed, 0.0)
+    assert manifest is not None
+    for path, module in manifest.modules.items():
+        if module.kind == "linear":
+            for holder in holders(path):
+                if holder in found:
+                    found[holder] += recomputed[holder]
+    return found
+
+
+def _up_to_last(parts: Sequence[float]) -> float:
+    """Least seconds of a recomputation that may stop before the last of its products."""
+    return max(0.0, sum(parts) - max(parts, default=0.0))
 
 
 def _kinds_kept(treatment: Selective) -> frozenset[str]:

@@ -9,11 +9,17 @@ from dataclasses import dataclass
 
 from legoai.cost.search.least_costs.collectives import elements_of_units
 from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.recomputation import Output, least_recomputed
+from legoai.cost.search.least_costs.recomputation import (
+    Output,
+    WholeBlock,
+    by_second_half,
+    least_recomputed,
+)
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
 from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.analysis.pipeline import (
     is_staged,
@@ -30,13 +36,16 @@ from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile
 
 
-def along_schedule(analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]) -> float:
+def along_schedule(
+    analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float], forced: Sequence[float]
+) -> float:
     """The longest path through the schedule, or the busiest rank's own work with what comes before and after it.
 
     Args:
         analysis: of a plan whose stages and schedule are decided.
         least: seconds of layers for one micro batch.
         recomputed: seconds of recomputation for one micro batch, by the recomputing module.
+        forced: the least that each rank recomputes for one micro batch, if that is known.
 
     Raises:
         Undecided: it depends on a hole.
@@ -44,28 +53,61 @@ def along_schedule(analysis: Analysis, least: Mapping[str, Pass], recomputed: Ma
     count, batches = stage_count(analysis), micro_batches(analysis.plan)
     if count is None or batches is None:
         return 0.0
-    forward, backward = [0.0] * count, [0.0] * count
+    forward, backward, again = [0.0] * count, [0.0] * count, [0.0] * count
+    for path, one in least.items():
+        stage = stage_of(analysis, path)
+        if stage is not None:
+            forward[stage] += one.forward
+            backward[stage] += one.backward
+    split, graph = splits_backward(analysis), graph_of(analysis)
+    apart = by_second_half(analysis, recomputed) if split and not is_traced(analysis) else {}
+    for path, seconds in recomputed.items():
+        stage = stage_of(analysis, path)
+        if stage is not None:
+            again[stage] += seconds + (apart.get(path, 0.0) if stage else 0.0)
+    longest = 0.0
+    if graph is not None and graph.stages == count:
+        halves = _halves(analysis, least, recomputed, apart, count) if split else [{} for _ in range(count)]
+        for stage, took in enumerate(halves):
+            took |= {"F": forward[stage], "B": backward[stage] + again[stage]}
+        longest, _ = graph.longest(halves)
+    for rank, stages in enumerate(stages_of_ranks(analysis)):
+        more = max(sum(again[stage] for stage in stages), forced[rank] if forced else 0.0)
+        own = (sum(forward[stage] + backward[stage] for stage in stages) + more) * batches
+        before = range(min(stages))
+        fill = sum(forward[stage] for stage in before)
+        drain = 0.0 if split else sum(backward[stage] + again[stage] for stage in before)
+        longest = max(longest, own + fill + drain)
+    return longest
+
+
+def _halves(
+    analysis: Analysis,
+    least: Mapping[str, Pass],
+    recomputed: Mapping[str, float],
+    apart: Mapping[str, float],
+    count: int,
+) -> list[dict[str, float]]:
+    """Least seconds of the halves of each stage's backward.
+
+    The gradients of a stage's inputs take a product of each linear layer and all of attention, which reads what was
+    recomputed; the gradients of weights take the other product, and what is recomputed again for them. The first stage
+    has no inputs with a gradient: all of its backward is in its second half.
+    """
+    halves = [{"I": 0.0, "W": 0.0} for _ in range(count)]
+    if is_traced(analysis) or analysis.manifest is None:
+        return halves
     for path, took in least.items():
         stage = stage_of(analysis, path)
         if stage is not None:
-            forward[stage] += took.forward
-            backward[stage] += took.backward
-    for path, again in recomputed.items():
+            halves[stage]["I" if stage else "W"] += took.of_inputs
+            halves[stage]["W"] += took.of_weights
+    for path, seconds in recomputed.items():
         stage = stage_of(analysis, path)
-        if stage is not None:
-            backward[stage] += again
-    split, graph = splits_backward(analysis), graph_of(analysis)
-    longest = 0.0
-    if graph is not None and graph.stages == count:
-        halves = {"I": 0.0, "W": 0.0} if split else {}
-        longest, _ = graph.longest([{"F": f, "B": b, **halves} for f, b in zip(forward, backward, strict=True)])
-    for stages in stages_of_ranks(analysis):
-        own = sum(forward[stage] + backward[stage] for stage in stages) * batches
-        before = range(min(stages))
-        fill = sum(forward[stage] for stage in before)
-        drain = 0.0 if split else sum(backward[stage] for stage in before)
-        longest = max(longest, own + fill + drain)
-    return longest
+        if stage is not None and analysis.manifest.modules[path].kind != "linear":
+            halves[stage]["I" if stage else "W"] += seconds
+            halves[stage]["W"] += apart.get(path, 0.0) if stage else 0.0
+    return halves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +122,7 @@ class BlockBytes:
         given: of a block's input for one micro batch, which is kept.
         kept: of all that is kept of a block for one micro batch under a plan's treatments, its input included.
         outputs: that the backward of a block reads.
+        whole: the same of a block that is recomputed as a whole; None where that is not known.
         room: of active memory on a rank.
     """
 
@@ -90,24 +133,48 @@ class BlockBytes:
     given: float = 0.0
     kept: float = 0.0
     outputs: Sequence[Output] = ()
+    whole: WholeBlock | None = None
     room: float = math.inf
 
-    def between(self, blocks: int, held: int, *, summed: bool) -> float:
+    def between(self, blocks: int, held: int, *, summed: bool, halves: bool) -> float:
         """Those of a rank with some blocks that holds micro batches between their forward and their backward.
 
         Args:
             blocks: of the rank.
             held: blocks that hold a micro batch, one counted for each of these.
             summed: whether all blocks have gradients.
+            halves: whether a backward is in halves: then parameters stay gathered from forward to backward.
         """
-        of_blocks = self.state + self.parameters + (self.gradients if summed else 0.0)
-        return blocks * of_blocks + self.gathered + held * max(self.given, self.kept)
+        return self._of_blocks(blocks, summed=summed, halves=halves) + held * max(self.given, self.kept)
 
-    def recomputed(self, blocks: int, held: int, *, summed: bool) -> float:
-        """Least seconds that such a rank recomputes of each micro batch, whatever the treatments are."""
-        left = self.room - blocks * (self.state + (self.gradients if summed else 0.0)) - self.gathered
-        outputs = [Output(blocks * one.seconds, held * one.bytes) for one in self.outputs]
-        return least_recomputed(outputs, left - held * self.given)
+    def _of_blocks(self, blocks: int, *, summed: bool, halves: bool) -> float:
+        parameters = max(self.parameters, self.gathered) if halves else self.parameters
+        of_block = self.state + parameters + (self.gradients if summed else 0.0)
+        return blocks * of_block + (0.0 if parameters else self.gathered)
+
+    def recomputed(self, each: int, held: Sequence[int], *, first: bool, summed: bool, halves: bool) -> float:
+        """Least seconds that such a rank recomputes of each micro batch, whatever the treatments are.
+
+        Args:
+            each: blocks of each stage.
+            held: micro batches between their forward and their backward in each stage of the rank.
+            first: whether the first of these is the model's.
+            summed: whether all blocks have gradients.
+            halves: as above.
+        """
+        left = self.room - self._of_blocks(each * len(held), summed=summed, halves=halves)
+        outputs = [
+            Output(each * one.seconds, number * each * one.bytes)
+            for place, number in enumerate(held)
+            for one in self.read(first=first and not place, halves=halves)
+        ]
+        return least_recomputed(outputs, left - each * sum(held) * self.given)
+
+    def read(self, *, first: bool, halves: bool) -> Sequence[Output]:
+        """What may be recomputed of a block, in the model's first stage or in another."""
+        if not halves or self.whole is None:
+            return self.outputs
+        return [self.whole.in_first if first else self.whole.in_others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +194,12 @@ def under_any_schedule(
     a rank computes all that its stages compute, and nothing before the first micro batch has passed the stages before
     its first one. Where a backward is not split, the last one of that stage is followed by those of the stages before.
 
-    With two micro batches for each rank and more, the first rank comes to hold as many pairs of a micro batch and a
-    stage as there are stages, and gradients of all its stages; with one for each rank the same where stages are dealt
-    in turn, and half as many in a V, but gradients only where it has one stage, as the backward of one micro batch is
-    over then. Under `LoopedBFS`, which takes one stage after the other, it holds each micro batch in each of its stages
-    before there are gradients. What then finds no room is recomputed by that rank, which computes no less than the
-    least busy one.
+    With one micro batch for each rank and more, the first rank comes to hold as many micro batches as there are ranks in
+    each of its stages, or one less if it has one stage; and, with two for each rank and more or if it has one stage,
+    gradients of all its stages meanwhile. In a V that is true of the last rank, which has gradients of both stages
+    where there is a micro batch more than ranks. Under `LoopedBFS`, which takes one stage after the other, the first
+    rank holds each micro batch in each of its stages before there are gradients. What then finds no room is recomputed
+    by that rank, which computes no less than the least busy one.
 
     Args:
         analysis: of a plan whose mesh and batch are decided, and whose schedule may be open.
@@ -170,16 +237,14 @@ def under_any_schedule(
             alone = min(alone, batches * own + ends)
             busiest = max(busiest, batches * (own + more) + ends + (0.0 if halves else extra[first]))
         takes = 0.0
-        two_rounds = of_pass >= 2 * ranks
         if of_pass >= ranks and count in (ranks, 2 * ranks):
             each = min(counts)  # blocks of a stage
-            summed = count == ranks or (two_rounds and not in_turn)
-            pairs = of_pass * count // ranks if in_turn else min(count, of_pass - 1) if count == ranks else count
-            if v_shaped and not two_rounds:
-                pairs = ranks
-            of_rank, at_once = each * count // ranks, each * pairs
-            takes = block.between(of_rank, at_once, summed=summed)
-            busiest = max(busiest, alone + batches * block.recomputed(of_rank, at_once, summed=summed))
+            summed = count == ranks or (not in_turn and (of_pass > ranks if v_shaped else of_pass >= 2 * ranks))
+            at_once = [min(ranks, of_pass - 1) if count == ranks else of_pass if in_turn else ranks] * (count // ranks)
+            apart = halves and not is_traced(analysis)
+            takes = block.between(each * count // ranks, each * sum(at_once), summed=summed, halves=apart)
+            more = block.recomputed(each, at_once, first=not v_shaped, summed=summed, halves=apart)
+            busiest = max(busiest, alone + batches * more)
         if takes <= block.room:
             found.append(UnderSchedules(busiest, takes))
     return UnderSchedules(
@@ -257,35 +322,40 @@ def held_between_backwards(analysis: Analysis, kept: int) -> int:
     return max(of_stage, gradients // ranks) if at_once else of_stage
 
 
-def recomputed_in_stages(analysis: Analysis, block: Sequence[Output], given: float, room: float, held: float) -> float:
-    """Least seconds that all ranks recompute of one micro batch, since memory cannot keep all; 0 if not known.
+def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, ...]:
+    """Least seconds that each rank recomputes of one micro batch, since memory cannot keep all; none if not known.
+
+    At each moment of its schedule what a rank keeps for the micro batches that are under way has no more room than is
+    left beside the state of its blocks, the gradients that are added up, and the parameters that stay gathered.
 
     Args:
-        analysis: of a plan with an even split, whose blocks are alike.
-        block: the outputs of a block that its backward reads.
-        given: bytes of its input, which is kept.
-        room: bytes of active memory of a rank.
-        held: of these, bytes that parameters and optimizer state of a mean rank take.
+        analysis: of a plan with an even split.
+        block: bytes of a block, which are those of all.
 
     Raises:
         Undecided: the schedule is open.
     """
     pipeline, count = analysis.plan.pipeline, stage_count(analysis)
     graph = graph_of(analysis) if pipeline is not None and pipeline.split == "even" else None
-    if graph is None or count is None or graph.stages != count:
-        return 0.0
-    blocks = split_points(analysis).blocks
-    each = len(blocks) // count
-    room -= held * _share_of_blocks(analysis) * each * count / len(blocks)
-    recomputed = 0.0
-    for moments in graph.held:
+    if graph is None or count is None or graph.stages != count or not block.outputs:
+        return ()
+    each = len(split_points(analysis).blocks) // count
+    halves = splits_backward(analysis) and not is_traced(analysis)
+    parameters = max(block.parameters, block.gathered) if halves else block.parameters
+    recomputed = []
+    for stages, moments in zip(stages_of_ranks(analysis), graph.held, strict=True):
         most = 0.0
         for moment in moments:
-            held_now = moment.micro_batches.values()
-            outputs = [Output(each * one.seconds, number * each * one.bytes) for number in held_now for one in block]
-            most = max(most, least_recomputed(outputs, room - sum(held_now) * each * given))
-        recomputed += most
-    return recomputed
+            outputs = [
+                Output(each * one.seconds, number * each * one.bytes)
+                for stage, number in moment.micro_batches.items()
+                for one in block.read(first=stage == 0, halves=halves)
+            ]
+            blocks = len(stages) * block.state + len(moment.summed) * block.gradients
+            blocks += len(moment.gathered) * parameters + sum(moment.micro_batches.values()) * block.given
+            most = max(most, least_recomputed(outputs, block.room - each * blocks))
+        recomputed.append(most)
+    return tuple(recomputed)
 
 
 @fact
@@ -298,7 +368,14 @@ def _share_of_blocks(analysis: Analysis) -> float:
 
 
 def block_bytes(
-    analysis: Analysis, *, state: float, outputs: Sequence[Output], given: float, kept: float, room: float
+    analysis: Analysis,
+    *,
+    state: float,
+    outputs: Sequence[Output],
+    whole: WholeBlock | None,
+    given: float,
+    kept: float,
+    room: float,
 ) -> BlockBytes:
     """Bytes of the blocks of a pipeline on one rank, where all of them are alike; else none are told.
 
@@ -306,6 +383,7 @@ def block_bytes(
         analysis: of a plan whose mesh and batch are decided.
         state: of the parameters and optimizer state of a mean rank, in shards.
         outputs: that the backward of a block reads.
+        whole: the same of a block that is recomputed as a whole.
         given: of a block's input for one micro batch.
         kept: of what is kept of a block for one micro batch, as far as that is decided.
         room: of active memory on a rank.
@@ -328,6 +406,7 @@ def block_bytes(
         given=given,
         kept=kept,
         outputs=outputs,
+        whole=whole,
         room=room,
     )
 

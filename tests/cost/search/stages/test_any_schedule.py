@@ -34,7 +34,7 @@ def analysed(
 
 
 @pytest.mark.parametrize(("schedule", "ranks"), list(itertools.product(SINGLE_STAGE + MULTI_STAGE, (2, 4))))
-def test_the_first_rank_holds_what_is_said_of_every_schedule(schedule: str, ranks: int):
+def test_a_rank_holds_what_is_said_of_every_schedule(schedule: str, ranks: int):
     stages = 1 if schedule in SINGLE_STAGE else 2
     for batches in (ranks, ranks + 1, 2 * ranks, 2 * ranks + 1, 3 * ranks, 4 * ranks, 7 * ranks):
         try:
@@ -42,17 +42,18 @@ def test_the_first_rank_holds_what_is_said_of_every_schedule(schedule: str, rank
         except ValueError:
             continue  # torch has no such order
         assert graph is not None
-        held = [(sum(one.micro_batches.values()), one) for one in graph.held[0]]
-        most = max(count for count, _ in held)
-        summed = max((count for count, one in held if len(one.summed) == stages), default=0)
+        moments = graph.held[-1 if schedule in V_SHAPED else 0]
+        each = [(min(one.micro_batches.values()), len(one.summed)) for one in moments if one.micro_batches]
+        most = max(count for count, _ in each)
+        summed = max((count for count, having in each if having == stages), default=0)
         if schedule == "LoopedBFS":
-            assert most >= batches * stages
-        else:
-            assert most >= ranks * (1 if schedule in V_SHAPED and batches < 2 * ranks else stages)
-        if stages == 1:
+            assert most >= batches
+        elif stages == 1:
             assert summed >= min(ranks, batches - 1)
-        elif schedule != "LoopedBFS" and batches >= 2 * ranks:
-            assert summed >= ranks * stages
+        else:
+            assert most >= ranks
+            if batches >= (ranks + 1 if schedule in V_SHAPED else 2 * ranks):
+                assert summed >= ranks
 
 
 @pytest.mark.parametrize("layers", [13, 16])
@@ -60,7 +61,7 @@ def test_an_open_schedule_is_bounded_by_the_least_of_all(layers: int):
     bounds = BoundsOf()
     whatever = bounds(analysed(4, 8, "auto", layers=layers))
     each = [bounds(analysed(4, 8, one, layers=layers)) for one in SINGLE_STAGE + MULTI_STAGE]
-    assert 0.9 * min(one.step_time for one in each) < whatever.step_time <= min(one.step_time for one in each)
+    assert 0.85 * min(one.step_time for one in each) < whatever.step_time <= min(one.step_time for one in each)
     assert whatever.memory <= min(one.memory for one in each)
 
 

@@ -1,0 +1,90 @@
+"""Recomputation that memory forces, whatever the treatments are: what finds no room is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from legoai.cost.search.least_costs import movements
+from legoai.cost.search.least_costs.activations import inputs_of_blocks, kept_of_blocks, worked_on
+from legoai.cost.search.least_costs.collectives import gathered_bytes
+from legoai.cost.search.least_costs.model_layers import ModelLayers
+from legoai.cost.search.least_costs.recomputation import (
+    Output,
+    WholeBlock,
+    least_recomputed,
+    outputs_of_blocks,
+    whole_blocks,
+)
+from legoai.cost.search.stages.bounds import BlockBytes, block_bytes, recomputed_by_ranks
+from legoai.cost.search.stages.costs import Room
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.bounds import logits_bytes
+from legoai.dsl.analysis.state import state_bytes
+from legoai.specs.directives.hole import Undecided
+
+
+@dataclass(slots=True)
+class Forced:
+    """Least recomputation of the candidates of one plan.
+
+    Args:
+        layers: least seconds of layers.
+        room: bytes that a rank may take.
+    """
+
+    layers: ModelLayers
+    room: Callable[[Analysis], Room]
+
+    def of_micro_batch(self, analysis: Analysis) -> float:
+        """Least seconds that any treatments recompute of one micro batch on all ranks, since memory cannot keep all."""
+        if analysis.plan.mesh.pp > 1:
+            return sum(self.layers.once(analysis, self.of_ranks))
+        try:
+            state = state_bytes(analysis)
+            blocks = list(self.layers.once(analysis, self._outputs).values())
+            inputs = inputs_of_blocks(analysis)
+            if state is None or not blocks or not inputs:
+                return 0.0
+            room = min(self.room(analysis)) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
+            logits, read = logits_bytes(analysis) or 0, worked_on(analysis)
+        except Undecided:
+            return 0.0
+        before = least_recomputed([one for outputs in blocks for one in outputs], room - logits)
+        # When the backward of a block begins, all that it reads is there, beside what the others keep.
+        within = least_recomputed([one for outputs in blocks[1:] for one in outputs], room - read)
+        return max(before, within)
+
+    def of_ranks(self, analysis: Analysis) -> tuple[float, ...]:
+        """The same of each rank of a pipeline; none where it is not known."""
+        try:
+            return recomputed_by_ranks(analysis, self.of_block(analysis))
+        except Undecided:
+            return ()
+
+    def of_block(self, analysis: Analysis) -> BlockBytes:
+        """What blocks take that are all alike."""
+        state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
+        outputs = self.layers.once(analysis, self._outputs)
+        inputs = inputs_of_blocks(analysis)
+        if state is None or not blocks or not inputs or not outputs:
+            return BlockBytes()
+        return block_bytes(
+            analysis,
+            state=state.parameters + state.optimizer,
+            outputs=outputs[blocks[0]],
+            whole=self.layers.once(analysis, self._whole).get(blocks[0]),
+            given=inputs / len(blocks),
+            kept=min(kept_of_blocks(analysis).values()),
+            room=min(self.room(analysis)),
+        )
+
+    def _outputs(self, analysis: Analysis) -> Mapping[str, Sequence[Output]]:
+        """The outputs of each block's layers that backward reads."""
+        return outputs_of_blocks(
+            analysis, self.layers.once(analysis, self.layers.of_layers), self.layers.once(analysis, self.layers.waits)
+        )
+
+    def _whole(self, analysis: Analysis) -> Mapping[str, WholeBlock]:
+        """Each block, if it is recomputed as a whole."""
+        return whole_blocks(analysis, self.layers.once(analysis, self.layers.of_layers))
