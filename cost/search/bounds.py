@@ -36,22 +36,11 @@ from typing import Final, TypeVar
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.forced import Forced
 from legoai.cost.search.least_costs import collectives
-from legoai.cost.search.least_costs.activations import (
-    inputs_of_blocks,
-    kept_of_blocks,
-    worked_on,
-)
-from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import (
-    Output,
-    WholeBlock,
     by_treatments,
-    least_recomputed,
-    outputs_of_blocks,
-    whole_blocks,
 )
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.least_memory import least_memory
@@ -60,8 +49,6 @@ from legoai.cost.search.stages.bounds import (
     BlockBytes,
     UnderSchedules,
     along_schedule,
-    block_bytes,
-    recomputed_by_ranks,
     under_any_schedule,
 )
 from legoai.cost.search.stages.costs import (
@@ -74,9 +61,7 @@ from legoai.cost.search.stages.costs import (
 )
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
-from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.pipeline import is_staged
-from legoai.dsl.analysis.state import state_bytes
 from legoai.runtime.linear_program import installed
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import OrderFile
@@ -210,24 +195,31 @@ class BoundsOf:
 
     def _recomputes(self, analysis: Analysis) -> float:
         """Least seconds in which all stages recompute what a micro batch needs."""
-        return max(sum(self.layers.once(analysis, self._again).values()), self.layers.once(analysis, self.forced.of_micro_batch))
+        return max(
+            sum(self.layers.once(analysis, self._again).values()),
+            self.layers.once(analysis, self.forced.of_micro_batch),
+        )
+
+    def _besides(self, analysis: Analysis) -> float:
+        """Least seconds of a step by which parameters that are gathered, and their gradients, delay a rank's layers."""
+        plan, batches = analysis.plan, micro_batches(analysis.plan)
+        copies = self.layers.once(analysis, self._copies)
+        communicates = self.layers.once(analysis, self._communicates)
+        if batches is None or not communicates or plan.mesh.pp > 1:
+            return copies
+        # What is not hidden behind waits for other collectives slows what computes meanwhile.
+        waits = sum(one.forward for one in self.layers.once(analysis, self.layers.waits).values())
+        slowed = collectives.slowed(analysis, self.machine(analysis))
+        return copies + max(0.0, communicates - 2 * batches * waits) * slowed
 
     def _alone(self, analysis: Analysis) -> float:
         """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
-        plan, batches = analysis.plan, micro_batches(analysis.plan)
+        batches = micro_batches(analysis.plan)
         if batches is None:
             return 0.0
         computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
-        everything = computes * batches / plan.mesh.pp + self.layers.once(analysis, self._copies)
-        communicates = self.layers.once(analysis, self._communicates)
-        if communicates and plan.mesh.pp == 1:
-            # What is not hidden behind waits for other collectives slows what computes meanwhile.
-            hidden = (
-                2 * batches * sum(waits.forward for waits in self.layers.once(analysis, self.layers.waits).values())
-            )
-            share = collectives.slowed(analysis, self.machine(analysis))
-            everything += max(0.0, communicates - hidden) * share
-        return max(communicates, everything)
+        everything = computes * batches / analysis.plan.mesh.pp + self.layers.once(analysis, self._besides)
+        return max(self.layers.once(analysis, self._communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank."""
@@ -236,7 +228,7 @@ class BoundsOf:
         if not everything:
             return 0.0
         learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
-        everything = max(everything, learnt + self.layers.once(analysis, self._copies) if learnt else 0.0)
+        everything = max(everything, learnt + self.layers.once(analysis, self._besides) if learnt else 0.0)
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
@@ -334,11 +326,12 @@ class BoundsOf:
         problem = self._raised(analysis, work.least) if work.actions and installed() is not None else None
         return 0.0 if problem is None else problem.solve(gap=ASSIGNED_GAP).bound
 
-    def whatever_recomputes(self, analysis: Analysis, work: StageWork) -> float:
+    def whatever_recomputes(self, analysis: Analysis, opened: Analysis, work: StageWork) -> float:
         """Least seconds of every plan that differs from a simulated one in recomputation, units or offloading.
 
         Args:
             analysis: of the plan.
+            opened: of the plan in which these are holes.
             work: of its stages, where it has some: what a block computes for a micro batch, it computes in each.
 
         Raises:
@@ -346,7 +339,8 @@ class BoundsOf:
             CatalogueError: a device that is not known or not complete.
         """
         if not is_staged(analysis):
-            return self.shared.whatever_recomputes(analysis)
+            computes = self.shared.whatever_recomputes(analysis, self.layers.once(opened, self.forced.of_micro_batch))
+            return computes + self.layers.once(opened, self._besides) if computes else 0.0
         known = work.least and analysis.plan.compile is None
         problem = self.stage_problem(analysis, recomputes=False) if known else None
         if problem is None:

@@ -443,7 +443,8 @@ class Search:
         self._learn(choices, candidate, outcome)
         if self._joint is not None and candidate.analysis is not None:
             group = self._joint.holes.group(choices)
-            seconds = self.bounds.whatever_recomputes(candidate.analysis, outcome.stages)
+            opened = self.plan.candidate(group, without=self.without).analysis or candidate.analysis
+            seconds = self.bounds.whatever_recomputes(candidate.analysis, opened, outcome.stages)
             told = self.costs.least(Bounds(step_time=seconds), candidate)
             self._untried[group] = max(told, self._untried.get(group, -math.inf))
 

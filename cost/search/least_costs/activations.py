@@ -128,7 +128,7 @@ def fuses_attention(analysis: Analysis) -> bool:
 @fact
 def _widths(analysis: Analysis) -> dict[str, int]:
     """Features of a token that each block keeps on all tensor-parallel ranks together; none where it is not known."""
-    plan, manifest, blocks = analysis.plan, analysis.manifest, _blocks(analysis)
+    manifest, blocks = analysis.manifest, _blocks(analysis)
     assert manifest is not None
     widths = dict.fromkeys(blocks, _dim(analysis)) if blocks else {}
     try:

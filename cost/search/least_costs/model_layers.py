@@ -99,9 +99,7 @@ class ModelLayers:
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
         for path, waits in self.once(analysis, self.waits).items():
             took = least[path]
-            least[path] = took._replace(
-                forward=took.forward + waits.forward, backward=took.backward + waits.backward
-            )
+            least[path] = took._replace(forward=took.forward + waits.forward, backward=took.backward + waits.backward)
         key = self.once(analysis, self._movement_key) if self._moved else None
         if key in self._moved:
             moved = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)

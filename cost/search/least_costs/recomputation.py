@@ -39,7 +39,8 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
     """Least seconds that a plan's treatments recompute, by the recomputing module.
 
     torch stops to recompute when all that was saved is there again, so that the last product of a module may be left
-    out: the largest counts as that one. Compiled modules choose by themselves what they recompute.
+    out: the largest counts as that one, where it is not known which ones come before it. Compiled modules choose by
+    themselves what they recompute.
 
     Args:
         analysis: of a plan, whose treatments may be open: then nothing is known of them.
@@ -51,8 +52,13 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
         rules = recomputed_modules(analysis)
     except Undecided:
         return {}
-    manifest = analysis.manifest
+    manifest, fused = analysis.manifest, fuses_attention(analysis)
     inside: dict[str, list[float]] = {}
+    halved = {
+        path: _every_second(manifest, path)
+        for path, rule in rules.items()
+        if manifest is not None and fused and _keeps_every_second(rule.treatment)
+    }
     for path, took in least.items() if rules else ():
         recomputing = [holder for holder in holders(path) if holder in rules]
         if not recomputing:
@@ -60,12 +66,50 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
         treatments = [rules[holder].treatment for holder in recomputing]
         if isinstance(treatments[-1], Full | Every):
             inside.setdefault(recomputing[-1], []).append(took.forward)
+        elif len(recomputing) == 1 and halved.get(recomputing[0]):
+            if path in halved[recomputing[0]]:
+                inside.setdefault(recomputing[0], []).append(took.forward)
         elif len(recomputing) == 1 and isinstance(treatments[0], Selective) and manifest is not None:
             kept = _kinds_kept(treatments[0])
             kind = manifest.modules[path].kind
             if kind in ("linear", "attention") and kind not in kept:
                 inside.setdefault(recomputing[0], []).append(took.forward)
-    return {path: _up_to_last(parts) for path, parts in inside.items()}
+    return {path: sum(parts) if halved.get(path) else _up_to_last(parts) for path, parts in inside.items()}
+
+
+def _keeps_every_second(treatment: object) -> bool:
+    """Whether a treatment keeps every second product, and nothing else but attention."""
+    return isinstance(treatment, Selective) and {"alternate_matmul"} <= {*treatment.keep} <= {
+        "alternate_matmul", "attention",
+    }  # fmt: skip
+
+
+def _every_second(manifest: Manifest | None, path: str) -> frozenset[str]:
+    """The linear layers of a module that are recomputed where every second product is kept; none if not known.
+
+    Of the products of its forward the first, the third and so on are kept. The others before the last one are computed
+    again, since the last one's input, which its backward reads, follows from them.
+    """
+    products = _products(manifest, path) if manifest is not None and manifest.flow_error is None else None
+    return frozenset(products[1:-1:2]) if products else frozenset()
+
+
+def _products(manifest: Manifest, path: str) -> list[str] | None:
+    """The linear layers that a module runs, in order; None where it may compute other products."""
+    module, found = manifest.modules[path], list[str]()
+    if module.kind == "linear":
+        return [path]
+    if (module.children and not module.flow) or module.kind == "experts":
+        return None
+    for step in module.flow:
+        if step.op in ("matmul", "other"):
+            return None
+        if step.op == "call":
+            inside = _products(manifest, module.child_path(step.name))
+            if inside is None:
+                return None
+            found += inside
+    return found
 
 
 class WholeBlock(NamedTuple):

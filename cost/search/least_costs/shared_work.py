@@ -204,14 +204,15 @@ class SharedWork:
         same = None if key is None else self._recomputed.get((key, _treatments(analysis.plan)))
         return self._at_least(analysis, key, recomputed if same is None else same.recomputed)
 
-    def whatever_recomputes(self, analysis: Analysis) -> float:
+    def whatever_recomputes(self, analysis: Analysis, recomputed: float) -> float:
         """Least seconds of a step of every plan that differs from a candidate in recomputation, units or offloading.
 
-        0 where nothing is known, as of compiled blocks, where the compiler chooses by itself what it recomputes.
+        `recomputed` are the least seconds of recomputation of a micro batch in all of them. 0 where nothing is known,
+        as of compiled blocks, where the compiler chooses by itself what it recomputes.
         """
         if analysis.plan.compile is not None:
             return 0.0
-        return self._at_least(analysis, shared_key(analysis.plan) if self.computed else None, 0.0)
+        return self._at_least(analysis, shared_key(analysis.plan) if self.computed else None, recomputed)
 
     def _at_least(self, analysis: Analysis, key: str | None, recomputed: float) -> float:
         plan = analysis.plan

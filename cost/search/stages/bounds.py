@@ -194,8 +194,8 @@ def under_any_schedule(
     a rank computes all that its stages compute, and nothing before the first micro batch has passed the stages before
     its first one. Where a backward is not split, the last one of that stage is followed by those of the stages before.
 
-    With one micro batch for each rank and more, the first rank comes to hold as many micro batches as there are ranks in
-    each of its stages, or one less if it has one stage; and, with two for each rank and more or if it has one stage,
+    With one micro batch for each rank and more, the first rank comes to hold as many micro batches as there are ranks
+    in each of its stages, or one less if it has one stage; and, with two for each rank and more or if it has one stage,
     gradients of all its stages meanwhile. In a V that is true of the last rank, which has gradients of both stages
     where there is a micro batch more than ranks. Under `LoopedBFS`, which takes one stage after the other, the first
     rank holds each micro batch in each of its stages before there are gradients. What then finds no room is recomputed

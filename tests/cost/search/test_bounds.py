@@ -109,7 +109,10 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
             index for hole, index in zip(plan.holes, choices, strict=True) if hole.what.split()[0] not in memory
         )
         fewest = least_of[beside] = min(least_of.get(beside, math.inf), found.step_time)
-        if shared.whatever_recomputes(candidate.analysis) > fewest:
+        left_open = [
+            None if hole.what.split()[0] in memory else index for hole, index in zip(plan.holes, choices, strict=True)
+        ]
+        if bounds.whatever_recomputes(candidate.analysis, plan.candidate(left_open).analysis, stages) > fewest:
             wrong.append(f"{choices}: a bound of all treatments is above {fewest} s")
         done += 1
         if done == count:
