@@ -28,6 +28,7 @@ that is read when that of a block's feed-forward module does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -200,17 +201,21 @@ class BoundsOf:
             self.layers.once(analysis, self.forced.of_micro_batch),
         )
 
-    def _besides(self, analysis: Analysis) -> float:
-        """Least seconds of a step by which parameters that are gathered, and their gradients, delay a rank's layers."""
+    def _besides(self, analysis: Analysis, idle: float = 0.0) -> float:
+        """Least seconds of a step by which gathering parameters, and reducing gradients, delay a mean rank's layers.
+
+        Their collectives slow what computes beside them, but for what is hidden where nothing does: behind waits for
+        collectives of layers, and in seconds for which the rank is idle at least. In longer ones no more would be
+        hidden than they take.
+        """
         plan, batches = analysis.plan, micro_batches(analysis.plan)
         copies = self.layers.once(analysis, self._copies)
         communicates = self.layers.once(analysis, self._communicates)
-        if batches is None or not communicates or plan.mesh.pp > 1:
+        if batches is None or not communicates:
             return copies
-        # What is not hidden behind waits for other collectives slows what computes meanwhile.
-        waits = sum(one.forward for one in self.layers.once(analysis, self.layers.waits).values())
-        slowed = collectives.slowed(analysis, self.machine(analysis))
-        return copies + max(0.0, communicates - 2 * batches * waits) * slowed
+        waits = sum(2 * one.forward + one.backward for one in self.layers.once(analysis, self.layers.waits).values())
+        hidden = waits * batches / plan.mesh.pp + idle
+        return copies + max(0.0, communicates - hidden) * collectives.slowed(analysis, self.machine(analysis))
 
     def _alone(self, analysis: Analysis) -> float:
         """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
@@ -218,7 +223,7 @@ class BoundsOf:
         if batches is None:
             return 0.0
         computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
-        everything = computes * batches / analysis.plan.mesh.pp + self.layers.once(analysis, self._besides)
+        everything = computes * batches / analysis.plan.mesh.pp + self._besides(analysis)
         return max(self.layers.once(analysis, self._communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
@@ -228,7 +233,7 @@ class BoundsOf:
         if not everything:
             return 0.0
         learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
-        everything = max(everything, learnt + self.layers.once(analysis, self._besides) if learnt else 0.0)
+        everything = max(everything, learnt + self._besides(analysis) if learnt else 0.0)
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
@@ -247,7 +252,8 @@ class BoundsOf:
         block = BlockBytes()
         with contextlib.suppress(Undecided):
             block = self.forced.of_block(analysis)
-        return under_any_schedule(analysis, least, self.layers.once(analysis, self._again), block)
+        again = self.layers.once(analysis, self._again)
+        return under_any_schedule(analysis, least, again, block, functools.partial(self._besides, analysis))
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -270,6 +276,7 @@ class BoundsOf:
             self.layers.once(analysis, self.layers.of_layers),
             self.layers.once(analysis, self._again),
             self.layers.once(analysis, self.forced.of_ranks),
+            functools.partial(self._besides, analysis),
         )
 
     def _learnt_pipeline(self, analysis: Analysis) -> float:
@@ -340,7 +347,7 @@ class BoundsOf:
         """
         if not is_staged(analysis):
             computes = self.shared.whatever_recomputes(analysis, self.layers.once(opened, self.forced.of_micro_batch))
-            return computes + self.layers.once(opened, self._besides) if computes else 0.0
+            return computes + self._besides(opened) if computes else 0.0
         known = work.least and analysis.plan.compile is None
         problem = self.stage_problem(analysis, recomputes=False) if known else None
         if problem is None:

@@ -9,6 +9,8 @@ from legoai.cost.estimate import within
 from legoai.cost.search.evaluator import Figures
 from legoai.dsl.open_plan import Candidate, OpenHole
 from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.checkpoint import Checkpoint
+from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.directives.require import Requirement
@@ -48,16 +50,17 @@ def evaluated(choices: Choices, candidate: Candidate, figures: Figures) -> Evalu
 def order_of(holes: Sequence[OpenHole]) -> list[int]:
     """Indices of holes in the order in which they are answered: what decides most about others comes first.
 
-    Styles are chosen, and then blocks assigned to stages, when all else is decided.
+    Treatments of memory come before what changes a step by little, such as the form of the loss. Styles are chosen, and
+    then blocks assigned to stages, when all else is decided.
     """
-    first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3}
+    first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3, Unit: 4, Checkpoint: 4}
 
     def rank(index: int) -> tuple[int, int]:
         hole = holes[index]
         if hole.line is not None:
-            return 5, index  # a program decides those together
+            return 6, index  # a program decides those together
         # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
-        place = 0 if hole.owner is None else first.get(hole.owner, 4)
-        return 6 if hole.assigns else place, index
+        place = 0 if hole.owner is None else first.get(hole.owner, 5)
+        return 7 if hole.assigns else place, index
 
     return sorted(range(len(holes)), key=rank)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from legoai.cost.search.least_costs.collectives import elements_of_units
@@ -37,7 +37,11 @@ from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, SPLIT_BA
 
 
 def along_schedule(
-    analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float], forced: Sequence[float]
+    analysis: Analysis,
+    least: Mapping[str, Pass],
+    recomputed: Mapping[str, float],
+    forced: Sequence[float],
+    besides: Callable[[float], float],
 ) -> float:
     """The longest path through the schedule, or the busiest rank's own work with what comes before and after it.
 
@@ -46,6 +50,7 @@ def along_schedule(
         least: seconds of layers for one micro batch.
         recomputed: seconds of recomputation for one micro batch, by the recomputing module.
         forced: the least that each rank recomputes for one micro batch, if that is known.
+        besides: seconds of a mean rank beside its layers, by the seconds for which it is idle.
 
     Raises:
         Undecided: it depends on a hole.
@@ -71,14 +76,16 @@ def along_schedule(
         for stage, took in enumerate(halves):
             took |= {"F": forward[stage], "B": backward[stage] + again[stage]}
         longest, _ = graph.longest(halves)
-    for rank, stages in enumerate(stages_of_ranks(analysis)):
+    ranks, whole, idle = stages_of_ranks(analysis), 0.0, 0.0
+    for rank, stages in enumerate(ranks):
         more = max(sum(again[stage] for stage in stages), forced[rank] if forced else 0.0)
         own = (sum(forward[stage] + backward[stage] for stage in stages) + more) * batches
         before = range(min(stages))
         fill = sum(forward[stage] for stage in before)
         drain = 0.0 if split else sum(backward[stage] + again[stage] for stage in before)
         longest = max(longest, own + fill + drain)
-    return longest
+        whole, idle = whole + own / len(ranks), idle + (fill + drain) / len(ranks)
+    return max(longest, whole + idle + besides(idle))
 
 
 def _halves(
@@ -186,7 +193,11 @@ class UnderSchedules:
 
 
 def under_any_schedule(
-    analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float], block: BlockBytes
+    analysis: Analysis,
+    least: Mapping[str, Pass],
+    recomputed: Mapping[str, float],
+    block: BlockBytes,
+    besides: Callable[[float], float],
 ) -> UnderSchedules:
     """Least time and memory of a pipeline with an even split, under whatever schedule its plan may come to have.
 
@@ -206,6 +217,7 @@ def under_any_schedule(
         least: seconds of layers for one micro batch.
         recomputed: seconds of recomputation for one micro batch, by the recomputing module.
         block: bytes of a block.
+        besides: as of :func:`along_schedule`.
 
     Raises:
         Undecided: the split is open.
@@ -227,7 +239,7 @@ def under_any_schedule(
         edges = [0, *(known.position[point] for point in known.counted(counts)), len(known.starts)]
         forward, backward = ([to[edge] for edge in edges] for to in computes)
         extra = [again[edge] for edge in edges]
-        alone, busiest = math.inf, 0.0
+        alone, busiest, whole, idle = math.inf, 0.0, 0.0, 0.0
         for rank in range(ranks):
             held = (rank, count - 1 - rank) if v_shaped else range(rank, count, ranks)
             own = sum(forward[one + 1] - forward[one] + backward[one + 1] - backward[one] for one in held)
@@ -235,7 +247,10 @@ def under_any_schedule(
             first = min(held)
             ends = forward[first] + (0.0 if halves else backward[first])
             alone = min(alone, batches * own + ends)
-            busiest = max(busiest, batches * (own + more) + ends + (0.0 if halves else extra[first]))
+            ends += 0.0 if halves else extra[first]
+            busiest = max(busiest, batches * (own + more) + ends)
+            whole, idle = whole + batches * (own + more) / ranks, idle + ends / ranks
+        busiest = max(busiest, whole + idle + besides(idle))
         takes = 0.0
         if of_pass >= ranks and count in (ranks, 2 * ranks):
             each = min(counts)  # blocks of a stage
