@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from legoai.cost.kernels.work import Movement, MovementKind
+from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.search.least_costs import movements
 from legoai.cost.search.least_costs.activations import inputs_of_blocks, kept_of_blocks, worked_on
-from legoai.cost.search.least_costs.collectives import gathered_bytes
+from legoai.cost.search.least_costs.collectives import gathered_bytes, gathered_for_backward
 from legoai.cost.search.least_costs.model_layers import ModelLayers
 from legoai.cost.search.least_costs.recomputation import (
     Output,
@@ -22,6 +26,9 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.bounds import logits_bytes
 from legoai.dsl.analysis.state import state_bytes
 from legoai.specs.directives.hole import Undecided
+
+_KINDS: Final[tuple[MovementKind, ...]] = ("elementwise", "normalisation", "reduction")
+"""What kernels between layers may be."""
 
 
 @dataclass(slots=True)
@@ -47,11 +54,11 @@ class Forced:
             if state is None or not blocks or not inputs:
                 return 0.0
             room = min(self.room(analysis)) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
-            logits, read = logits_bytes(analysis) or 0, worked_on(analysis)
+            logits, read = logits_bytes(analysis) or 0, worked_on(analysis) + gathered_for_backward(analysis)
         except Undecided:
             return 0.0
         before = least_recomputed([one for outputs in blocks for one in outputs], room - logits)
-        # When the backward of a block begins, all that it reads is there, beside what the others keep.
+        # In the backward of a block's feed-forward module all that it works on is there, beside what the others keep.
         within = least_recomputed([one for outputs in blocks[1:] for one in outputs], room - read)
         return max(before, within)
 
@@ -80,9 +87,18 @@ class Forced:
         )
 
     def _outputs(self, analysis: Analysis) -> Mapping[str, Sequence[Output]]:
-        """The outputs of each block's layers that backward reads."""
+        """The outputs inside of each block that backward reads."""
+        profile, rate = self.layers.machine(analysis).profile, analysis.plan.precision.param
+
+        def moves(size: float) -> float:
+            works = (Movement(kind=kind, bytes=int(size), rate=rate) for kind in _KINDS)
+            return min(seconds_of(work, profile)[0] for work in works)
+
         return outputs_of_blocks(
-            analysis, self.layers.once(analysis, self.layers.of_layers), self.layers.once(analysis, self.layers.waits)
+            analysis,
+            self.layers.once(analysis, self.layers.of_layers),
+            self.layers.once(analysis, self.layers.waits),
+            functools.cache(moves),
         )
 
     def _whole(self, analysis: Analysis) -> Mapping[str, WholeBlock]:

@@ -49,7 +49,7 @@ def kept_by_blocks(analysis: Analysis) -> int:
 def held_in_backward(analysis: Analysis) -> int:
     """Bytes that a rank holds when the backward of a block's feed-forward module begins, at least; 0 if not known.
 
-    All that its backward reads is there then, whether it was kept or computed again, beside what other blocks keep.
+    All that its backward works on is there then, whether it was kept or computed again, beside what other blocks keep.
 
     Raises:
         Undecided: it depends on a hole.
@@ -93,7 +93,7 @@ def inputs_of_blocks(analysis: Analysis) -> int:
 
 
 def worked_on(analysis: Analysis) -> int:
-    """Bytes that the backward of some block's feed-forward module reads, at least, for one micro batch.
+    """Bytes that the backward of some block's feed-forward module works on, at least, for one micro batch.
 
     Raises:
         Undecided: it depends on a hole.
@@ -219,7 +219,12 @@ def _dim(analysis: Analysis) -> int:
 
 @fact
 def _in_feed_forward(analysis: Analysis) -> dict[str, int]:
-    """Features of a token that the backward of each block's feed-forward module reads on all `tp` ranks together."""
+    """Features of a token that the backward of a block's feed-forward module works on, on all `tp` ranks together.
+
+    When its last layer's gradients are computed, there is all that the module's backward reads: its input, the inputs
+    of its activation function and of its last layer, and both factors of a gate; and the gradients of the last layer's
+    output and input.
+    """
     manifest = analysis.manifest
     assert manifest is not None
     if _is_cast(analysis):
@@ -231,7 +236,7 @@ def _in_feed_forward(analysis: Analysis) -> dict[str, int]:
             if part.kind == "feed_forward" and layers:
                 hidden = int(layers[0].attributes["out_features"])
                 given = int(layers[0].attributes["in_features"])
-                found[block] = given + hidden * (_GATED if len(layers) == _GATED else 1)
+                found[block] = 2 * given + hidden * (2 + len(layers) if len(layers) == _GATED else 3)
     return found
 
 

@@ -178,6 +178,25 @@ def gathered_bytes(analysis: Analysis) -> int:
     )
 
 
+def gathered_for_backward(analysis: Analysis) -> int:
+    """Bytes of the parameters of a block that are gathered for its backward, and do not count as staying gathered.
+
+    0 where :func:`gathered_bytes` is not known.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None or plan.fsdp is None or is_traced(analysis) or plan.mesh.pp > 1:
+        return 0
+    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or _is_cast(analysis):
+        return 0
+    units, elements = fsdp_units(analysis), elements_of_units(analysis)
+    blocks = [path for item in manifest.block_lists for path in item.paths]
+    freed = (elements[path] if path in units and _may_reshard(units[path]) else 0 for path in blocks)
+    return DTYPE_BYTES[plan.precision.param] * min(freed, default=0)
+
+
 def _freed(analysis: Analysis, elements: Mapping[str, int], room: float) -> frozenset[str]:
     """Units of open rules that cannot stay gathered from forward to backward, as those of one rule do together."""
     state, units = state_bytes(analysis), fsdp_units(analysis)

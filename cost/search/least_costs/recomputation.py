@@ -5,13 +5,13 @@ bound what any choice of treatments must recompute: a knapsack whose items are t
 fractions may be kept, takes no more time than the best of them.
 
 An output counts where backward reads it, or something of its size that cannot be made without it: queries, keys and
-values, the output of attention, the sum behind it, and the factors of a feed-forward module. The output of a block's
-last layer is the next one's input, and is kept.
+values, the output of attention, the sum behind it, norms, the factors of a feed-forward module, and its last layer's
+input. The output of a block's last layer is the next one's input, and is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from legoai.cost.kernels.model_flops import DECODERS
@@ -179,15 +179,32 @@ def _kinds_kept(treatment: Selective) -> frozenset[str]:
     return frozenset(kind for item in treatment.keep for kind in named.get(item, ("linear", "attention")))
 
 
+class _Read(NamedTuple):
+    """What backward reads of a token: its features, and what computes them.
+
+    Attributes:
+        features: of a token.
+        layer: whose output it is; None of a norm, an activation function or a gate.
+        waits: whether the layer waits for its input.
+        moved: features that a kernel reads and writes of which it is the output.
+    """
+
+    features: int
+    layer: str | None = None
+    waits: bool = False
+    moved: int = 0
+
+
 def outputs_of_blocks(
-    analysis: Analysis, least: Mapping[str, Pass], waits: Mapping[str, Pass]
+    analysis: Analysis, least: Mapping[str, Pass], waits: Mapping[str, Pass], moves: Callable[[float], float]
 ) -> dict[str, list[Output]]:
-    """The outputs of each block's layers that backward reads; none where it is not known what blocks keep.
+    """The outputs inside of each block that backward reads; none where it is not known what blocks keep.
 
     Args:
         analysis: of a plan whose mesh and micro batch are decided.
         least: seconds of layers for one micro batch.
         waits: of these, seconds in which a layer waits for its input.
+        moves: seconds of a kernel that reads and writes some bytes.
 
     Raises:
         Undecided: it depends on a hole.
@@ -200,18 +217,21 @@ def outputs_of_blocks(
         return {}
     of_feature = bytes_of_feature(analysis) / plan.mesh.tp
 
-    def output(path: str, features: int, waits_first: bool) -> Output:
-        waited = waits[path].forward if waits_first and path in waits else 0.0
-        return Output(least[path].forward - waited, features * of_feature)
+    def output(one: _Read) -> Output:
+        size = one.features * of_feature
+        if one.layer is None:
+            return Output(moves(one.moved * of_feature), size)
+        waited = waits[one.layer].forward if one.waits and one.layer in waits else 0.0
+        return Output(least[one.layer].forward - waited, size)
 
     return {
-        block: [output(*one) for one in outputs if one[0] in least]
-        for block, outputs in _outputs_read(analysis).items()
+        block: [output(one) for one in reads if one.layer is None or one.layer in least]
+        for block, reads in _outputs_read(analysis).items()
     }
 
 
 @fact
-def _outputs_read(analysis: Analysis) -> dict[str, tuple[tuple[str, int, bool], ...]]:
+def _outputs_read(analysis: Analysis) -> dict[str, tuple[_Read, ...]]:
     """What backward reads of each block, as :func:`_read_by_backward` says."""
     manifest, fused = analysis.manifest, fuses_attention(analysis)
     assert manifest is not None
@@ -222,25 +242,44 @@ def _outputs_read(analysis: Analysis) -> dict[str, tuple[tuple[str, int, bool], 
     }
 
 
-def _read_by_backward(manifest: Manifest, block: str, *, fused: bool) -> Iterator[tuple[str, int, bool]]:
-    """Layers of a block whose outputs are read: path, features of a token, and whether they wait for their input."""
+def _read_by_backward(manifest: Manifest, block: str, *, fused: bool) -> Iterator[_Read]:
+    """The outputs inside of a block that are read."""
     if manifest.modules[block].kind != "block":
         return
+    yield from _norms_read(manifest, block)
     for part in children(manifest, block):
         linear = [item for item in children(manifest, part.path) if item.kind == "linear"]
         if part.kind == "attention" and linear:
             *inputs, output = linear
             for item in inputs:
-                yield item.path, int(item.attributes["out_features"]), True
+                yield _Read(int(item.attributes["out_features"]), item.path, waits=True)
             if fused and {"n_heads", "head_dim"} <= part.attributes.keys():
                 heads, width = int(part.attributes["n_heads"]), int(part.attributes["head_dim"])
-                yield part.path, heads * width, False
-            yield output.path, int(output.attributes["out_features"]), False
+                yield _Read(heads * width, part.path)
+            yield _Read(int(output.attributes["out_features"]), output.path)
         elif part.kind == "feed_forward" and linear:
             shape = linear[0].attributes
+            hidden = int(shape["out_features"])
             for item in linear if shape["in_features"] != shape["out_features"] else linear[:1]:
                 if item.attributes["out_features"] == shape["out_features"]:
-                    yield item.path, int(shape["out_features"]), True
+                    yield _Read(hidden, item.path, waits=True)
+            # The gate's other factor is the output of an activation function, and the last layer's input the product.
+            operations = [step.op for step in part.flow]
+            if operations.count("activation") == 1:
+                yield _Read(hidden, moved=2 * hidden)
+                if operations.count("mul") == 1 and operations.index("mul") > operations.index("activation"):
+                    yield _Read(hidden, moved=3 * hidden)
+
+
+def _norms_read(manifest: Manifest, block: str) -> Iterator[_Read]:
+    """The norms of a block whose outputs its attention or its feed-forward module is given, and reads in backward."""
+    module = manifest.modules[block]
+    called = [manifest.modules.get(module.child_path(step.name)) if step.op == "call" else None for step in module.flow]
+    for place, norm in enumerate(called):
+        given = (one for one, step in zip(called, module.flow, strict=True) if place in step.inputs and one is not None)
+        if norm is not None and norm.kind == "norm" and any(one.kind in ("attention", "feed_forward") for one in given):
+            width = int(norm.attributes["dim"])
+            yield _Read(width, moved=2 * width)
 
 
 def least_recomputed(outputs: Sequence[Output], room: float) -> float:
