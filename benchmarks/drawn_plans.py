@@ -14,8 +14,8 @@ from legoai.specs.models.manifest import Manifest
 
 VARIANTS = 10
 """Plans of a family without limits of memory; a pipeline, all of which is captured anew, has one."""
-STAGED = 0.08
-"""Share of the families that are pipelines."""
+STAGED = 0.5
+"""Share of the families that are pipelines; these have a tenth of the plans of others."""
 
 MODELS = (
     'llama3("1b", n_layers = {layers})',
@@ -82,12 +82,13 @@ class Family:
 def drawn_family(draw: random.Random) -> Family:
     """Some plans with holes."""
     model, staged = draw.choice(MODELS), draw.random() < STAGED
-    length = draw.choice((128, 512, 1024, 2048)) if "gpt2" not in model else draw.choice((128, 512, 1024))
+    lengths = (512, 2048, 4096) if staged else (128, 512, 1024, 2048)
+    length = draw.choice([one for one in lengths if "gpt2" not in model or one <= 1024])
     devices = draw.choice((4, 8)) if staged else draw.choice((4, 8, 8, 32))
     if staged:
         schedules = ", ".join(draw.sample(SCHEDULES, 3))
         others = [
-            "mesh (pp = auto in [1, 2], dp_shard = rest)",
+            f"mesh (pp = auto in [{draw.choice(('1, 2', '2', '2, 4'))}], dp_shard = rest)",
             "fsdp blocks on dp_shard { layers.* = unit(reshard = auto in [after_backward, after_forward]) }",
             f"pipeline on pp (schedule = auto in [{schedules}])",
         ]
@@ -131,7 +132,7 @@ def drawn_family(draw: random.Random) -> Family:
     if not staged and draw.random() < 0.2:
         others.append("offload (optimizer = auto in [none, all])")
     # Deeper ones have the trace of one capture, and so have three micro batches and more.
-    depths = (2, 3) if staged else draw.choice(((2, 3), (6, 7, 8, 9, 10), (6, 7, 8, 9, 10)))
+    depths = (4, 5, 8) if staged else draw.choice(((2, 3), (6, 7, 8, 9, 10), (6, 7, 8, 9, 10)))
     batches = (4, 8) if staged else draw.choice(((2,), (4,), (12, 16, 20, 24)))
     every = [
         Variant(layers, devices * batch, cluster)
