@@ -49,18 +49,17 @@ class Forced:
             return sum(self.layers.once(analysis, self.of_ranks))
         try:
             state = state_bytes(analysis)
-            blocks = list(self.layers.once(analysis, self._outputs).values())
+            outputs, each = self.layers.once(analysis, self._outputs)
             inputs = inputs_of_blocks(analysis)
-            if state is None or not blocks or not inputs:
+            if state is None or not outputs or not inputs:
                 return 0.0
             room = min(self.room(analysis)) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
             logits, read = logits_bytes(analysis) or 0, worked_on(analysis) + gathered_for_backward(analysis)
         except Undecided:
             return 0.0
-        before = least_recomputed([one for outputs in blocks for one in outputs], room - logits)
         # In the backward of a block's feed-forward module all that it works on is there, beside what the others keep.
-        within = least_recomputed([one for outputs in blocks[1:] for one in outputs], room - read)
-        return max(before, within)
+        before, within = _repeated(outputs, each), [*_repeated(outputs[:1], each - 1), *_repeated(outputs[1:], each)]
+        return max(least_recomputed(before, room - logits), least_recomputed(within, room - read))
 
     def of_ranks(self, analysis: Analysis) -> tuple[float, ...]:
         """The same of each rank of a pipeline; none where it is not known."""
@@ -72,35 +71,45 @@ class Forced:
     def of_block(self, analysis: Analysis) -> BlockBytes:
         """What blocks take that are all alike."""
         state, blocks = state_bytes(analysis), movements.blocks_alike(analysis.manifest)
-        outputs = self.layers.once(analysis, self._outputs)
+        outputs, _ = self.layers.once(analysis, self._outputs)
         inputs = inputs_of_blocks(analysis)
         if state is None or not blocks or not inputs or not outputs:
             return BlockBytes()
         return block_bytes(
             analysis,
             state=state.parameters + state.optimizer,
-            outputs=outputs[blocks[0]],
+            outputs=outputs[0],
             whole=self.layers.once(analysis, self._whole).get(blocks[0]),
             given=inputs / len(blocks),
             kept=min(kept_of_blocks(analysis).values()),
             room=min(self.room(analysis)),
         )
 
-    def _outputs(self, analysis: Analysis) -> Mapping[str, Sequence[Output]]:
-        """The outputs inside of each block that backward reads."""
+    def _outputs(self, analysis: Analysis) -> tuple[Sequence[Sequence[Output]], int]:
+        """The outputs inside of blocks that backward reads, and of how many each; of one where all blocks are alike."""
+        assert analysis.manifest is not None
+        alike = movements.blocks_alike(analysis.manifest)
+        each = [path for item in analysis.manifest.block_lists for path in item.paths]
         profile, rate = self.layers.machine(analysis).profile, analysis.plan.precision.param
 
         def moves(size: float) -> float:
             works = (Movement(kind=kind, bytes=int(size), rate=rate) for kind in _KINDS)
             return min(seconds_of(work, profile)[0] for work in works)
 
-        return outputs_of_blocks(
+        found = outputs_of_blocks(
             analysis,
+            alike[-1:] or each,
             self.layers.once(analysis, self.layers.of_layers),
             self.layers.once(analysis, self.layers.waits),
             functools.cache(moves),
         )
+        return found, len(alike) or 1
 
     def _whole(self, analysis: Analysis) -> Mapping[str, WholeBlock]:
         """Each block, if it is recomputed as a whole."""
         return whole_blocks(analysis, self.layers.once(analysis, self.layers.of_layers))
+
+
+def _repeated(outputs: Sequence[Sequence[Output]], times: int) -> list[Output]:
+    """Those of some blocks, each of which stands for several."""
+    return [Output(times * one.seconds, times * one.bytes) for block in outputs for one in block]

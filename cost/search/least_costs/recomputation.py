@@ -196,12 +196,17 @@ class _Read(NamedTuple):
 
 
 def outputs_of_blocks(
-    analysis: Analysis, least: Mapping[str, Pass], waits: Mapping[str, Pass], moves: Callable[[float], float]
-) -> dict[str, list[Output]]:
-    """The outputs inside of each block that backward reads; none where it is not known what blocks keep.
+    analysis: Analysis,
+    blocks: Sequence[str],
+    least: Mapping[str, Pass],
+    waits: Mapping[str, Pass],
+    moves: Callable[[float], float],
+) -> list[list[Output]]:
+    """The outputs inside of some blocks that backward reads; none where it is not known what blocks keep.
 
     Args:
         analysis: of a plan whose mesh and micro batch are decided.
+        blocks: their paths.
         least: seconds of layers for one micro batch.
         waits: of these, seconds in which a layer waits for its input.
         moves: seconds of a kernel that reads and writes some bytes.
@@ -212,9 +217,9 @@ def outputs_of_blocks(
     plan, manifest = analysis.plan, analysis.manifest
     offloaded = plan.offload is not None and plan.offload.activations != "none"
     if manifest is None or plan.model.family not in DECODERS or plan.compile is not None or offloaded:
-        return {}
+        return []
     if any(isinstance(rule.treatment, Float8 | MxFp8) for rule in plan.precision.rules):
-        return {}
+        return []
     of_feature = bytes_of_feature(analysis) / plan.mesh.tp
 
     def output(one: _Read) -> Output:
@@ -224,10 +229,8 @@ def outputs_of_blocks(
         waited = waits[one.layer].forward if one.waits and one.layer in waits else 0.0
         return Output(least[one.layer].forward - waited, size)
 
-    return {
-        block: [output(one) for one in reads if one.layer is None or one.layer in least]
-        for block, reads in _outputs_read(analysis).items()
-    }
+    read = _outputs_read(analysis)
+    return [[output(one) for one in read[block] if one.layer is None or one.layer in least] for block in blocks]
 
 
 @fact
