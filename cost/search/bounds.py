@@ -15,7 +15,7 @@ stream that computes; and parameters are gathered over the same links one after 
 beside them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that
 was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
-What finds no room in memory is computed again (:mod:`legoai.cost.search.least_costs.recomputation`).
+What finds no room in memory is computed again (:mod:`legoai.cost.search.forced`).
 Where only the split into stages is open, no split is faster than the assignment that is best at these costs
 (:mod:`legoai.cost.search.stages.assignment`).
 
@@ -46,12 +46,8 @@ from legoai.cost.search.least_costs.recomputation import (
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.least_memory import least_memory
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
-from legoai.cost.search.stages.bounds import (
-    BlockBytes,
-    UnderSchedules,
-    along_schedule,
-    under_any_schedule,
-)
+from legoai.cost.search.stages.block_bytes import BlockBytes
+from legoai.cost.search.stages.bounds import UnderSchedules, along_schedule, under_any_schedule
 from legoai.cost.search.stages.costs import (
     Room,
     StageWork,

@@ -20,7 +20,7 @@ from legoai.cost.search.least_costs.recomputation import (
     outputs_of_blocks,
     whole_blocks,
 )
-from legoai.cost.search.stages.bounds import BlockBytes, block_bytes, recomputed_by_ranks
+from legoai.cost.search.stages.block_bytes import BlockBytes, block_bytes, recomputed_by_ranks
 from legoai.cost.search.stages.costs import Room
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.bounds import logits_bytes

@@ -7,20 +7,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from legoai.cost.search.least_costs.collectives import elements_of_units
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.recomputation import (
-    Output,
-    WholeBlock,
     by_second_half,
-    least_recomputed,
 )
 from legoai.cost.search.stages.action_graph import graph_of
+from legoai.cost.search.stages.block_bytes import BlockBytes
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.analysis.pipeline import (
     is_staged,
     most_stages,
@@ -30,7 +26,6 @@ from legoai.dsl.analysis.pipeline import (
     stage_of,
     stages_of_ranks,
 )
-from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.state import summed_gradients_of_modules, unsharded_parameters_of_modules
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile
@@ -117,73 +112,6 @@ def _halves(
     return halves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockBytes:
-    """Bytes that blocks of a pipeline take on a rank at least, if all are alike, and what may be recomputed of one.
-
-    Attributes:
-        state: of a block's parameters and optimizer state, in shards.
-        gradients: of a block's gradients, which are added up over micro batches.
-        parameters: of a block's parameters that stay gathered.
-        gathered: of those that are gathered for the one block that computes.
-        given: of a block's input for one micro batch, which is kept.
-        kept: of all that is kept of a block for one micro batch under a plan's treatments, its input included.
-        outputs: that the backward of a block reads.
-        whole: the same of a block that is recomputed as a whole; None where that is not known.
-        room: of active memory on a rank.
-    """
-
-    state: float = 0.0
-    gradients: float = 0.0
-    parameters: float = 0.0
-    gathered: float = 0.0
-    given: float = 0.0
-    kept: float = 0.0
-    outputs: Sequence[Output] = ()
-    whole: WholeBlock | None = None
-    room: float = math.inf
-
-    def between(self, blocks: int, held: int, *, summed: bool, halves: bool) -> float:
-        """Those of a rank with some blocks that holds micro batches between their forward and their backward.
-
-        Args:
-            blocks: of the rank.
-            held: blocks that hold a micro batch, one counted for each of these.
-            summed: whether all blocks have gradients.
-            halves: whether a backward is in halves: then parameters stay gathered from forward to backward.
-        """
-        return self._of_blocks(blocks, summed=summed, halves=halves) + held * max(self.given, self.kept)
-
-    def _of_blocks(self, blocks: int, *, summed: bool, halves: bool) -> float:
-        parameters = max(self.parameters, self.gathered) if halves else self.parameters
-        of_block = self.state + parameters + (self.gradients if summed else 0.0)
-        return blocks * of_block + (0.0 if parameters else self.gathered)
-
-    def recomputed(self, each: int, held: Sequence[int], *, first: bool, summed: bool, halves: bool) -> float:
-        """Least seconds that such a rank recomputes of each micro batch, whatever the treatments are.
-
-        Args:
-            each: blocks of each stage.
-            held: micro batches between their forward and their backward in each stage of the rank.
-            first: whether the first of these is the model's.
-            summed: whether all blocks have gradients.
-            halves: as above.
-        """
-        left = self.room - self._of_blocks(each * len(held), summed=summed, halves=halves)
-        outputs = [
-            Output(each * one.seconds, number * each * one.bytes)
-            for place, number in enumerate(held)
-            for one in self.read(first=first and not place, halves=halves)
-        ]
-        return least_recomputed(outputs, left - each * sum(held) * self.given)
-
-    def read(self, *, first: bool, halves: bool) -> Sequence[Output]:
-        """What may be recomputed of a block, in the model's first stage or in another."""
-        if not halves or self.whole is None:
-            return self.outputs
-        return [self.whole.in_first if first else self.whole.in_others]
-
-
 @dataclass(frozen=True, slots=True)
 class UnderSchedules:
     """Seconds and bytes of the busiest and the fullest rank under whatever schedule there may be; infinite if none."""
@@ -204,6 +132,7 @@ def under_any_schedule(
     A schedule decides how many stages there are, and which of them a rank holds. Whatever the order of its actions is,
     a rank computes all that its stages compute, and nothing before the first micro batch has passed the stages before
     its first one. Where a backward is not split, the last one of that stage is followed by those of the stages before.
+    Each micro batch passes all stages forth and back, one after another.
 
     With one micro batch for each rank and more, the first rank comes to hold as many micro batches as there are ranks
     in each of its stages, or one less if it has one stage; and, with two for each rank and more or if it has one stage,
@@ -231,7 +160,7 @@ def under_any_schedule(
     if any(isinstance(one, OrderFile) for one in listed) or not (weights or split == "even"):
         return UnderSchedules()
     of_pass, found = pass_micro_batches(analysis.plan) or 0, []
-    computes, again = _to_starts(analysis, least, recomputed)
+    computes, of_inputs, again = _to_starts(analysis, least, recomputed)
     for count, v_shaped, halves, in_turn in {_shape(str(one), ranks, pipeline.stages) for one in listed}:
         if count > len(known.blocks):
             continue  # a stage has a block at least
@@ -239,6 +168,10 @@ def under_any_schedule(
         edges = [0, *(known.position[point] for point in known.counted(counts)), len(known.starts)]
         forward, backward = ([to[edge] for edge in edges] for to in computes)
         extra = [again[edge] for edge in edges]
+        apart = halves and not is_traced(analysis)
+        through = forward[-1] + backward[-1]
+        if halves:  # the gradients of most weights come behind, whose half is known of eager programs only
+            through = forward[-1] + (backward[1] + of_inputs[-1] - of_inputs[edges[1]] if apart else 0.0)
         alone, busiest, whole, idle = math.inf, 0.0, 0.0, 0.0
         for rank in range(ranks):
             held = (rank, count - 1 - rank) if v_shaped else range(rank, count, ranks)
@@ -250,13 +183,12 @@ def under_any_schedule(
             ends += 0.0 if halves else extra[first]
             busiest = max(busiest, batches * (own + more) + ends)
             whole, idle = whole + batches * (own + more) / ranks, idle + ends / ranks
-        busiest = max(busiest, whole + idle + besides(idle))
+        busiest = max(busiest, whole + idle + besides(idle), through)
         takes = 0.0
         if of_pass >= ranks and count in (ranks, 2 * ranks):
             each = min(counts)  # blocks of a stage
             summed = count == ranks or (not in_turn and (of_pass > ranks if v_shaped else of_pass >= 2 * ranks))
             at_once = [min(ranks, of_pass - 1) if count == ranks else of_pass if in_turn else ranks] * (count // ranks)
-            apart = halves and not is_traced(analysis)
             takes = block.between(each * count // ranks, each * sum(at_once), summed=summed, halves=apart)
             more = block.recomputed(each, at_once, first=not v_shaped, summed=summed, halves=apart)
             busiest = max(busiest, alone + batches * more)
@@ -269,19 +201,20 @@ def under_any_schedule(
 
 def _to_starts(
     analysis: Analysis, least: Mapping[str, Pass], recomputed: Mapping[str, float]
-) -> tuple[tuple[list[float], list[float]], list[float]]:
-    """Seconds of forward, backward and recomputation of all that comes before each start of a stage."""
+) -> tuple[tuple[list[float], list[float]], list[float], list[float]]:
+    """Seconds of all that comes before each start of a stage: of forward and backward, of inputs', and recomputed."""
     count, places = len(split_points(analysis).starts), _places(analysis)
-    forward, backward, again = [0.0] * count, [0.0] * count, [0.0] * count
+    forward, backward, inputs, again = ([0.0] * count for _ in range(4))
     for path, took in least.items():
         if path in places:
             forward[places[path]] += took.forward
             backward[places[path]] += took.backward
+            inputs[places[path]] += took.of_inputs
     for path, seconds in recomputed.items():
         if path in places:
             again[places[path]] += seconds
-    to_start = [[0.0, *itertools.accumulate(one)] for one in (forward, backward, again)]
-    return (to_start[0], to_start[1]), to_start[2]
+    to_start = [[0.0, *itertools.accumulate(one)] for one in (forward, backward, inputs, again)]
+    return (to_start[0], to_start[1]), to_start[2], to_start[3]
 
 
 def _shape(schedule: str, ranks: int, stages: int | None) -> tuple[int, bool, bool, bool]:
@@ -335,112 +268,3 @@ def held_between_backwards(analysis: Analysis, kept: int) -> int:
         any(moment.summed.issuperset(own) for moment in moments) for own, moments in zip(held, graph.held, strict=True)
     )
     return max(of_stage, gradients // ranks) if at_once else of_stage
-
-
-def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, ...]:
-    """Least seconds that each rank recomputes of one micro batch, since memory cannot keep all; none if not known.
-
-    At each moment of its schedule what a rank keeps for the micro batches that are under way has no more room than is
-    left beside the state of its blocks, the gradients that are added up, and the parameters that stay gathered.
-
-    Args:
-        analysis: of a plan with an even split.
-        block: bytes of a block, which are those of all.
-
-    Raises:
-        Undecided: the schedule is open.
-    """
-    pipeline, count = analysis.plan.pipeline, stage_count(analysis)
-    graph = graph_of(analysis) if pipeline is not None and pipeline.split == "even" else None
-    if graph is None or count is None or graph.stages != count or not block.outputs:
-        return ()
-    each = len(split_points(analysis).blocks) // count
-    halves = splits_backward(analysis) and not is_traced(analysis)
-    parameters = max(block.parameters, block.gathered) if halves else block.parameters
-    recomputed = []
-    for stages, moments in zip(stages_of_ranks(analysis), graph.held, strict=True):
-        most = 0.0
-        for moment in moments:
-            outputs = [
-                Output(each * one.seconds, number * each * one.bytes)
-                for stage, number in moment.micro_batches.items()
-                for one in block.read(first=stage == 0, halves=halves)
-            ]
-            blocks = len(stages) * block.state + len(moment.summed) * block.gradients
-            blocks += len(moment.gathered) * parameters + sum(moment.micro_batches.values()) * block.given
-            most = max(most, least_recomputed(outputs, block.room - each * blocks))
-        recomputed.append(most)
-    return tuple(recomputed)
-
-
-@fact
-def _share_of_blocks(analysis: Analysis) -> float:
-    """Share of the model's parameters that lie in blocks."""
-    assert analysis.manifest is not None
-    blocks = tuple(f"{path}." for path in split_points(analysis).blocks)
-    sizes = [(name.startswith(blocks), math.prod(shape)) for name, shape in analysis.manifest.parameters()]
-    return sum(size for inside, size in sizes if inside) / sum(size for _, size in sizes)
-
-
-def block_bytes(
-    analysis: Analysis,
-    *,
-    state: float,
-    outputs: Sequence[Output],
-    whole: WholeBlock | None,
-    given: float,
-    kept: float,
-    room: float,
-) -> BlockBytes:
-    """Bytes of the blocks of a pipeline on one rank, where all of them are alike; else none are told.
-
-    Args:
-        analysis: of a plan whose mesh and batch are decided.
-        state: of the parameters and optimizer state of a mean rank, in shards.
-        outputs: that the backward of a block reads.
-        whole: the same of a block that is recomputed as a whole.
-        given: of a block's input for one micro batch.
-        kept: of what is kept of a block for one micro batch, as far as that is decided.
-        room: of active memory on a rank.
-
-    Raises:
-        Undecided: it depends on another hole.
-    """
-    blocks, ranks = split_points(analysis).blocks, analysis.plan.mesh.pp
-    try:
-        parameters = _parameters_of_block(analysis)
-    except Undecided:
-        parameters = 0.0
-    elements = elements_of_units(analysis) if analysis.plan.fsdp is not None and shard_ranks(analysis) > 1 else {}
-    gathered = min((elements.get(path, 0) for path in blocks), default=0) * DTYPE_BYTES[analysis.plan.precision.param]
-    return BlockBytes(
-        gathered=0.0 if parameters or analysis.plan.precision.rules else gathered,
-        state=state * _share_of_blocks(analysis) * ranks / len(blocks),
-        gradients=_gradients_of_block(analysis),
-        parameters=parameters,
-        given=given,
-        kept=kept,
-        outputs=outputs,
-        whole=whole,
-        room=room,
-    )
-
-
-@fact
-def _gradients_of_block(analysis: Analysis) -> float:
-    return _of_least_block(analysis, summed_gradients_of_modules(analysis))
-
-
-@fact
-def _parameters_of_block(analysis: Analysis) -> float:
-    return _of_least_block(analysis, unsharded_parameters_of_modules(analysis))
-
-
-def _of_least_block(analysis: Analysis, of_modules: Mapping[str, int]) -> float:
-    """Bytes of a block that has the least, of what modules have."""
-    of_blocks = dict.fromkeys(split_points(analysis).blocks, 0.0)
-    for path, size in of_modules.items():
-        block = split_points(analysis).holder(path)
-        if block in of_blocks:
-            of_blocks[block] += size
-    return min(of_blocks.values(), default=0.0)
