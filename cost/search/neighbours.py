@@ -7,6 +7,8 @@ decided together, before it goes on best bound first.
 
 from __future__ import annotations
 
+import functools
+import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -51,15 +53,7 @@ class Neighbours:
 
         What lint or a bound of its memory excludes is left out.
         """
-        order = []
-        for way in self._degrees():
-            plan = self._candidate(way).plan
-            try:
-                mesh, micro = plan.mesh, plan.batch.micro_batch
-                order.append(((mesh.pp * mesh.cp * mesh.tp, mesh.pp, mesh.cp, -micro, mesh.dp_replicate), way))
-            except Undecided:
-                continue
-        for _, way in sorted(order)[:_MOST_FIRST]:
+        for way in itertools.islice(self._degrees(), _MOST_FIRST):
             found = [self._completed(way, self._time), self.smallest(way)]
             yield list(dict.fromkeys(item for item in found if item is not None))
 
@@ -104,15 +98,41 @@ class Neighbours:
         holes = zip(choices, self._plan.holes, strict=True)
         return tuple(0 if hole.owner is Pipeline else value for value, hole in holes)
 
-    def _degrees(self) -> list[Choices]:
-        """All answers for degrees and micro batch that lint allows, the other holes left open."""
-        ways: list[Choices] = [(None,) * len(self._plan.holes)]
-        for index in order_of(self._plan.holes):
-            hole = self._plan.holes[index]
-            if hole.owner in _DEGREES:
-                more = [_with(way, index, value) for way in ways for value in range(hole.listed)]
-                ways = [way for way in more if self._allowed(way)]
-        return ways
+    def _degrees(self) -> Iterator[Choices]:
+        """Answers for degrees and micro batch that lint allows, the other holes left open, in the order of `first`."""
+        holes = self._plan.holes
+        order = [index for index in order_of(holes) if holes[index].owner in _DEGREES]
+        nothing: Choices = (None,) * len(holes)
+        heap: list[tuple[tuple[float, ...], tuple[int, ...], Choices, int]] = [((), (), nothing, 0)]
+        while heap:
+            _, _, way, answered = heapq.heappop(heap)
+            if answered == len(order):
+                yield way
+                continue
+            for value in range(holes[order[answered]].listed):
+                other = _with(way, order[answered], value)
+                if self._allowed(other) and (place := self._place(other)) is not None:
+                    told = tuple(-1 if index is None else index for index in other)
+                    heapq.heappush(heap, (place, told, other, answered + 1))
+
+    def _place(self, way: Choices) -> tuple[float, ...] | None:
+        """The place of a way in the order, or of the first that may become of it; None where its plan says nothing."""
+        plan = self._candidate(way).plan
+
+        def known(value: Callable[[], int], least: float) -> float:
+            try:
+                return 1 * value()  # what is not decided cannot be multiplied
+            except Undecided:
+                return least
+
+        try:
+            mesh, batch = plan.mesh, plan.batch
+        except Undecided:
+            return None
+        pp, cp, tp, replicas = (
+            known(functools.partial(mesh.size, axis), 1) for axis in ("pp", "cp", "tp", "dp_replicate")
+        )
+        return pp * cp * tp, pp, cp, -known(lambda: batch.micro_batch, math.inf), replicas
 
     def smallest(self, way: Choices) -> Choices | None:
         """The way with answers that may take least memory; None where lint or a bound excludes all."""

@@ -19,6 +19,7 @@ from legoai.cost.machine.collective_time import seconds_on
 from legoai.cost.machine.contention import beside_collectives
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.topology import placement
+from legoai.cost.search.least_costs.activations import inputs_of_blocks
 from legoai.cost.search.least_costs.cut_layers import children, cut_layers
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.timing.timeline import Cost
@@ -35,7 +36,7 @@ from legoai.dsl.analysis.pipeline import most_stages
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import placement as placed
 from legoai.dsl.analysis.state import state_bytes, summed_gradients_of_modules
-from legoai.specs.directives.hole import Hole
+from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList, Manifest
@@ -206,10 +207,18 @@ def _freed(analysis: Analysis, elements: Mapping[str, int], room: float) -> froz
             by_rule.setdefault(id(unit.rule), []).append(path)
     held, stages = 0 if state is None else state.parameters + state.optimizer, most_stages(analysis)
     # In the fullest stage, when its second backward begins.
-    held += sum(summed_gradients_of_modules(analysis).values()) // stages if stages > 1 else 0
+    held += sum(summed_gradients_of_modules(analysis).values()) // stages if stages > 1 else _inputs(analysis)
     size = DTYPE_BYTES[analysis.plan.precision.param] / stages
     too_large = (paths for paths in by_rule.values() if held + size * sum(map(elements.__getitem__, paths)) > room)
     return frozenset(path for paths in too_large for path in paths) if shard_ranks(analysis) > 1 else frozenset()
+
+
+def _inputs(analysis: Analysis) -> int:
+    """Bytes of the inputs of all blocks, which are there when the first backward of a micro batch begins."""
+    try:
+        return inputs_of_blocks(analysis)
+    except Undecided:
+        return 0
 
 
 def _may_reshard(unit: FsdpUnit) -> bool:
