@@ -43,8 +43,8 @@ class Searching(Protocol):
     def evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
         """Evaluate answers of which styles may be open; call `meanwhile` once that is under way."""
 
-    def decide_degrees(self) -> None:
-        """Expand what has the least bound until its degrees are decided."""
+    def go_on(self) -> None:
+        """Expand some nodes, best bound first."""
 
     def jointly(self, *, early: bool = False) -> bool:
         """Evaluate what joint answers of memory need, and these; false where nothing is left of it."""
@@ -83,7 +83,7 @@ class LookingAround:
         while found.best is not before:
             before = found.best
             self._descend(moving=False)
-            self._search.decide_degrees()
+            self._search.go_on()
             self._descend(moving=True)
             while self._search.jointly(early=True):
                 pass
@@ -92,7 +92,7 @@ class LookingAround:
         """Go to the best of the candidates beside the best one, until none is better; moving to other degrees, or not.
 
         At other degrees all has to be captured anew, and a bound tells less of it than of the same ones. While other
-        processes simulate, this one decides degrees: what has the least bound is not left to wait.
+        processes simulate, this one expands nodes: what has the least bound is not left to wait.
         """
         found, idle = self._search.found, 0
         while found.best is not None and idle < _PATIENCE:
@@ -100,7 +100,7 @@ class LookingAround:
             likely = sorted(self._likely(best, moving=moving))
             if not likely:
                 return
-            self._evaluate([choices for _, choices in likely[:_AT_ONCE]], self._search.decide_degrees)
+            self._evaluate([choices for _, choices in likely[:_AT_ONCE]], self._search.go_on)
             idle = 0 if found.best is not best else idle + 1
 
     def _likely(self, best: Evaluated, *, moving: bool) -> Iterator[tuple[float, Choices]]:

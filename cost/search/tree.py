@@ -44,6 +44,9 @@ AT_ONCE: Final = 8
 _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
+_MEANWHILE: Final = 32
+"""Nodes of decided degrees that are expanded while other processes simulate: seconds' work, as a few candidates are."""
+
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
 
@@ -179,7 +182,7 @@ class Search:
                         self._expanded = 0
                         self._choose(node, batch, alike)
                 elif batch:
-                    self._evaluate(batch)
+                    self._evaluate(batch, self.go_on)
                     self._put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
@@ -190,9 +193,14 @@ class Search:
             self._put_back(batch)
             self._put_back(alike)
 
-    def decide_degrees(self) -> None:
-        """Expand what has the least bound until its degrees and micro batch are decided."""
-        while self._heap and self._degrees and None in self.degrees_of(self._heap[0][2]):
+    def go_on(self) -> None:
+        """Expand what has the least bound until its degrees and micro batch are decided, and some nodes more."""
+        more = _MEANWHILE
+        while self._heap and None in self._heap[0][2] and self._heap[0][0] < self._incumbent():
+            if None not in self.degrees_of(self._heap[0][2]):
+                more -= 1
+            if more < 0:
+                return
             self.in_time()
             self._expand(heapq.heappop(self._heap))
 
