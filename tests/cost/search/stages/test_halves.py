@@ -1,0 +1,94 @@
+"""Halves of a backward take what is said of them, and recompute more than a whole one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.least_costs.recomputation import by_second_half
+from legoai.cost.search.stages import bounds as of_stages
+from legoai.cost.search.stages.costs import work_of_stages
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+from support.simulated import in_a_fork
+
+PLAN = """\
+plan test
+model llama3("1b", n_layers = 4, tie_embeddings = false)
+cluster h100_sxm(devices = 4)
+attention flash
+batch (global = {sequences}, micro = 2, seq_len = {length})
+mesh (pp = 2, dp_shard = 2)
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = after_backward) }}
+pipeline on pp (schedule = {schedule})
+checkpoint {{ layers.* = {treatment} }}
+{more}
+"""
+
+
+def analysed(schedule: str, treatment: str, more: str = "", *, sequences: int = 8, length: int = 4096) -> Analysis:
+    text = PLAN.format(schedule=schedule, treatment=treatment, more=more, sequences=sequences, length=length)
+    linted = lint(text, "test.plan", directory=Path())
+    assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
+    return linted.analysis
+
+
+def halves(schedule: str, treatment: str) -> tuple[list[dict[str, float]], dict[str, float], float, float]:
+    """Least seconds of the halves of each stage, those that are simulated, and the bound and the time of a step."""
+    analysis, bounds = analysed(schedule, treatment), BoundsOf()
+    least, again = bounds.layers.of_layers(analysis), bounds._again(analysis)
+    found = estimate(lower(analysis), analysis.plan, analysis.manifest)
+    assert analysis.manifest is not None
+    actions = work_of_stages(found, analysis.manifest).actions
+    said = of_stages._halves(analysis, least, again, by_second_half(analysis, again), 4)
+    return said, dict(actions), bounds(analysis).step_time, found.step_time
+
+
+@pytest.mark.parametrize(
+    ("schedule", "treatment"),
+    [
+        ("ZBVZeroBubble", "full"),
+        pytest.param("ZBVZeroBubble", "none", marks=pytest.mark.slow),
+        pytest.param("InterleavedZeroBubble", "full", marks=pytest.mark.slow),
+        pytest.param("InterleavedZeroBubble", "every(2)", marks=pytest.mark.slow),
+    ],
+)
+def test_halves_take_no_less_than_is_said(schedule: str, treatment: str):
+    said, simulated, bound, step = in_a_fork(halves, schedule, treatment)
+    for stage, took in enumerate(said):
+        for kind, seconds in took.items():
+            assert seconds <= simulated.get(f"{stage}{kind}", 0.0)
+    # All of the first stage's backward is in its second half.
+    assert said[0]["I"] == 0.0 < 0.4 * simulated["0W"] < said[0]["W"]
+    assert all(0.4 * simulated[f"{stage}{kind}"] < said[stage][kind] for stage in (1, 2, 3) for kind in "IW")
+    assert 0.3 * step < bound <= step
+
+
+def test_a_block_is_recomputed_for_each_of_its_layers():
+    """Seven linear layers, each of which asks once for what the block was given."""
+    analysis, bounds = analysed("ZBVZeroBubble", "full"), BoundsOf()
+    once = bounds._again(analysis)
+    assert by_second_half(analysis, once) == pytest.approx({path: 7 * took for path, took in once.items()})
+    apart, together = (
+        BoundsOf()(analysed(schedule, "full", sequences=32)) for schedule in ("ZBVZeroBubble", "Interleaved1F1B")
+    )
+    assert apart.step_time > 1.3 * together.step_time
+
+
+def test_blocks_are_recomputed_as_a_whole_where_backward_is_in_halves():
+    """Selective treatments cannot be combined with such a schedule, so that what finds no room costs far more."""
+
+    def slower(schedule: str) -> float:
+        short, ample = (
+            analysed(
+                schedule, "auto", f"loss chunked(16)\nrequire peak_memory <= {limit}GiB", sequences=32, length=16384
+            )
+            for limit in (8, 70)
+        )
+        return BoundsOf()(short).step_time / BoundsOf()(ample).step_time - 1.0
+
+    assert 0.0 < 3.0 * slower("Interleaved1F1B") < slower("ZBVZeroBubble")
