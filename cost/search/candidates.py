@@ -10,6 +10,7 @@ from legoai.cost.search.evaluator import Figures
 from legoai.dsl.open_plan import Candidate, OpenHole
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.checkpoint import Checkpoint
+from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
@@ -53,14 +54,14 @@ def order_of(holes: Sequence[OpenHole]) -> list[int]:
     Treatments of memory come before what changes a step by little, such as the form of the loss. Styles are chosen, and
     then blocks assigned to stages, when all else is decided.
     """
-    first: dict[type, int] = {Mesh: 1, Batch: 2, Pipeline: 3, Unit: 4, Checkpoint: 4}
+    first: dict[type, int] = {ClusterUse: 1, Mesh: 2, Batch: 3, Pipeline: 4, Unit: 5, Checkpoint: 5}
 
     def rank(index: int) -> tuple[int, int]:
         hole = holes[index]
         if hole.line is not None:
-            return 6, index  # a program decides those together
+            return 7, index  # a program decides those together
         # Without an owner a statement cannot be read before the hole is answered, so that nothing could be pruned.
-        place = 0 if hole.owner is None else first.get(hole.owner, 5)
-        return 7 if hole.assigns else place, index
+        place = 0 if hole.owner is None else first.get(hole.owner, 6)
+        return 8 if hole.assigns else place, index
 
     return sorted(range(len(holes)), key=rank)
