@@ -193,7 +193,8 @@ class PlacementCosts:
     def _moved(self, kind: MovementKind, passes: Pass, size: float, path: str) -> Cost:
         """Of reading and writing a tensor so many times; each pass in one kernel."""
         forward, backward = (
-            seconds_of(Movement(kind=kind, bytes=int(count * size)), self.machine.profile)[0] for count in (passes.forward, passes.backward)
+            seconds_of(Movement(kind=kind, bytes=int(count * size)), self.machine.profile)[0]
+            for count in (passes.forward, passes.backward)
         )
         return self._passes(Pass(forward, backward), path)
 
