@@ -1,6 +1,6 @@
 """Branch and bound over the holes of a plan: partial answers are pruned by lint's own rules and by lower bounds.
 
-A node is an answer for the first holes, in the order of :func:`order_of`. Nodes are taken best bound first. Lint's
+A node is an answer for the first holes (:mod:`legoai.cost.search.nodes`). Nodes are taken best bound first. Lint's
 rules speak of a plan with holes as far as it is decided, so that a contradiction takes the whole subtree away. What is
 complete is evaluated, a fixed number of candidates at a time, so that the result does not depend on how many processes
 evaluate them.
@@ -13,30 +13,24 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.buckets.solved import bucketings
-from legoai.cost.search.candidates import Choices, Evaluated, evaluated, order_of
+from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
 from legoai.cost.search.looking_around import LookingAround
 from legoai.cost.search.neighbours import Neighbours
+from legoai.cost.search.nodes import Node, Nodes, split_of
 from legoai.cost.search.objective import Costs, is_timed
-from legoai.cost.search.stages.assignment import Assignment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.pipeline import treats_stages_apart
 from legoai.dsl.open_plan import Candidate, OpenPlan, inside
 from legoai.runtime.linear_program import installed
-from legoai.specs.directives.batch import Batch
-from legoai.specs.directives.mesh import Mesh
-from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.directives.require import Objective
 from legoai.specs.span import Span
-
-if TYPE_CHECKING:
-    from legoai.cost.search.placements.styles import Placements
 
 AT_ONCE: Final = 8
 """Candidates that are evaluated before the next are chosen: more keep more processors busy, fewer prune earlier."""
@@ -52,12 +46,6 @@ _MANY: Final = 256
 
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
-
-_MOST_ADDED: Final = 3
-"""Splits into stages, or buckets, that are added to the listed ones, for each way to answer the other holes."""
-
-_Node: TypeAlias = tuple[float, int, Choices]
-"""A bound of the cost, the number of open holes, and the choices."""
 
 
 class Search:
@@ -94,29 +82,29 @@ class Search:
         self.first_feasible = first_feasible
         self.deadline = deadline
         self.say = progress or (lambda count, best, bound: None)
-        self.order = order_of(plan.holes)
         self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
-        self._heap: list[_Node] = []
         self._expanded = 0
         """Nodes that were expanded since a candidate was chosen for evaluation."""
-        self._degrees = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
-        self._untried: dict[Choices, float] = {}
-        """Bounds of the cost of splits into stages, of buckets and styles, tried or not, by the other answers."""
-        self._placements: Placements | None = None
-        self._added: dict[Choices, set[int]] = {}
         self._lessons: set[str] = set()
-        self._early: set[Choices] = set()
-        """Candidates that were evaluated before the tree has come to them."""
         self._joint = self._joint_memory()
+        self.nodes = Nodes(
+            plan,
+            bounds=bounds,
+            costs=self.costs,
+            found=self.found,
+            joint=self._joint,
+            without=self.without,
+            deadline=deadline,
+        )
 
     def candidate(self, choices: Choices) -> Candidate:
         """Some answers, with the diagnostics of lint's rules."""
         return self.plan.candidate(choices, without=self.without)
 
     @property
-    def open(self) -> list[_Node]:
+    def open(self) -> list[Node]:
         """The nodes that were not looked into."""
-        return list(self._heap)
+        return list(self.nodes.heap)
 
     def _joint_memory(self) -> JointMemory | None:
         """The holes that are answered jointly; None where there are none, or nothing would be won by it."""
@@ -142,40 +130,40 @@ class Search:
             found.status = "interrupted"
         if found.status == "optimal" and found.best is None:
             found.status = "infeasible"
-        bounds = [item[0] for item in self._heap] if found.status in ("time_limit", "interrupted") else []
+        bounds = [item[0] for item in self.nodes.heap] if found.status in ("time_limit", "interrupted") else []
         if found.best is not None:
-            untried = min(self._untried.values(), default=math.inf)
+            untried = self.nodes.least_untried(self.costs.of(found.best))
             bounds += [self.costs.of(found.best), untried]
             if found.status == "optimal" and untried < self.costs.of(found.best):
                 found.status = "bounded"
         if bounds and min(bounds) > -math.inf:
             found.bound = self.costs.value(min(bounds))
         if found.status in ("optimal", "bounded"):
-            found.bounded += sum(self._below(item[2]) for item in self._heap)
+            found.bounded += sum(self.nodes.below(item[2]) for item in self.nodes.heap)
         return found
 
     def _run(self) -> None:
         nothing: Choices = (None,) * len(self.plan.holes)
         root = self.plan.candidate(nothing, without=self.without)
         if root.errors:
-            self._refuse(nothing, root)
+            self.nodes.refuse(nothing, root)
             return
-        self._push(nothing, root, -math.inf)
+        self.nodes.push(nothing, root, -math.inf)
         if self.found.total >= _MANY:
             LookingAround(self, Neighbours(self.plan, self.costs, self.without)).run()
             if self.first_feasible and self.found.best is not None:
                 return
-        batch: list[_Node] = []
-        alike: list[_Node] = []
+        batch: list[Node] = []
+        alike: list[Node] = []
         most = AT_ONCE
         try:
             while True:
                 self.in_time()
-                if self._heap and self._heap[0][0] < self._incumbent() and len(batch) < most:
+                if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
                         self._expanded += 1
-                        self._expand(node)
+                        self.nodes.expand(node)
                     else:
                         # What was long in coming tells what the others must beat.
                         most = 1 if self._expanded >= _PATIENCE else AT_ONCE
@@ -183,34 +171,34 @@ class Search:
                         self._choose(node, batch, alike)
                 elif batch:
                     self._evaluate(batch, self.go_on)
-                    self._put_back(alike)
+                    self.nodes.put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
                 elif not self._verified() and not self.jointly():
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
-            self._put_back(batch)
-            self._put_back(alike)
+            self.nodes.put_back(batch)
+            self.nodes.put_back(alike)
 
     def go_on(self) -> None:
         """Expand what has the least bound until its degrees and micro batch are decided, and some nodes more."""
         more = _MEANWHILE
-        while self._heap and None in self._heap[0][2] and self._heap[0][0] < self._incumbent():
-            if None not in self.degrees_of(self._heap[0][2]):
+        while self.nodes.heap and None in self.nodes.heap[0][2] and self.nodes.heap[0][0] < self._incumbent():
+            if None not in self.nodes.degrees_of(self.nodes.heap[0][2]):
                 more -= 1
             if more < 0:
                 return
             self.in_time()
-            self._expand(heapq.heappop(self._heap))
+            self.nodes.expand(heapq.heappop(self.nodes.heap))
 
     def evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
-        complete = dict.fromkeys(found for choices in chosen if (found := self._styled(choices)) is not None)
-        self._early.update(complete)
+        complete = dict.fromkeys(found for choices in chosen if (found := self.nodes.styled(choices)) is not None)
+        self.nodes.early.update(complete)
         self._evaluate([(-math.inf, 0, choices) for choices in complete], meanwhile)
 
-    def _next(self) -> _Node:
+    def _next(self) -> Node:
         """Take the node of least bound; or one of those with fewest open holes, where candidates are long in coming.
 
         Where many shallow nodes have a bound below that of every complete one, all of them would come first, and a
@@ -218,31 +206,31 @@ class Search:
         micro batches are looked at than those that did not, and what recomputes most, since that takes least memory.
         """
         if self._expanded < _PATIENCE:
-            return heapq.heappop(self._heap)
-        below = [node for node in self._heap if node[0] < self._incumbent()]
+            return heapq.heappop(self.nodes.heap)
+        below = [node for node in self.nodes.heap if node[0] < self._incumbent()]
         if self.found.best is not None:
             node = min(below, key=lambda node: (node[1], node))
         else:
             tried = Counter(self.degrees_of(item.choices) for item in self.found.evaluated)
             node = min(below, key=lambda node: (tried[self.degrees_of(node[2])], node[1], -node[0], node[2]))
-        self._heap.remove(node)
-        heapq.heapify(self._heap)
+        self.nodes.heap.remove(node)
+        heapq.heapify(self.nodes.heap)
         return node
 
     def degrees_of(self, choices: Choices) -> Choices:
         """The degrees and the micro batch of some answers."""
-        return tuple(choices[index] for index in self._degrees)
+        return self.nodes.degrees_of(choices)
 
-    def _choose(self, node: _Node, batch: list[_Node], alike: list[_Node]) -> None:
+    def _choose(self, node: Node, batch: list[Node], alike: list[Node]) -> None:
         """Choose a complete candidate for the batch, unless more is known of its bound now, or will be then."""
-        if node[2] in self._early:
+        if node[2] in self.nodes.early:
             return
         candidate = self.plan.candidate(node[2], without=self.without)
         least = self.costs.bounded(candidate, node[0])
         if least is None:
             self.found.bounded += 1
         elif least > node[0]:
-            heapq.heappush(self._heap, (least, *node[1:]))
+            heapq.heappush(self.nodes.heap, (least, *node[1:]))
         elif self._waits(candidate, batch):
             alike.append(node)
         else:
@@ -264,7 +252,7 @@ class Search:
             group: min(self.costs.of(item) for item in items if item.feasible)
             for group, items in groups.items()
             if any(item.feasible for item in items)
-            and (early or self._untried.get(group, math.inf) < self._incumbent())
+            and (early or self.nodes.untried.get(group, math.inf) < self._incumbent())
         }
         failed = {choices for choices, _ in found.failed}
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
@@ -288,14 +276,14 @@ class Search:
         listed = all(index is not None and index < hole.listed for hole, index in holes)
         legal = not self.plan.candidate(choices, without=self.without).errors
         if listed and early:
-            self._early.update([choices] if legal else [])
+            self.nodes.early.update([choices] if legal else [])
         elif listed:
             self.found.bounded -= legal  # else a bound has excluded it, or would have
         else:
             self.found.total += legal
         return legal
 
-    def _waits(self, candidate: Candidate, batch: Sequence[_Node]) -> bool:
+    def _waits(self, candidate: Candidate, batch: Sequence[Node]) -> bool:
         """Whether a candidate of the batch will tell more of this one's bound."""
         assert candidate.analysis is not None
         lesson = self.bounds.shared.lesson(candidate.analysis)
@@ -305,10 +293,6 @@ class Search:
         if lesson is not None:
             self._lessons.add(lesson)
         return waits
-
-    def _put_back(self, nodes: list[_Node]) -> None:
-        while nodes:
-            heapq.heappush(self._heap, nodes.pop())
 
     def in_time(self) -> None:
         """Stop the search at its deadline.
@@ -322,107 +306,7 @@ class Search:
     def _incumbent(self) -> float:
         return math.inf if self.found.best is None else self.costs.of(self.found.best)
 
-    def _expand(self, node: _Node) -> None:
-        cost, _, choices = node
-        hole = next(index for index in self.order if choices[index] is None)
-        if self.plan.holes[hole].line is not None:
-            self._place(node)
-            return
-        try:
-            idle = self._is_idle(choices, hole)
-            for value in range(1 if idle else self.plan.holes[hole].listed):
-                chosen = (*choices[:hole], value, *choices[hole + 1 :])
-                candidate = self.plan.candidate(chosen, without=self.without)
-                if candidate.errors:
-                    self._refuse(chosen, candidate)
-                else:
-                    self._push(chosen, candidate, cost)
-            if self._joint is not None and hole in self._joint.holes.holes:
-                self._untried.setdefault(self._joint.holes.group(choices), cost)
-            if idle:
-                listed = self.plan.holes[hole].listed
-                self.found.bounded += self._ways(choices) // listed * (listed - 1)
-            elif self.plan.holes[hole].assigns:
-                self._untried[choices] = cost
-                candidate = self.plan.candidate(choices, without=self.without)
-                found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
-                self._add(choices, hole, _split(found), cost)
-            elif self.plan.holes[hole].buckets:
-                self._untried[choices] = cost
-        except KeyboardInterrupt:
-            heapq.heappush(self._heap, node)
-            raise
-
-    def _is_idle(self, choices: Choices, hole: int) -> bool:
-        """Whether all values of a hole mean the same beside these choices."""
-        if self.plan.holes[hole].owner is not Pipeline:
-            return False
-        return not self.plan.matters(hole, self.plan.candidate(choices, without=self.without))
-
-    def _add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
-        """Add a split into stages, or buckets, to those that are tried."""
-        if text is None:
-            return
-        value = self.plan.add(hole, text)
-        chosen = (*choices[:hole], value, *choices[hole + 1 :])
-        added = self._added.setdefault((*choices[:hole], None, *choices[hole + 1 :]), set())
-        candidate = self.plan.candidate(chosen, without=self.without)
-        new = value >= self.plan.holes[hole].listed and value not in added
-        if new and len(added) < _MOST_ADDED and not candidate.errors:
-            added.add(value)
-            self.found.total += 1
-            self._push(chosen, candidate, least)
-
-    def _place(self, node: _Node) -> None:
-        """Go on with the styles that the program of placements chooses, and no others."""
-        least, _, choices = node
-        try:
-            complete = self._styled(choices)
-        except (KeyboardInterrupt, OutOfTimeError):
-            heapq.heappush(self._heap, node)
-            raise
-        if complete is not None:
-            self._untried[choices] = least
-            self._push(complete, self.plan.candidate(complete, without=self.without), least)
-        self.found.left_out += self._below(choices) - (0 if complete is None else self._below(complete))
-
-    def _styled(self, choices: Choices) -> Choices | None:
-        """The choices with styles, if those are open; None where none are legal, or fit."""
-        if None not in choices:
-            return choices
-        if self._placements is None:
-            from legoai.cost.search.placements.styles import (
-                Placements,  # solvers are imported where styles are open only
-            )
-
-            self._placements = Placements(self.plan, self.bounds.machine)
-        return self._placements.complete(choices, without=self.without, deadline=self.deadline)
-
-    def _push(self, choices: Choices, candidate: Candidate, least: float) -> None:
-        bounded = self.costs.bounded(candidate, least)
-        if bounded is None:
-            self.found.bounded += self._below(choices)
-            return
-        undecided = sum(value is None for value in choices)
-        heapq.heappush(self._heap, (bounded, undecided, choices))
-
-    def _refuse(self, choices: Choices, candidate: Candidate) -> None:
-        first = candidate.errors[0]
-        self.found.refused[first.code] += self._below(choices)
-        self.found.errors.setdefault(first.code, first)
-
-    def _ways(self, choices: Choices) -> int:
-        """How many complete answers there are below a node."""
-        holes = zip(self.plan.holes, choices, strict=True)
-        return math.prod(hole.listed for hole, index in holes if index is None)
-
-    def _below(self, choices: Choices) -> int:
-        """How many complete answers a node stands for that were not evaluated early."""
-        return self._ways(choices) - sum(
-            all(value in (None, own) for value, own in zip(choices, early, strict=True)) for early in self._early
-        )
-
-    def _evaluate(self, batch: list[_Node], meanwhile: Callable[[], None] | None = None) -> None:
+    def _evaluate(self, batch: list[Node], meanwhile: Callable[[], None] | None = None) -> None:
         """Evaluate the batch, and take out of it what is evaluated; `meanwhile` is called once it is under way."""
         candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
@@ -454,7 +338,7 @@ class Search:
             opened = self.plan.candidate(group, without=self.without).analysis or candidate.analysis
             seconds = self.bounds.whatever_recomputes(candidate.analysis, opened, outcome.stages)
             told = self.costs.least(Bounds(step_time=seconds), candidate)
-            self._untried[group] = max(told, self._untried.get(group, -math.inf))
+            self.nodes.untried[group] = max(told, self.nodes.untried.get(group, -math.inf))
 
     def _verified(self) -> bool:
         """Simulate the best candidate whole, if that was not done, and say whether it was."""
@@ -481,8 +365,10 @@ class Search:
                 others = (*choices[:hole], None, *choices[hole + 1 :])
                 seconds = self.bounds.told(candidate.analysis, outcome.stages)
                 told = self.costs.least(Bounds(step_time=seconds), candidate)
-                self._untried[others] = max(told, self._untried.get(others, -math.inf))
-                self._add(choices, hole, _split(self.bounds.learnt(candidate.analysis, outcome.stages)), -math.inf)
+                self.nodes.untried[others] = max(told, self.nodes.untried.get(others, -math.inf))
+                self.nodes.add(
+                    choices, hole, split_of(self.bounds.learnt(candidate.analysis, outcome.stages)), -math.inf
+                )
         if candidate.analysis is not None and any(one.buckets for one in self.plan.holes):
             self._learn_buckets(choices, candidate.analysis, outcome)
 
@@ -494,18 +380,13 @@ class Search:
         for hole, one in enumerate(self.plan.holes):
             texts = [text for item in found if one.buckets and inside(one.span, item.span) for text in item.texts()]
             for text in texts:
-                self._add(choices, hole, text, -math.inf)
+                self.nodes.add(choices, hole, text, -math.inf)
 
     def _report(self) -> None:
         best = self.found.best
-        least = self._heap[0][0] if self._heap else -math.inf
+        least = self.nodes.heap[0][0] if self.nodes.heap else -math.inf
         self.say(
             len(self.found.evaluated),
             None if best is None else self.costs.value(self.costs.of(best)),
             self.costs.value(least) if math.isfinite(least) else None,
         )
-
-
-def _split(found: Assignment | None) -> str | None:
-    """A split into stages as a plan writes it."""
-    return None if found is None or not found.counts else f"[{', '.join(map(str, found.counts))}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.require import METRICS
 from legoai.specs.span import Span
 from support.drawn_figures import Drawn, figures
@@ -390,3 +393,34 @@ def test_a_search_begins_at_what_may_be_fastest_and_at_what_takes_least_memory()
         ("none", "none"), ("full", "all"),
     ]  # fmt: skip
     assert named[0]["batch micro"] == named[1]["batch micro"] != "1"
+
+
+def test_degrees_come_in_their_order_and_all_that_lint_allows():
+    text = ALL_OPEN.replace("(dp_shard = rest)", "(dp_shard = rest, cp = auto, tp = auto in [1, 2, 8])\ncontext on cp")
+    plan = opened(text.replace("attention auto", "shard standard on tp"))
+    near = Neighbours(plan, Costs(objective_of(None), BoundsOf()), ())
+    ways = list(near._degrees())
+    places = [near._place(way) for way in ways]
+    assert places == sorted(places)
+    open_holes = [hole.owner in (Mesh, Batch) for hole in plan.holes]
+    every = itertools.product(
+        *(range(hole.listed) if decided else (None,) for hole, decided in zip(plan.holes, open_holes, strict=True))
+    )
+    assert set(ways) == {way for way in every if not plan.candidate(way).errors}
+    assert len(ways) > 10
+
+
+def test_a_division_of_blocks_is_bounded_with_each_of_the_answers_that_are_decided_later():
+    """Memory is decided before the form of the loss, so that what is divided among blocks is bounded without it."""
+    text = f"{ALL_OPEN}loss auto in [eager, chunked(4)]\n".replace("auto in [none, full]", "auto")
+    plan, bounds = opened(text.replace("offload (optimizer = auto)\n", "")), BoundsOf()
+    search = Search(plan, bounds=bounds, evaluator=Drawn(0), objective=objective_of(None))
+    loss = next(index for index, hole in enumerate(plan.holes) if hole.what == "loss form")
+    treatment = next(index for index, hole in enumerate(plan.holes) if hole.what == "checkpoint layers.*")
+    choices = tuple(None if index in (loss, treatment) else 0 for index in range(len(plan.holes)))
+    search.nodes.untried[choices] = 0.0
+    least = search.nodes.least_untried(math.inf)
+    decided = [(*choices[:loss], value, *choices[loss + 1 :]) for value in (0, 1)]
+    each = [bounds(plan.candidate(one).analysis).step_time for one in decided]
+    assert search.nodes.untried == dict(zip(decided, each, strict=True))
+    assert least == min(each) > 0.0

@@ -1,0 +1,219 @@
+"""Open nodes of a search over the answers of a plan, and what is known of what is not looked into."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.evaluator import OutOfTimeError
+from legoai.cost.search.found import Found
+from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.objective import Costs
+from legoai.cost.search.stages.assignment import Assignment
+from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.span import Span
+
+if TYPE_CHECKING:
+    from legoai.cost.search.placements.styles import Placements
+
+_MOST_ADDED: Final = 3
+"""Splits into stages, or buckets, that are added to the listed ones, for each way to answer the other holes."""
+
+Node: TypeAlias = tuple[float, int, Choices]
+"""A bound of the cost, the number of open holes, and the choices."""
+
+
+class Nodes:
+    """The open nodes of one search.
+
+    Args:
+        plan: with its holes.
+        bounds: of its candidates.
+        costs: of its candidates.
+        found: what is counted and refused.
+        joint: the holes that are answered jointly, if any.
+        without: spans of `require` lines that are left out.
+        deadline: a time of `time.monotonic` at which to stop.
+
+    Attributes:
+        heap: those that were not looked into, the least bound first.
+        untried: bounds of the cost of splits into stages, of buckets and styles, tried or not, by the other answers.
+        early: candidates that were evaluated before the tree has come to them.
+    """
+
+    def __init__(
+        self,
+        plan: OpenPlan,
+        *,
+        bounds: BoundsOf,
+        costs: Costs,
+        found: Found,
+        joint: JointMemory | None,
+        without: Sequence[Span],
+        deadline: float | None,
+    ) -> None:
+        self.plan = plan
+        self.bounds = bounds
+        self.costs = costs
+        self.found = found
+        self.without = tuple(without)
+        self.deadline = deadline
+        self.order = order_of(plan.holes)
+        self.heap: list[Node] = []
+        self.untried: dict[Choices, float] = {}
+        self.early: set[Choices] = set()
+        self._joint = joint
+        self._degrees = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
+        self._placements: Placements | None = None
+        self._added: dict[Choices, set[int]] = {}
+
+    def expand(self, node: Node) -> None:
+        """Put the answers for the first open hole of a node in its place."""
+        cost, _, choices = node
+        hole = next(index for index in self.order if choices[index] is None)
+        if self.plan.holes[hole].line is not None:
+            self._place(node)
+            return
+        try:
+            idle = self._is_idle(choices, hole)
+            for value in range(1 if idle else self.plan.holes[hole].listed):
+                chosen = (*choices[:hole], value, *choices[hole + 1 :])
+                candidate = self.plan.candidate(chosen, without=self.without)
+                if candidate.errors:
+                    self.refuse(chosen, candidate)
+                else:
+                    self.push(chosen, candidate, cost)
+            if self._joint is not None and hole in self._joint.holes.holes:
+                self.untried.setdefault(self._joint.holes.group(choices), cost)
+            if idle:
+                listed = self.plan.holes[hole].listed
+                self.found.bounded += self._ways(choices) // listed * (listed - 1)
+            elif self.plan.holes[hole].assigns:
+                self.untried[choices] = cost
+                candidate = self.plan.candidate(choices, without=self.without)
+                found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
+                self.add(choices, hole, split_of(found), cost)
+            elif self.plan.holes[hole].buckets:
+                self.untried[choices] = cost
+        except KeyboardInterrupt:
+            heapq.heappush(self.heap, node)
+            raise
+
+    def push(self, choices: Choices, candidate: Candidate, least: float) -> None:
+        """Open a node whose cost is bounded, unless a bound excludes it."""
+        bounded = self.costs.bounded(candidate, least)
+        if bounded is None:
+            self.found.bounded += self.below(choices)
+            return
+        undecided = sum(value is None for value in choices)
+        heapq.heappush(self.heap, (bounded, undecided, choices))
+
+    def add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
+        """Add a split into stages, or buckets, to those that are tried."""
+        if text is None:
+            return
+        value = self.plan.add(hole, text)
+        chosen = (*choices[:hole], value, *choices[hole + 1 :])
+        added = self._added.setdefault((*choices[:hole], None, *choices[hole + 1 :]), set())
+        candidate = self.plan.candidate(chosen, without=self.without)
+        new = value >= self.plan.holes[hole].listed and value not in added
+        if new and len(added) < _MOST_ADDED and not candidate.errors:
+            added.add(value)
+            self.found.total += 1
+            self.push(chosen, candidate, least)
+
+    def styled(self, choices: Choices) -> Choices | None:
+        """The choices with styles, if those are open; None where none are legal, or fit."""
+        if None not in choices:
+            return choices
+        if self._placements is None:
+            from legoai.cost.search.placements.styles import (
+                Placements,  # solvers are imported where styles are open only
+            )
+
+            self._placements = Placements(self.plan, self.bounds.machine)
+        return self._placements.complete(choices, without=self.without, deadline=self.deadline)
+
+    def _ways(self, choices: Choices) -> int:
+        """How many complete answers there are below a node."""
+        holes = zip(self.plan.holes, choices, strict=True)
+        return math.prod(hole.listed for hole, index in holes if index is None)
+
+    def below(self, choices: Choices) -> int:
+        """How many complete answers a node stands for that were not evaluated early."""
+        return self._ways(choices) - sum(
+            all(value in (None, own) for value, own in zip(choices, early, strict=True)) for early in self.early
+        )
+
+    def put_back(self, nodes: list[Node]) -> None:
+        """Open nodes again that were taken, and not looked into."""
+        while nodes:
+            heapq.heappush(self.heap, nodes.pop())
+
+    def degrees_of(self, choices: Choices) -> Choices:
+        """The answers for degrees and micro batch."""
+        return tuple(choices[index] for index in self._degrees)
+
+    def least_untried(self, below: float) -> float:
+        """The least bound of what is not tried one by one; at least `below`, if it is not less.
+
+        A bound from when other holes were open is asked for anew with these decided, as long as it is the least.
+        """
+        while self.untried:
+            choices = min(self.untried, key=self.untried.__getitem__)
+            least = self.untried[choices]
+            hole = next((index for index in self.order if choices[index] is None and self._is_decided(index)), None)
+            if hole is None or least >= below:
+                return least
+            del self.untried[choices]
+            idle = self._is_idle(choices, hole)
+            for value in range(1 if idle else self.plan.holes[hole].listed):
+                chosen = (*choices[:hole], value, *choices[hole + 1 :])
+                candidate = self.plan.candidate(chosen, without=self.without)
+                bounded = None if candidate.errors else self.costs.bounded(candidate, least)
+                if bounded is not None:
+                    self.untried[chosen] = max(bounded, self.untried.get(chosen, -math.inf))
+        return math.inf
+
+    def _is_decided(self, hole: int) -> bool:
+        """Whether each answer of a hole is tried by itself."""
+        one = self.plan.holes[hole]
+        joint = self._joint is not None and hole in self._joint.holes.holes
+        return not (joint or one.assigns or one.buckets or one.line is not None)
+
+    def _is_idle(self, choices: Choices, hole: int) -> bool:
+        """Whether all values of a hole mean the same beside these choices."""
+        if self.plan.holes[hole].owner is not Pipeline:
+            return False
+        return not self.plan.matters(hole, self.plan.candidate(choices, without=self.without))
+
+    def _place(self, node: Node) -> None:
+        """Go on with the styles that the program of placements chooses, and no others."""
+        least, _, choices = node
+        try:
+            complete = self.styled(choices)
+        except (KeyboardInterrupt, OutOfTimeError):
+            heapq.heappush(self.heap, node)
+            raise
+        if complete is not None:
+            self.untried[choices] = least
+            self.push(complete, self.plan.candidate(complete, without=self.without), least)
+        self.found.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
+
+    def refuse(self, choices: Choices, candidate: Candidate) -> None:
+        """Count what lint refuses."""
+        first = candidate.errors[0]
+        self.found.refused[first.code] += self.below(choices)
+        self.found.errors.setdefault(first.code, first)
+
+
+def split_of(found: Assignment | None) -> str | None:
+    """A split into stages as a plan writes it."""
+    return None if found is None or not found.counts else f"[{', '.join(map(str, found.counts))}]"
