@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -309,9 +310,15 @@ def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Transfer:
-    """A send or receive for which the schedule can wait."""
+    """A send or receive for which the schedule can wait.
+
+    Attributes:
+        work: its number.
+        tensor: what is sent or received, which lives as long as this does.
+    """
 
     work: int
+    tensor: torch.Tensor
 
     def wait(self) -> bool:
         """Let the stream wait for it."""
@@ -343,7 +350,7 @@ def _transferred(recorder: Capture, operation: Any) -> _Transfer:
             phase=recorder.phase,
         )
     )
-    return _Transfer(work)
+    return _Transfer(work, tensor)
 
 
 @contextlib.contextmanager
