@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from legoai.cost.memory.allocator import round_block
+from legoai.cost.simulated.recorder import locals_of
 from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.kernels import attention_kernel
 from legoai.runtime.step import take_step
+from legoai.runtime.training import Training
 from support.recorded import evenly_traced, flat
 from support.simulated import Zeros
 
 
 class LiveStorages(TorchDispatchMode):
-    """Follows each storage that an operator returns until it is freed; blocks are rounded as CUDA's allocator does."""
+    """Follows each storage that an operator returns until it is freed; blocks are rounded as CUDA's allocator does.
+
+    What wraps a tensor, such as the result of a collective for which nobody has waited, has a storage without memory in
+    place of the tensor's, which is followed. FSDP frees storages by resizing them, which is no operator.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._live: dict[int, StorageWeakRef] = {}
 
     def follow(self, tensors: Iterable[torch.Tensor]) -> None:
         """Follow the storages of tensors, and note how much lives now."""
         for tensor in tensors:
-            storage = tensor.untyped_storage()
-            reference = StorageWeakRef(storage)
-            self._live[reference.cdata] = reference, round_block(storage.nbytes())
-        for key in [key for key, (reference, _) in self._live.items() if reference.expired()]:
-            del self._live[key]
-        self.peak = max(self.peak, sum(size for _, size in self._live.values()))
+            for local in locals_of(tensor):
+                reference = StorageWeakRef(local.untyped_storage())
+                self._live[reference.cdata] = reference
+        active = 0
+        for key, reference in list(self._live.items()):
+            storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+            if storage is None:
+                del self._live[key]
+            else:
+                active += round_block(storage.nbytes())
+        self.peak = max(self.peak, active)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
@@ -57,9 +66,25 @@ def real_peak(text: str) -> int:
         batches = Batches(training, source)
         take_step(trainer, training, batches, step=0)
         with LiveStorages() as live:
-            state = [flat(list(values.values())) for values in training.optimizer.state.values()]
-            there = [*training.model.parameters(), *training.model.buffers(), *itertools.chain.from_iterable(state)]
-            there += [source.batch.tokens, source.batch.targets]
-            live.follow(item.to_local() if isinstance(item, DTensor) else item for item in there)
+            live.follow(_kept(training))
+            if training.staged is None:  # else the micro batches of a pass are copied into one tensor
+                live.follow([source.batch.tokens, source.batch.targets])
             take_step(trainer, training, batches, step=1)
     return live.peak
+
+
+def _kept(training: Training) -> Iterator[torch.Tensor]:
+    """Yield what lives from step to step: parameters, buffers, state, and what the stages of a pipeline receive in."""
+    for part in training.parts:
+        yield from part.parameters()
+        yield from part.buffers()
+    for values in training.optimizer.state.values():
+        yield from flat(list(values.values()))
+    if training.staged is None:
+        return
+    schedule: Any = training.schedule
+    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+        for received in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+            for item in received:
+                if item.buffer is not None:
+                    yield from (item.buffer, *flat([item.buffer.grad]))
