@@ -314,7 +314,10 @@ class _Transfer:
 
     Attributes:
         work: its number.
-        tensor: what is sent or received, which lives as long as this does.
+        tensor: what is sent or received, which lives as long as this does: torch's schedules keep the works of sends
+            until they wait for them where a step ends. Gloo's work holds the tensor (`SendWork::tensor_` in
+            `ProcessGroupGloo.hpp`), and so does that of NCCL (`ProcessGroupNCCL::pointToPoint` puts it into `outputs_`
+            of a work that is not of a batch).
     """
 
     work: int

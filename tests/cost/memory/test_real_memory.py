@@ -1,4 +1,4 @@
-"""Active memory of a step that is traced as a graph, against a real run on the CPU over gloo."""
+"""Active memory of pipelines, and of a step that is traced as a graph, against a real run on the CPU over gloo."""
 
 from __future__ import annotations
 
@@ -25,12 +25,17 @@ HOW = (
     ", optimizer state on the host",
     ", uneven",
 )
-EXACT = tuple(f"fsdp, as one graph{how}" for how in HOW)
-ROUNDED = ("context parallel, as one graph", "experts on every rank, as one graph")
+ROUNDED = (
+    "context parallel, as one graph",
+    "experts on every rank, as one graph",
+    "pipeline and context parallelism, as graphs",
+)
 """Positions and numbers of rows are a few bytes, each of which counts as a block of 512."""
-
-
-QUICK = ("fsdp, as one graph, operators kept",)
+EXACT = (
+    *(f"fsdp, as one graph{how}" for how in HOW),
+    *(name for name in COMBINATIONS if name.startswith("pipeline") and name not in ROUNDED),
+)
+QUICK = ("fsdp, as one graph, operators kept", "pipeline, 1F1B", "pipeline, Interleaved1F1B", "pipeline, ZBVZeroBubble")
 
 
 @pytest.mark.parametrize(
