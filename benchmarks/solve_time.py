@@ -92,6 +92,22 @@ CASES = (
         what="with every hole",
     ),
     Case(
+        "llama3_8b_8",
+        (
+            (r"micro = 1", "micro = auto"),
+            (
+                r"mesh *\(dp_shard = 8\)",
+                "mesh (pp = auto, dp_shard = auto, tp = auto)\npipeline on pp (schedule = auto)\nshard auto on tp",
+            ),
+            (r"layers\.\*( *)= unit\(reshard = after_backward\)", r"layers.*\1= unit(reshard = auto)"),
+            (r"layers\.\* = selective\(\[attention, matmul\]\)", "layers.* = auto"),
+        ),
+        30.0,
+        3.0,
+        stops=True,
+        what="with every hole",
+    ),
+    Case(
         "llama3_405b_512",
         (
             (r"global = 256, micro = 1", "global = 256, micro = auto in [1, 2]"),

@@ -247,7 +247,7 @@ class BoundsOf:
         least = self.layers.once(analysis, self.layers.of_layers)
         block = BlockBytes()
         with contextlib.suppress(Undecided):
-            block = self.forced.of_block(analysis)
+            block = self.layers.once(analysis, self.forced.of_block)
         again = self.layers.once(analysis, self._again)
         return under_any_schedule(analysis, least, again, block, functools.partial(self._besides, analysis))
 

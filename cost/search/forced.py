@@ -64,7 +64,7 @@ class Forced:
     def of_ranks(self, analysis: Analysis) -> tuple[float, ...]:
         """The same of each rank of a pipeline; none where it is not known."""
         try:
-            return recomputed_by_ranks(analysis, self.of_block(analysis))
+            return recomputed_by_ranks(analysis, self.layers.once(analysis, self.of_block))
         except Undecided:
             return ()
 

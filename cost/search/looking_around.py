@@ -8,7 +8,7 @@ or in two that are decided together, as long as that is likely to be better and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
 from legoai.cost.search.candidates import Choices, Evaluated
@@ -19,12 +19,12 @@ from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs
 from legoai.dsl.open_plan import Candidate, OpenPlan
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 4
 """Candidates that are evaluated before the next are chosen."""
 _PATIENCE: Final = 2
 """Times that none of them may be better before something else is looked at."""
 _CLOSE: Final = 0.01
-"""Share by which what is predicted may be above the best: answers do not change cost by as much beside all others."""
+"""Share by which what is predicted may be above the best at last: beside others an answer changes another share."""
 _MEMORY: Final = {"peak_memory": "active", "reserved_memory": "reserved"}
 """Requirements that are predicted, and what bounds them."""
 
@@ -40,11 +40,8 @@ class Searching(Protocol):
     def candidate(self, choices: Choices) -> Candidate:
         """Some answers, with the diagnostics of lint's rules."""
 
-    def evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
-        """Evaluate answers of which styles may be open; call `meanwhile` once that is under way."""
-
-    def go_on(self) -> None:
-        """Expand some nodes, best bound first."""
+    def evaluate_early(self, chosen: Sequence[Choices]) -> None:
+        """Evaluate answers of which styles may be open."""
 
     def jointly(self, *, early: bool = False) -> bool:
         """Evaluate what joint answers of memory need, and these; false where nothing is left of it."""
@@ -82,28 +79,30 @@ class LookingAround:
         found, before = self._search.found, None
         while found.best is not before:
             before = found.best
-            self._descend(moving=False)
-            self._search.go_on()
-            self._descend(moving=True)
+            for moving in (False, True):
+                self._descend(moving=moving)
             while self._search.jointly(early=True):
                 pass
+            for moving in (False, True):
+                self._descend(moving=moving, close=_CLOSE)
 
-    def _descend(self, *, moving: bool) -> None:
-        """Go to the best of the candidates beside the best one, until none is better; moving to other degrees, or not.
+    def _descend(self, *, moving: bool, close: float = 0.0) -> None:
+        """Go to the best of the candidates beside the best one, until none is better.
 
-        At other degrees all has to be captured anew, and a bound tells less of it than of the same ones. While other
-        processes simulate, this one expands nodes: what has the least bound is not left to wait.
+        Args:
+            moving: to other degrees too, where all has to be captured anew, and bounds tell less.
+            close: share by which what is predicted may be above the best.
         """
         found, idle = self._search.found, 0
         while found.best is not None and idle < _PATIENCE:
             best = found.best
-            likely = sorted(self._likely(best, moving=moving))
+            likely = sorted(self._likely(best, moving=moving, close=close))
             if not likely:
                 return
-            self._evaluate([choices for _, choices in likely[:_AT_ONCE]], self._search.go_on)
+            self._evaluate([choices for _, choices in likely[:_AT_ONCE]])
             idle = 0 if found.best is not best else idle + 1
 
-    def _likely(self, best: Evaluated, *, moving: bool) -> Iterator[tuple[float, Choices]]:
+    def _likely(self, best: Evaluated, *, moving: bool, close: float) -> Iterator[tuple[float, Choices]]:
         """What is likely to be better than the best candidate, and to fit, with the cost that is predicted."""
         search, base = self._search, self._open(best.choices)
         self._learn()
@@ -119,7 +118,8 @@ class LookingAround:
             amounts = self._effects.predicted(base, choices)
             if amounts is None:
                 continue
-            if amounts.cost <= incumbent + _CLOSE * abs(incumbent) and self._fits(candidate, amounts):
+            limit = incumbent + close * abs(incumbent)
+            if (amounts.cost < incumbent or (close and amounts.cost <= limit)) and self._fits(candidate, amounts):
                 yield amounts.cost, choices
 
     def _fits(self, candidate: Candidate, amounts: Amounts) -> bool:
@@ -129,9 +129,9 @@ class LookingAround:
             getattr(amounts, _MEMORY[item.metric]) <= item.bound for item in limits
         )
 
-    def _evaluate(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
+    def _evaluate(self, chosen: Sequence[Choices]) -> None:
         self._tried.update(chosen)
-        self._search.evaluate_early(chosen, meanwhile)
+        self._search.evaluate_early(chosen)
 
     def _learn(self) -> None:
         """Let what was evaluated since the last time tell what answers change."""

@@ -12,7 +12,7 @@ import heapq
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
@@ -38,8 +38,8 @@ AT_ONCE: Final = 8
 _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
-_MEANWHILE: Final = 32
-"""Nodes of decided degrees that are expanded while other processes simulate: seconds' work, as a few candidates are."""
+_MEANWHILE: Final = 20
+"""Nodes that are expanded for each candidate that other processes simulate: they take half as long, or less."""
 
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
@@ -170,7 +170,7 @@ class Search:
                         self._expanded = 0
                         self._choose(node, batch, alike)
                 elif batch:
-                    self._evaluate(batch, self.go_on)
+                    self._evaluate(batch)
                     self.nodes.put_back(alike)
                     if self.first_feasible and self.found.best is not None:
                         return
@@ -181,22 +181,19 @@ class Search:
             self.nodes.put_back(batch)
             self.nodes.put_back(alike)
 
-    def go_on(self) -> None:
-        """Expand what has the least bound until its degrees and micro batch are decided, and some nodes more."""
-        more = _MEANWHILE
-        while self.nodes.heap and None in self.nodes.heap[0][2] and self.nodes.heap[0][0] < self._incumbent():
-            if None not in self.nodes.degrees_of(self.nodes.heap[0][2]):
-                more -= 1
-            if more < 0:
+    def _go_on(self, candidates: int) -> None:
+        """Expand nodes of least bound while some candidates are simulated."""
+        for _ in range(_MEANWHILE * (1 + candidates)):
+            if not self.nodes.heap or None not in self.nodes.heap[0][2] or self.nodes.heap[0][0] >= self._incumbent():
                 return
             self.in_time()
             self.nodes.expand(heapq.heappop(self.nodes.heap))
 
-    def evaluate_early(self, chosen: Sequence[Choices], meanwhile: Callable[[], None] | None = None) -> None:
+    def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
         complete = dict.fromkeys(found for choices in chosen if (found := self.nodes.styled(choices)) is not None)
         self.nodes.early.update(complete)
-        self._evaluate([(-math.inf, 0, choices) for choices in complete], meanwhile)
+        self._evaluate([(-math.inf, 0, choices) for choices in complete])
 
     def _next(self) -> Node:
         """Take the node of least bound; or one of those with fewest open holes, where candidates are long in coming.
@@ -306,14 +303,13 @@ class Search:
     def _incumbent(self) -> float:
         return math.inf if self.found.best is None else self.costs.of(self.found.best)
 
-    def _evaluate(self, batch: list[Node], meanwhile: Callable[[], None] | None = None) -> None:
-        """Evaluate the batch, and take out of it what is evaluated; `meanwhile` is called once it is under way."""
+    def _evaluate(self, batch: list[Node]) -> None:
+        """Evaluate the batch, and take out of it what is evaluated; nodes are expanded once it is under way."""
         candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
         outcomes = self.evaluator.evaluate(analyses, self.deadline)
-        if meanwhile is not None:
-            meanwhile()
+        self._go_on(len(batch))
         for candidate, outcome in zip(candidates, outcomes, strict=True):
             _, _, choices = batch.pop(0)
             self._keep(choices, candidate, outcome)

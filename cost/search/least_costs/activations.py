@@ -68,8 +68,8 @@ def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
     Raises:
         Undecided: it depends on a hole.
     """
-    tp = analysis.plan.mesh.tp
-    return {block: width * bytes_of_feature(analysis) // tp for block, width in _widths(analysis).items()}
+    tp, of_feature = analysis.plan.mesh.tp, bytes_of_feature(analysis)
+    return {block: width * of_feature // tp for block, width in _widths(analysis).items()}
 
 
 def freed_with_blocks(analysis: Analysis) -> dict[str, float]:
