@@ -108,6 +108,9 @@ class StagedModel:
         stages: of this rank, ascending.
         loss: the mean loss of one micro batch, of the last stage's output and the targets.
         autocast: entered for the forward of a stage and for the loss, but not for their backward; None for none.
+
+    Attributes:
+        given: what the forward of every stage is given beside what stages hand on.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class StagedModel:
             for module in self.modules:
                 module.forward = autocast(module.forward)
         self.schedule = pipeline.build_schedule(stages, loss)
+        self.given: dict[str, torch.Tensor] = {}
 
     def give_all(self, **arguments: torch.Tensor) -> None:
         """Give the forward of every stage these arguments for every micro batch, such as positions."""
@@ -136,6 +140,7 @@ class StagedModel:
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             return positional, {**keywords, **arguments}
 
+        self.given |= arguments
         for module in self.modules:
             module.register_forward_pre_hook(add, with_kwargs=True)
 

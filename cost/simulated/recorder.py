@@ -234,13 +234,15 @@ class Capture(Recorder):
         self.started.append(path)
 
     def adopt_state(self, training: Training) -> None:
-        """Record the storages of parameters and buffers, which are there before the first step."""
+        """Record the storages of parameters, buffers and what every stage is given, which are there before any step."""
         for part in training.parts:
             for path, parameter in part.named_parameters():
                 category: Category = "sharded_parameter" if isinstance(parameter, DTensor) else "parameter"
                 self._adopt(parameter, category, plain_path(path).rpartition(".")[0])
             for path, buffer in part.named_buffers():
                 self._adopt(buffer, "other", plain_path(path).rpartition(".")[0])
+        for tensor in training.staged.given.values() if training.staged is not None else ():
+            self._adopt(tensor, "other", "")
 
     def _adopt(self, tensor: torch.Tensor, category: Category, module: str) -> None:
         for local in locals_of(tensor):

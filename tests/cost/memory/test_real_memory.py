@@ -28,7 +28,6 @@ HOW = (
 ROUNDED = (
     "context parallel, as one graph",
     "experts on every rank, as one graph",
-    "pipeline and context parallelism, as graphs",
 )
 """Positions and numbers of rows are a few bytes, each of which counts as a block of 512."""
 EXACT = (
