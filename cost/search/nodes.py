@@ -77,7 +77,7 @@ class Nodes:
     def expand(self, node: Node) -> None:
         """Put the answers for the first open hole of a node in its place."""
         cost, _, choices = node
-        hole = next(index for index in self.order if choices[index] is None)
+        hole = self._first_open(choices)
         if self.plan.holes[hole].line is not None:
             self._place(node)
             return
@@ -105,6 +105,13 @@ class Nodes:
         except KeyboardInterrupt:
             heapq.heappush(self.heap, node)
             raise
+
+    def is_quick(self, node: Node) -> bool:
+        """Whether no program has to choose styles for a node, which is not complete."""
+        return self.plan.holes[self._first_open(node[2])].line is None
+
+    def _first_open(self, choices: Choices) -> int:
+        return next(index for index in self.order if choices[index] is None)
 
     def push(self, choices: Choices, candidate: Candidate, least: float) -> None:
         """Open a node whose cost is bounded, unless a bound excludes it."""

@@ -39,7 +39,7 @@ _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
 _MEANWHILE: Final = 20
-"""Nodes that are expanded for each candidate that other processes simulate: they take half as long, or less."""
+"""Nodes that are expanded for each candidate that is simulated meanwhile; a program of styles takes as long as these."""
 
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
@@ -183,11 +183,11 @@ class Search:
 
     def _go_on(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
-        for _ in range(_MEANWHILE * (1 + candidates)):
-            if not self.nodes.heap or None not in self.nodes.heap[0][2] or self.nodes.heap[0][0] >= self._incumbent():
-                return
+        heap, left = self.nodes.heap, _MEANWHILE * (1 + candidates)
+        while left > 0 and heap and None in heap[0][2] and heap[0][0] < self._incumbent():
             self.in_time()
-            self.nodes.expand(heapq.heappop(self.nodes.heap))
+            left -= 1 if self.nodes.is_quick(heap[0]) else _MEANWHILE
+            self.nodes.expand(heapq.heappop(heap))
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
