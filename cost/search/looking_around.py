@@ -21,8 +21,6 @@ from legoai.dsl.open_plan import Candidate, OpenPlan
 
 _AT_ONCE: Final = 4
 """Candidates that are evaluated before the next are chosen."""
-_PATIENCE: Final = 2
-"""Times that none of them may be better before something else is looked at."""
 _CLOSE: Final = 0.01
 """Share by which what is predicted may be above the best at last: beside others an answer changes another share."""
 _MEMORY: Final = {"peak_memory": "active", "reserved_memory": "reserved"}
@@ -93,14 +91,11 @@ class LookingAround:
             moving: to other degrees too, where all has to be captured anew, and bounds tell less.
             close: share by which what is predicted may be above the best.
         """
-        found, idle = self._search.found, 0
-        while found.best is not None and idle < _PATIENCE:
-            best = found.best
-            likely = sorted(self._likely(best, moving=moving, close=close))
-            if not likely:
-                return
+        found, before = self._search.found, None
+        while found.best is not None and found.best is not before:
+            before = found.best
+            likely = sorted(self._likely(before, moving=moving, close=close))
             self._evaluate([choices for _, choices in likely[:_AT_ONCE]])
-            idle = 0 if found.best is not best else idle + 1
 
     def _likely(self, best: Evaluated, *, moving: bool, close: float) -> Iterator[tuple[float, Choices]]:
         """What is likely to be better than the best candidate, and to fit, with the cost that is predicted."""

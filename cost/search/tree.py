@@ -39,7 +39,7 @@ _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
 _MEANWHILE: Final = 20
-"""Nodes that are expanded for each candidate that is simulated meanwhile; a program of styles takes as long as these."""
+"""Nodes that are expanded for each candidate that is simulated meanwhile; one that needs styles counts as so many."""
 
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
