@@ -272,7 +272,7 @@ class Search:
         holes = zip(self.plan.holes, choices, strict=True)
         listed = all(index is not None and index < hole.listed for hole, index in holes)
         legal = not self.plan.candidate(choices, without=self.without).errors
-        if listed and early:
+        if listed and early and (not legal or self.costs.bounded(self.candidate(choices), -math.inf) is not None):
             self.nodes.early.update([choices] if legal else [])
         elif listed:
             self.found.bounded -= legal  # else a bound has excluded it, or would have
