@@ -192,12 +192,13 @@ def _few_actions(
     kind: Kind,
     gpu: CatalogueDevice | None,
     others: Sequence[int] = (),
-    ways: Sequence[bool] = (False, True),
+    ways: Sequence[bool | None] = (None, True),
 ) -> tuple[_Taken, Trace] | None:
     """Take few actions of a rank of a pipeline; None where they are unequal, whatever parameters are taken to be freed.
 
-    To tell actions apart by what is gathered before them takes more of them, and is tried where it must be. `ways` are
-    those that were not tried yet.
+    To tell actions apart by what is gathered before them takes more of them: it is done where the first stage that is
+    built has parameters that are freed, and tried where the actions are unequal otherwise. `ways` are those that were
+    not tried yet.
     """
     for freed in ways:
         with contextlib.suppress(UnequalError):
@@ -267,13 +268,13 @@ def _taken(
     kind: Kind,
     gpu: CatalogueDevice | None = None,
     few: bool = False,
-    freed: bool = False,
+    freed: bool | None = None,
     containers: BlockClasses = (),
     others: Sequence[int] = (),
 ) -> tuple[_Taken, Trace]:
     """Return what was recorded of two steps, of few micro batches if shortened, and the trace without its records.
 
-    `freed` tells actions of a pipeline apart by whether parameters were freed before them.
+    `freed` tells actions of a pipeline apart by whether parameters were freed before them; None does where they are.
     """
     recorder = Capture()
     runs: list[RepeatedBlocks] = []

@@ -39,6 +39,7 @@ from legoai.runtime.pipeline import PipelineSchedule
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.patching import original, override, patched
 from legoai.runtime.torch_internals.pipelining import InferenceMode, PipelineScheduleRuntime
+from legoai.runtime.torch_internals.units import freed_after_forward
 
 _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
 _SCHEDULE: Final = f"{_SCHEDULES}:_PipelineSchedule"
@@ -49,7 +50,7 @@ _OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
 
 
 def listened_to(
-    trainer: Trainer, recorder: Capture, *, repeat: bool = False, freed: bool = False
+    trainer: Trainer, recorder: Capture, *, repeat: bool = False, freed: bool | None = None
 ) -> tuple[Trainer, Heard]:
     """Return the trainer with a pipeline whose stages and schedule tell the recorder of their actions.
 
@@ -57,11 +58,12 @@ def listened_to(
         trainer: of the program.
         recorder: is told.
         repeat: whether actions that are equal are run only a few times; see :mod:`legoai.cost.pipelines.actions`.
-        freed: whether parameters are taken to be freed after each forward, so that fewer actions are equal.
+        freed: whether parameters are taken to be freed after each forward, so that fewer actions are equal; None where
+            those of the first stage that is built are.
     """
     pipeline = trainer.pipeline
     assert pipeline is not None, "a program with a pipeline"
-    repeats = Repeats(recorder, pipeline.microbatches if repeat else 0, freed)
+    repeats = Repeats(recorder, pipeline.microbatches if repeat else 0, bool(freed))
     heard = Heard(recorder, repeats)
 
     def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: Any) -> PipelineStage:
@@ -71,6 +73,8 @@ def listened_to(
             stage.submod.on_node.append(recorder.at_node)
             stage.submod.on_sum.append(recorder.at_sum)
         _Stage(stage, recorder, repeats)
+        if freed is None and not heard.stages:
+            repeats.freed = bool(freed_after_forward(stage.submod))
         heard.stages.append(stage)
         return stage
 
