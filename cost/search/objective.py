@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Final
 
+from legoai.cost.kernels.model_flops import DECODERS, model_flops
+from legoai.cost.profiles import ProfileError
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
 from legoai.dsl.open_plan import Candidate
@@ -71,17 +74,27 @@ class Costs:
         """A bound of the cost."""
         metric = self.objective.metric
         if self.objective.direction == "minimize":
-            return {"step_time": bounds.step_time, "peak_memory": bounds.memory}.get(metric, 0.0)
-        batch = candidate.plan.batch
-        if metric == "tokens_per_s" and bounds.step_time > 0.0 and candidate.errors == ():
-            assert candidate.analysis is not None
-            cluster = candidate.plan.cluster
-            devices = cluster.hosts * (cluster.devices_per_host(candidate.analysis.directory) or 1)
-            return -batch.global_batch * (batch.seq_len or 1) / bounds.step_time / devices
+            return _least(bounds).get(metric, 0.0)
+        analysis, batch = candidate.analysis, candidate.plan.batch
+        if bounds.step_time <= 0.0 or candidate.errors or analysis is None:
+            return -math.inf
+        cluster = candidate.plan.cluster
+        device_seconds = bounds.step_time * cluster.hosts * (cluster.devices_per_host(analysis.directory) or 1)
+        if metric == "tokens_per_s":
+            return -batch.global_batch * (batch.seq_len or 1) / device_seconds
+        if metric == "mfu" and analysis.manifest is not None and candidate.plan.model.family in DECODERS:
+            with contextlib.suppress(Undecided, ProfileError):
+                peak, _ = self.bounds.machine(analysis).peak(candidate.plan.precision.param)
+                return -model_flops(candidate.plan, analysis.manifest, ())[0] / device_seconds / peak
         return -math.inf
+
+
+def _least(bounds: Bounds) -> dict[str, float]:
+    """Least values of figures, where bounds tell any."""
+    return {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
 
 
 def _excludes(bounds: Bounds, item: Requirement) -> bool:
     """Whether no plan with these bounds can meet a requirement."""
-    least = {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
+    least = _least(bounds)
     return item.metric in least and item.comparison in ("<=", "<", "==") and least[item.metric] > item.bound

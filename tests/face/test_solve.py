@@ -86,6 +86,18 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
     assert solution.text(solution.best.choices) == text
 
 
+def test_a_hole_without_whose_answer_a_statement_cannot_be_read_is_answered(capsys: pytest.CaptureFixture[str]):
+    text = (
+        OPEN.replace("(dp_shard = 2)", "(tp = 2)")
+        .replace("auto in [2, 4]", "8")
+        .replace("auto in [none, full] -> ", "")
+    )
+    text = text.replace("fsdp on dp_shard { layers.* = unit }", "shard standard on tp (loss_parallel = auto)")
+    Path("open.plan").write_text(text, encoding="utf-8")
+    assert called(capsys, "solve", "open.plan", "--in-place")[0] == 0
+    assert "(loss_parallel = auto -> " in Path("open.plan").read_text(encoding="utf-8")
+
+
 def test_requirements_that_conflict_are_told_with_their_lines(capsys: pytest.CaptureFixture[str]):
     text = OPEN.replace("auto in [2, 4]", "8").replace("global = 8", "global = 16").replace("= 64", "= 128")
     text = text.replace("n_layers = 1", "n_layers = 2").replace("<= 50%", "<= 5%\nrequire peak_memory <= 16MiB")

@@ -88,8 +88,9 @@ def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
         done: what is not done then, such as `lowered`.
     """
     assert linted.plan is not None
-    assert linted.analysis is not None
-    if arguments.factories or linted.analysis.manifest is not None:
+    # Where a statement cannot be read before a hole is answered, nothing was analysed.
+    unknown = linted.plan.model.family == "python" if linted.analysis is None else linted.analysis.manifest is None
+    if arguments.factories or not unknown:
         return False
     show([item for item in linted.diagnostics if item.code == FactoryNotRun.code], linted.files, stream=sys.stderr)
     print(

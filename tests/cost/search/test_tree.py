@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from legoai.cost.search import bounds, tree
-from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError
+from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import Solution, solve
@@ -96,6 +96,28 @@ def test_the_search_finds_what_brute_force_finds(goal: str, seed: int):
     assert solution.gap == 0.0
     counted = sum(solution.found.refused.values()) + solution.found.bounded
     assert solution.found.total == counted + len(solution.found.evaluated) + len(solution.found.failed)
+
+
+@pytest.mark.parametrize("text", [TEXT, SCHEDULED])
+@pytest.mark.parametrize("goal", ["maximize mfu", "maximize tokens_per_s", "minimize step_time"])
+def test_what_a_shorter_step_makes_better_is_bounded_as_it_is_computed(text: str, goal: str):
+    """At the time that a candidate takes, the bound of the objective is the objective."""
+    plan = opened(f"{text}{goal}\n")
+    candidate = plan.candidate([0] * len(plan.holes))
+    assert candidate.analysis is not None
+    with Simulation(directory=Path()) as evaluator:
+        [found] = evaluator.evaluate([candidate.analysis], None)
+    assert isinstance(found, Figures)
+    objective = objective_of(plan.resolution.plan.objective)
+    value = found.metric(objective.metric, METRICS[objective.metric].dimensions[0])
+    costs = Costs(objective=objective, bounds=BoundsOf())
+    assert costs.value(costs.least(Bounds(step_time=found.step_time), candidate)) == pytest.approx(value)
+
+
+def test_no_less_is_reserved_than_is_active():
+    plan = opened(f"{TEXT}minimize reserved_memory\n")
+    costs = Costs(objective=objective_of(plan.resolution.plan.objective), bounds=BoundsOf())
+    assert costs.least(Bounds(memory=5.0), plan.candidate([0] * len(plan.holes))) == 5.0
 
 
 def test_a_bound_spares_evaluations():
