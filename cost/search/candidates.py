@@ -14,6 +14,7 @@ from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.pipeline import Pipeline
+from legoai.specs.directives.precision import Precision
 from legoai.specs.directives.require import Requirement
 
 Choices = tuple[int | None, ...]
@@ -54,7 +55,8 @@ def order_of(holes: Sequence[OpenHole]) -> list[int]:
     Treatments of memory come before what changes a step by little, such as the form of the loss. Styles are chosen, and
     then blocks assigned to stages, when all else is decided.
     """
-    first: dict[type, int] = {ClusterUse: 1, Mesh: 2, Batch: 3, Pipeline: 4, Unit: 5, Checkpoint: 5}
+    # Without devices and dtypes no time is bounded.
+    first: dict[type, int] = {ClusterUse: 1, Precision: 1, Mesh: 2, Batch: 3, Pipeline: 4, Unit: 5, Checkpoint: 5}
 
     def rank(index: int) -> tuple[int, int]:
         hole = holes[index]

@@ -12,6 +12,7 @@ import pytest
 
 from legoai.cost.search import bounds, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.cost.search.candidates import order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
@@ -25,6 +26,7 @@ from legoai.dsl.open_plan import Candidate, OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.precision import Precision
 from legoai.specs.directives.require import METRICS
 from legoai.specs.span import Span
 from support.drawn_figures import Drawn, figures
@@ -96,6 +98,17 @@ def test_the_search_finds_what_brute_force_finds(goal: str, seed: int):
     assert solution.gap == 0.0
     counted = sum(solution.found.refused.values()) + solution.found.bounded
     assert solution.found.total == counted + len(solution.found.evaluated) + len(solution.found.failed)
+
+
+def test_dtypes_are_decided_first_since_without_them_no_time_is_bounded():
+    text = TEXT.replace("param = fp32", "param = auto in [bf16, fp32]").replace(" (sequence = auto)", "")
+    plan = opened(text)
+    first = order_of(plan.holes)[0]
+    assert plan.holes[first].owner is Precision
+    answers = [[index if hole == first else None for hole in range(len(plan.holes))] for index in range(2)]
+    bounded = [BoundsOf()(analysis).step_time for one in answers if (analysis := plan.candidate(one).analysis)]
+    assert len(bounded) == 2
+    assert min(bounded) > 0.0
 
 
 @pytest.mark.parametrize("text", [TEXT, SCHEDULED])
