@@ -91,17 +91,17 @@ class Nodes:
                 else:
                     self.push(chosen, candidate, cost)
             if self._joint is not None and hole in self._joint.holes.holes:
-                self.untried.setdefault(self._joint.holes.group(choices), cost)
+                self.leave(self._joint.holes.group(choices), cost)
             if idle:
                 listed = self.plan.holes[hole].listed
                 self.found.bounded += self._ways(choices) // listed * (listed - 1)
             elif self.plan.holes[hole].assigns:
-                self.untried[choices] = cost
+                self.leave(choices, cost)
                 candidate = self.plan.candidate(choices, without=self.without)
                 found = None if candidate.analysis is None else self.bounds.assignment(candidate.analysis)
                 self.add(choices, hole, split_of(found), cost)
             elif self.plan.holes[hole].buckets:
-                self.untried[choices] = cost
+                self.leave(choices, cost)
         except KeyboardInterrupt:
             heapq.heappush(self.heap, node)
             raise
@@ -168,6 +168,16 @@ class Nodes:
         """The answers for degrees and micro batch."""
         return tuple(choices[index] for index in self._degrees)
 
+    def leave(self, choices: Choices, least: float) -> None:
+        """Bound the cost of what is not tried one by one beside some answers, by one more bound."""
+        self.untried[choices] = max(least, self.untried.get(choices, -math.inf))
+
+    def leave_learnt(self, choices: Choices, told: float) -> None:
+        """As :meth:`leave`, by what a candidate tells, which may be nothing, and by the answers themselves."""
+        opened = self.plan.candidate(choices, without=self.without)
+        bounded = self.costs.bounded(opened, told)
+        self.leave(choices, math.inf if bounded is None else bounded)
+
     def least_untried(self, below: float) -> float:
         """The least bound of what is not tried one by one; at least `below`, if it is not less.
 
@@ -186,7 +196,7 @@ class Nodes:
                 candidate = self.plan.candidate(chosen, without=self.without)
                 bounded = None if candidate.errors else self.costs.bounded(candidate, least)
                 if bounded is not None:
-                    self.untried[chosen] = max(bounded, self.untried.get(chosen, -math.inf))
+                    self.leave(chosen, bounded)
         return math.inf
 
     def _is_decided(self, hole: int) -> bool:
@@ -210,7 +220,7 @@ class Nodes:
             heapq.heappush(self.heap, node)
             raise
         if complete is not None:
-            self.untried[choices] = least
+            self.leave(choices, least)
             self.push(complete, self.plan.candidate(complete, without=self.without), least)
         self.found.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
 

@@ -333,8 +333,7 @@ class Search:
             group = self._joint.holes.group(choices)
             opened = self.plan.candidate(group, without=self.without).analysis or candidate.analysis
             seconds = self.bounds.whatever_recomputes(candidate.analysis, opened, outcome.stages)
-            told = self.costs.least(Bounds(step_time=seconds), candidate)
-            self.nodes.untried[group] = max(told, self.nodes.untried.get(group, -math.inf))
+            self.nodes.leave_learnt(group, self.costs.least(Bounds(step_time=seconds), candidate))
 
     def _verified(self) -> bool:
         """Simulate the best candidate whole, if that was not done, and say whether it was."""
@@ -360,8 +359,7 @@ class Search:
                     continue  # under another split its blocks recompute otherwise
                 others = (*choices[:hole], None, *choices[hole + 1 :])
                 seconds = self.bounds.told(candidate.analysis, outcome.stages)
-                told = self.costs.least(Bounds(step_time=seconds), candidate)
-                self.nodes.untried[others] = max(told, self.nodes.untried.get(others, -math.inf))
+                self.nodes.leave_learnt(others, self.costs.least(Bounds(step_time=seconds), candidate))
                 self.nodes.add(
                     choices, hole, split_of(self.bounds.learnt(candidate.analysis, outcome.stages)), -math.inf
                 )

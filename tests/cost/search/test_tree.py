@@ -14,6 +14,7 @@ from legoai.cost.search import bounds, tree
 from legoai.cost.search.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import order_of
 from legoai.cost.search.evaluator import Figures, Outcome, OutOfTimeError, Simulation
+from legoai.cost.search.joint.holes import MemoryHoles
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.objective import Costs, objective_of
 from legoai.cost.search.solve import Solution, solve
@@ -221,6 +222,24 @@ def test_what_is_stopped_has_a_true_bound(limit: int):
     assert solution.found.status == "time_limit"
     assert solution.found.bound <= best
     assert solution.value is None or (solution.value >= best and solution.gap >= 0.0)
+
+
+@NEEDS_SOLVER
+@pytest.mark.parametrize("limit", [2, 8, 20])
+def test_what_tells_nothing_of_joint_answers_takes_no_bound_away(limit: int):
+    text = TEXT.replace('llama3("tiny")', 'mixtral("tiny", n_layers = 8)').replace(
+        "auto in [none, full, every(2)]", "auto"
+    )
+    text = text.replace("auto in [2, 8, 16]", "auto").replace("tp = auto", "ep = auto")
+    text = text.replace("on tp (sequence = auto)", "on ep") + "attention auto\n"
+    plan, evaluator = opened(text), Drawn(0)
+    assert MemoryHoles(plan).apply
+    evaluator.limit = limit
+    found = solve(plan, evaluator).found
+    assert found.status == "time_limit"
+    assert plan.analysis is not None
+    assert found.bound is not None
+    assert found.bound >= BoundsOf()(plan.analysis).step_time > 0.0
 
 
 def test_an_interrupt_leaves_the_best_so_far():
