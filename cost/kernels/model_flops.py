@@ -7,7 +7,7 @@ from typing import Final
 
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance, Item, Segment
-from legoai.specs.models.manifest import Manifest
+from legoai.specs.models.manifest import Manifest, ModuleInfo
 from legoai.specs.plan import Plan
 
 DECODERS: Final = ("llama3", "gpt2", "gpt3", "mixtral")
@@ -66,7 +66,12 @@ def forward_flops_per_token(manifest: Manifest, seq_len: int) -> int:
         elif module.kind == "attention":
             total += 4 * int(module.attributes["n_heads"]) * int(module.attributes["head_dim"]) * seq_len
         elif module.kind == "experts":
-            router = manifest.modules[module.path.rpartition(".")[0]]
-            elements = sum(item.numel for item in module.parameters)
-            total += 2 * elements * int(router.attributes["top_k"]) // int(module.attributes["n_experts"])
+            total += 2 * routed_elements(manifest, module)
     return total
+
+
+def routed_elements(manifest: Manifest, experts: ModuleInfo) -> int:
+    """Elements of the experts' weights through which a token goes: of those to which it is routed."""
+    router = manifest.modules[experts.path.rpartition(".")[0]]
+    elements = sum(item.numel for item in experts.parameters)
+    return elements * int(router.attributes["top_k"]) // int(experts.attributes["n_experts"])

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from legoai.cost.kernels.model_flops import routed_elements
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
-from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape
+from legoai.cost.search.least_costs.local_kernels import AttentionShape, ExpertsShape, LinearShape
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
 
-Layer: TypeAlias = tuple[str, LinearShape | AttentionShape]
+Layer: TypeAlias = tuple[str, LinearShape | AttentionShape | ExpertsShape]
 """Path of a layer, and its shape on one device."""
 
 
@@ -48,7 +49,7 @@ def rates_of(analysis: Analysis, profile: Profile) -> tuple[float, float]:
 
 
 def layers_of(manifest: Manifest, *, decoder: bool) -> Iterator[Layer]:
-    """Linear layers, and the attention of a decoder, with their shapes."""
+    """Linear layers, and the attention and experts of a decoder, with their shapes."""
     for path, module in manifest.modules.items():
         if module.kind == "linear":
             for weight in module.parameters:
@@ -57,3 +58,5 @@ def layers_of(manifest: Manifest, *, decoder: bool) -> Iterator[Layer]:
         elif module.kind == "attention" and decoder:
             heads, width = int(module.attributes["n_heads"]), int(module.attributes["head_dim"])
             yield path, AttentionShape(heads, int(module.attributes.get("n_kv_heads", heads)), width)
+        elif module.kind == "experts" and decoder:
+            yield path, ExpertsShape(routed_elements(manifest, module))

@@ -37,6 +37,12 @@ class AttentionShape(NamedTuple):
     width: int
 
 
+class ExpertsShape(NamedTuple):
+    """Experts of a layer: elements of the weights through which a token goes."""
+
+    elements: int
+
+
 class AttentionPiece(NamedTuple):
     """Numbers of queries and keys of a sequence between which one kernel attends, and whether with a causal mask."""
 

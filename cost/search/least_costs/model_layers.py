@@ -16,11 +16,19 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.least_costs import collectives, movements
 from legoai.cost.search.least_costs.context import pieces_of_ranks
 from legoai.cost.search.least_costs.layers import Layer, layers_of, rates_of
-from legoai.cost.search.least_costs.local_kernels import AttentionShape, LinearShape, LocalKernels, Pass, least_of
+from legoai.cost.search.least_costs.local_kernels import (
+    AttentionShape,
+    ExpertsShape,
+    LinearShape,
+    LocalKernels,
+    Pass,
+    least_of,
+)
 from legoai.cost.search.least_costs.movements import Moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.experts import limited_experts
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
@@ -79,14 +87,16 @@ class ModelLayers:
             return {}
         length = plan.batch.length
         fused = "flex" not in possible_kernels(analysis)
-        # The mask leaves half of 4 H Q T.
-        return {
-            path: 2 * shape.heads * shape.width * length / attention
-            if isinstance(shape, AttentionShape)
-            else 2 * shape.rows * shape.columns / linear
-            for path, shape in self._layers_of(manifest, decoder=plan.model.family in DECODERS)
-            if fused or isinstance(shape, LinearShape)
-        }
+        found = {}
+        for path, shape in self._layers_of(manifest, decoder=plan.model.family in DECODERS):
+            if isinstance(shape, LinearShape):
+                found[path] = 2 * shape.rows * shape.columns / linear
+            elif isinstance(shape, ExpertsShape):
+                if _takes_all(analysis, path):
+                    found[path] = 2 * shape.elements / linear
+            elif fused:
+                found[path] = 2 * shape.heads * shape.width * length / attention  # the mask leaves half of 4 H Q T
+        return found
 
     def of_layers(self, analysis: Analysis) -> Mapping[str, Pass]:
         """Least seconds of each layer for one micro batch on a rank; mesh and micro batch must be decided."""
@@ -142,8 +152,9 @@ class ModelLayers:
             of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
             return least_of([one for one in of_rank if one is not None])
 
-        of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in layers}}
-        for path, shape in layers:
+        known_at = [(path, shape) for path, shape in layers if not isinstance(shape, ExpertsShape)]
+        of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in known_at}}
+        for path, shape in known_at:
             # A loss in pieces takes the output layer with it.
             in_pieces = isinstance(shape, LinearShape) and not whole_loss and not path.startswith(lists)
             found = None if in_pieces else of_shapes[shape]
@@ -151,3 +162,11 @@ class ModelLayers:
                 known = least[path]
                 most = max(found.forward, known.forward), max(found.backward, known.backward)
                 yield path, Pass(*most, found.of_inputs, found.of_weights)
+
+
+def _takes_all(analysis: Analysis, experts: str) -> bool:
+    """Whether some experts take all tokens that are routed to them, for all that is decided."""
+    try:
+        return experts not in limited_experts(analysis)
+    except Undecided:
+        return False

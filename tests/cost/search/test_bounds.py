@@ -25,6 +25,10 @@ HEADS = {
         'model llama3("1b", n_layers = 4, tie_embeddings = false)\ncluster h100_sxm(devices = 4)\nattention flash\n'
     ),
     "gpt2": 'model gpt2("small", n_layers = 2)\ncluster a100_sxm80(devices = 4)\n',
+    "mixtral": (
+        'model mixtral("8x7b", n_layers = 2, dim = 1024, n_heads = 8, hidden_dim = 2048)\n'
+        "cluster h100_sxm(devices = 4)\nattention flash\n"
+    ),
 }
 SHARDED = """\
 batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
@@ -33,6 +37,14 @@ shard standard on tp
 fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, never]) }}
 checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
 loss auto in [eager, fused, chunked(4)]
+"""
+EXPERTS = """\
+batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
+mesh (dp_shard = rest, ep = auto in [1, 2, 4])
+shard standard on ep
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, after_backward]) }}
+checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
+loss auto in [eager, chunked(4)]
 """
 TWO_WAYS = """\
 batch (global = 16, micro = auto in [1, 2], seq_len = {length})
@@ -123,7 +135,11 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("head", "body"),
-    [*(pytest.param(head, SHARDED, marks=pytest.mark.slow) for head in ("cpu", "h100")), ("h100", PIPELINED)],
+    [
+        *(pytest.param(head, SHARDED, marks=pytest.mark.slow) for head in ("cpu", "h100")),
+        ("h100", PIPELINED),
+        ("mixtral", EXPERTS),
+    ],
 )
 def test_bounds_are_below_what_is_simulated(head: str, body: str):
     body = body.replace("fused, ", "")  # whose compilation takes seconds
@@ -135,7 +151,8 @@ def test_bounds_are_below_what_is_simulated(head: str, body: str):
 @pytest.mark.parametrize(
     ("head", "body"),
     [
-        *itertools.product(HEADS, (SHARDED, PIPELINED)),
+        *itertools.product(("cpu", "h100", "gpt2"), (SHARDED, PIPELINED)),
+        *itertools.product(("mixtral",), (EXPERTS, PIPELINED)),
         ("h100", DIVIDED),
         ("h100", TWO_WAYS),
         ("h100", CUT_AND_PIPELINED),
