@@ -13,7 +13,6 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -30,6 +29,7 @@ from legoai.cost.simulated.device import (
     SimulationError,
 )
 from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
 from legoai.cost.simulated.host import host_memory
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device
 from legoai.cost.simulated.program import trainer_of
@@ -46,8 +46,7 @@ from legoai.lowering.graph.step_graph import StepGraph
 from legoai.lowering.program import Program
 from legoai.runtime import Trainer
 from legoai.runtime import trainer as preparation
-from legoai.runtime.batches import Batch, Batches, Source
-from legoai.runtime.data import SampleBatch
+from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
 from legoai.runtime.kernels import attention_kernel
@@ -56,19 +55,12 @@ from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
-from legoai.specs.models.reads import InputShape
 
 if TYPE_CHECKING:
     from legoai.cost.pipelines.other_ranks import OtherItems
 
 STEPS: Final = 2
 """Optimizer steps that are taken: the first makes the optimizer's state, the second is like all that follow."""
-
-
-_DISTINCT: Final = 3
-"""Micro batches of a step that are taken: the first, the last, and between them one that is like the last."""
-_DISTINCT_LAST: Final = 5
-"""Micro batches of a step whose last does what the others do not: two of the three between the ends are compared."""
 
 
 def capture(
@@ -385,7 +377,7 @@ def _take_steps(
         training.graph.on_node.append(recorder.at_node)
     recorder.adopt_state(training)
     training.control.on_gradients.append(lambda _: recorder.categorise_gradients(training))
-    source = _Source(trainer, recorder.next_batch)
+    source = ValuelessSource(trainer, recorder.next_batch)
     batches = Batches(training, source)
     full = trainer.ramp[-1][0] if trainer.ramp else 0  # the first step of the full batch
     try:
@@ -394,7 +386,7 @@ def _take_steps(
             for index in range(STEPS):
                 recorder.begin_step(index + 1)
                 if not recorder.staged:
-                    batches = _FewBatches(training, source, most=1 if index == 0 else _DISTINCT if few else None)
+                    batches = FewBatches(training, source, most=1 if index == 0 else DISTINCT if few else None)
                 take_step(trainer, training, batches, step=full + index)
                 recorder.categorise_optimizer(training)
                 device.synchronize()
@@ -407,72 +399,3 @@ def _take_steps(
         recorder.closed = True
     del recorder.records[taken:]  # what `then` made, and no record tells of, ends somewhere behind it
     return 0 if recorder.staged else batches.taken
-
-
-class _FewBatches(Batches):
-    """The first micro batches of a step, the last of which is the step's last.
-
-    Args:
-        training: whose rank reads them.
-        source: of micro batches.
-        most: how many are yielded; None for all. Where the program asks which is the last, more are.
-    """
-
-    def __init__(self, training: Training, source: Source, *, most: int | None) -> None:
-        super().__init__(training, source)
-        self.most = most
-
-    def take(self, count: int, *, together: int = 1) -> Iterator[Batch]:
-        """Yield few of the next micro batches."""
-        self.taken += count
-        index = 0
-        while index < self.few:
-            inputs, targets = self._next(together)
-            yield _Asked(inputs, targets, self, index)
-            index += 1
-
-    @property
-    def few(self) -> int:
-        """How many are yielded."""
-        return self.taken if self.most is None else min(self.most, self.taken)
-
-
-class _Asked(Batch):
-    """A micro batch that notes whether the program asks if it is the last."""
-
-    __slots__ = ("_batches", "_index")
-
-    def __init__(
-        self, inputs: tuple[torch.Tensor, ...], targets: torch.Tensor | None, batches: _FewBatches, index: int
-    ) -> None:
-        super().__init__(inputs, targets, positions=batches.training.positions, is_last=False)
-        self._batches, self._index = batches, index
-
-    @property
-    def is_last(self) -> bool:
-        """Whether it is the last of those that are yielded."""
-        if self._batches.most == _DISTINCT:
-            self._batches.most = _DISTINCT_LAST
-        return self._index == self._batches.few - 1
-
-
-class _Source:
-    """Micro batches without values."""
-
-    def __init__(self, trainer: Trainer, on_next: Callable[[], None]) -> None:
-        self.trainer = trainer
-        self.on_next = on_next
-
-    def next(self) -> SampleBatch:
-        """Return what the model reads and the targets, on the host."""
-        self.on_next()
-        reads, sizes = self.trainer.reads, (self.trainer.micro_batch, self.trainer.seq_len)
-        return SampleBatch(
-            inputs=tuple(map(self._empty, reads.inputs(*sizes))), targets=self._empty(reads.targets(*sizes))
-        )
-
-    def _empty(self, item: InputShape) -> torch.Tensor:
-        return torch.empty(item.shape, dtype=self.trainer.master_dtype if item.floating else torch.int64)
-
-    def skip(self, batches: int) -> None:
-        """Read nothing."""

@@ -7,9 +7,10 @@ import contextlib
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from legoai.cost.capture import _outside_of_fake, _Source
+from legoai.cost.capture import _outside_of_fake
 from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
+from legoai.cost.simulated.few_batches import ValuelessSource
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
@@ -37,7 +38,7 @@ def tracked_peak_of(trainer: Trainer, *, world: int = 1) -> int:
     casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules("cuda")
     with simulated_device(_Silent(), rank=min(1, world - 1), world=world, kind="cuda") as fake, casts, fake:
         training = trainer.prepare(device, seed=0)
-        batches = Batches(training, _Source(trainer, lambda: None))
+        batches = Batches(training, ValuelessSource(trainer, lambda: None))
         take_step(trainer, training, batches, step=0)
         if world > 1:
             tracker = FSDPMemTracker(training.model, training.optimizer)

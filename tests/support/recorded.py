@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json, _resol
 from torch.distributed.distributed_c10d import _world
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from legoai.cost.capture import _FewBatches
+from legoai.cost.simulated.few_batches import FewBatches
 from legoai.runtime import Trainer
 from legoai.runtime.batches import Batches
 from legoai.runtime.device import Device
@@ -174,7 +174,7 @@ def run_and_record(text: str) -> tuple[list[list[Issued]], list[Noted]]:
         steps = []
         with even_routing(training.model):
             for index in range(STEPS):
-                few = _FewBatches(training, source, most=1 if index == 0 else None)
+                few = FewBatches(training, source, most=1 if index == 0 else None)
                 batches = few if training.staged is None else whole
                 with Recorder() as recorder:
                     take_step(trainer, training, batches, step=index)
