@@ -273,7 +273,8 @@ def _taken(
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
         trainer = _outside_of_fake(trainer_of(program), kind)
         if containers and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
-            trainer = _without_blocks(trainer, runs, containers)
+            ahead = program.look_ahead if isinstance(program, Program) else 1
+            trainer = _without_blocks(trainer, runs, containers, ahead)
             recorder.operands = {}
         device = Device(type=SIM, holds_values=False)
         recorder.staged = trainer.pipeline is not None
@@ -309,11 +310,11 @@ def _taken(
     return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(rank=rank, world=world, stage=stage, items=())
 
 
-def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: BlockClasses) -> Trainer:
+def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: BlockClasses, ahead: int) -> Trainer:
     """Let a program parallelize its model without the blocks that others stand for, and note which."""
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        runs.extend(shorten(model, dict(containers)))
+        runs.extend(shorten(model, dict(containers), ahead=ahead))
         return trainer.parallelize(model, mesh)
 
     return dataclasses.replace(trainer, parallelize=parallelize)

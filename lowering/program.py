@@ -9,7 +9,7 @@ from pathlib import PurePath
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.graph import is_traced
-from legoai.dsl.analysis.repeated_blocks import BlockClasses, block_classes
+from legoai.dsl.analysis.repeated_blocks import BlockClasses, block_classes, look_ahead
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
 from legoai.dsl.diagnostics.codes.names import ModelUnavailable
@@ -33,6 +33,7 @@ class Program:
         lines: line of the program, counted from 1, to the place in the plan that it comes from.
         block_classes: the model's lists of blocks (`layers`), each with the class of every block: the program does the
             same to blocks of a class, so that a few of them stand for all.
+        look_ahead: blocks that a block looks ahead or back at most.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Program:
     digest: str
     lines: Mapping[int, Span]
     block_classes: BlockClasses = ()
+    look_ahead: int = 1
 
 
 class LoweringError(ValueError):
@@ -166,6 +168,7 @@ def _write(lowering: Lowering, draft: Draft) -> Program:
         digest=plan.digest,
         lines=writer.spans,
         block_classes=block_classes(lowering.analysis),
+        look_ahead=look_ahead(lowering.analysis),
     )
 
 

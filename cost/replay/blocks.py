@@ -17,12 +17,13 @@ from torch import nn
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks, Run, runs_of
 
 
-def shorten(model: nn.Module, classes: Mapping[str, Sequence[int]]) -> list[RepeatedBlocks]:
+def shorten(model: nn.Module, classes: Mapping[str, Sequence[int]], *, ahead: int = 1) -> list[RepeatedBlocks]:
     """Leave out blocks in the middle of every long run of repeated ones, in place.
 
     Args:
         model: on the meta device, not parallelized.
         classes: of the blocks of a container, by its path: to those of a class the program does the same.
+        ahead: blocks that a block looks ahead or back at most, such as those that it is told to gather.
 
     Returns:
         The runs of which blocks were left out.
@@ -30,14 +31,16 @@ def shorten(model: nn.Module, classes: Mapping[str, Sequence[int]]) -> list[Repe
     shortened: list[RepeatedBlocks] = []
     for path, container in _outermost(model):
         if path in classes:
-            shortened += _shortened(path, container, classes[path])
+            shortened += _shortened(path, container, classes[path], ahead)
     return shortened
 
 
-def _shortened(path: str, container: nn.ModuleList | nn.ModuleDict, classes: Sequence[int]) -> Iterator[RepeatedBlocks]:
+def _shortened(
+    path: str, container: nn.ModuleList | nn.ModuleDict, classes: Sequence[int], ahead: int
+) -> Iterator[RepeatedBlocks]:
     names = tuple(name for name, _ in container.named_children())
     blocks = list(container.children())
-    runs = list(runs_of(classes)) if len(blocks) == len(classes) else []
+    runs = list(runs_of(classes, ahead)) if len(blocks) == len(classes) else []
     whole = len(runs) == 1 and runs[0].period == 1 and runs[0].groups == len(blocks)
     if not runs or len({id(block) for block in blocks}) != len(blocks):
         return

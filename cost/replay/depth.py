@@ -8,7 +8,7 @@ it, and counted from the block that names it.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from legoai.cost.replay.lists import find_stretched
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
@@ -17,9 +17,6 @@ from legoai.cost.trace.editing import EditableTrace, key_of
 from legoai.cost.trace.numbers import MAKES, NONE
 from legoai.cost.trace.records import Mark, Record
 from legoai.cost.trace.translation import in_module
-
-FAR: Final = 2
-"""Blocks that are farther apart than this have nothing to do with each other in particular."""
 
 
 class Made(NamedTuple):
@@ -160,7 +157,8 @@ class BlockRepetition(Walk):
 
     def counted_from_end(self, block: int, own: int) -> bool:
         """Whether a block that is named in the part of another one, or between sweeps, is counted from the last."""
-        near = own != NONE and abs(block - own) <= FAR
+        # Blocks that are farther apart have nothing to do with each other in particular.
+        near = own != NONE and abs(block - own) <= self.middle
         return (own if near else block) > self.middle
 
     def place_of(self, number: int, own: int) -> Place | None:

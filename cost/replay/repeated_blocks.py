@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-TAKEN: Final = 5
-"""Groups of blocks that are captured: the first and the last, each with one neighbour, and three that are compared."""
+REACH: Final = 2
+"""Groups of blocks that are captured before the one that is replayed, and behind it, where a block has to do with its
+neighbours alone: the first or the last, and one that is compared."""
+TAKEN: Final = 2 * REACH + 1
+"""Groups of blocks that are captured then."""
 _LONGEST_PERIOD: Final = 8
 """Blocks of a group, at most."""
-_MIDDLE: Final = 2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,11 +74,13 @@ class Run:
         start: index of the first block.
         groups: how many there are; more than are captured.
         period: blocks of a group.
+        reach: groups that are captured before the one that is replayed, and behind it.
     """
 
     start: int
     groups: int
     period: int
+    reach: int = REACH
 
     @property
     def stop(self) -> int:
@@ -85,22 +90,28 @@ class Run:
     @property
     def kept(self) -> list[int]:
         """Indices of the blocks that are captured."""
-        groups = [*range(_MIDDLE + 1), *range(self.groups - (TAKEN - _MIDDLE - 1), self.groups)]
+        groups = [*range(self.reach + 1), *range(self.groups - self.reach, self.groups)]
         return [self.start + group * self.period + place for group in groups for place in range(self.period)]
 
     @property
     def middle(self) -> int:
         """Index of the captured group that is replayed."""
-        return _MIDDLE
+        return self.reach
+
+    @property
+    def left_out(self) -> int:
+        """How many blocks are not captured; none where it is negative."""
+        return (self.groups - 2 * self.reach - 1) * self.period
 
 
-def runs_of(classes: Sequence[int]) -> Iterator[Run]:
+def runs_of(classes: Sequence[int], ahead: int = 1) -> Iterator[Run]:
     """Yield runs of repeated blocks, of which no two overlap, in their order.
 
     From each block on, that is taken of which most blocks can be left out.
 
     Args:
         classes: of the blocks of a list; blocks of a class are interchangeable.
+        ahead: blocks that a block looks ahead or back at most.
     """
     start = 0
     while start < len(classes):
@@ -109,15 +120,11 @@ def runs_of(classes: Sequence[int]) -> Iterator[Run]:
             stop = start + period
             while stop < len(classes) and classes[stop] == classes[stop - period]:
                 stop += 1
-            run = Run(start, (stop - start) // period, period)
-            if run.groups > TAKEN and (best is None or _left_out(run) > _left_out(best)):
+            run = Run(start, (stop - start) // period, period, REACH - 1 + math.ceil(ahead / period))
+            if run.left_out > 0 and (best is None or run.left_out > best.left_out):
                 best = run
         if best is None:
             start += 1
         else:
             yield best
             start = best.stop
-
-
-def _left_out(run: Run) -> int:
-    return (run.groups - TAKEN) * run.period

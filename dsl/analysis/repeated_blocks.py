@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
@@ -20,10 +20,6 @@ from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import BlockList
 from legoai.specs.plan import Plan
-
-_FAR: Final = 2
-"""Units gathered ahead beyond which too many blocks are near an end of their list for one to stand for all."""
-
 
 BlockClasses: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """Path of each list of blocks, with the class of every block."""
@@ -52,8 +48,19 @@ def block_classes(analysis: Analysis) -> BlockClasses:
     )
     if _prefetched(analysis.plan) is None:
         return found
-    # The program tells each unit by name which are next, so that none of a list may be missing.
-    return tuple((path, of_block) for path, of_block in found if len(set(of_block)) == 1)
+    # Where some blocks are no units, the program tells the others by name which are next: none of them may be missing.
+    chain = set(prefetching_units(analysis))
+    whole = {blocks.path for blocks in analysis.manifest.block_lists if chain.issuperset(blocks.paths)}
+    return tuple((path, of_block) for path, of_block in found if path in whole or len(set(of_block)) == 1)
+
+
+def look_ahead(analysis: Analysis) -> int:
+    """Blocks that a block looks ahead or back at most: those that it is told to gather, or its neighbours.
+
+    The first blocks are gathered on behalf of the unit before them, as if that were one more.
+    """
+    prefetch = _prefetched(analysis.plan)
+    return 1 if prefetch is None else 1 + max(prefetch.forward, prefetch.backward)
 
 
 def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
@@ -104,5 +111,4 @@ def _treated_apart(analysis: Analysis) -> list[str]:
     chain = prefetching_units(analysis)
     lists = (blocks for blocks in analysis.manifest.block_lists if blocks.path)
     whole = {f"{blocks.path}.{name}" for blocks in lists for name in blocks.names}
-    far = max(prefetch.forward, prefetch.backward) > _FAR
-    return apart + [path for path in chain if far or path not in whole]
+    return apart + [path for path in chain if path not in whole]

@@ -56,6 +56,8 @@ def test_blocks_of_stages_that_are_treated_apart_are_of_other_classes():
         (UNITS.format("checkpoint { layers.{2..5} = full }"), "001111000000"),
         (UNITS.format("checkpoint { layers.{2..5} = full, layers.{6..11} = every(3) }"), "001111002002"),
         (UNITS.format("checkpoint { layers.* = first(5, full) }"), "000001111111"),
+        (UNITS.format("comm (prefetch = units(3, 2))"), "000000000000"),
+        (UNITS.format("checkpoint { layers.* = every(2) }\ncomm (prefetch = units(3, 2))"), "010101010101"),
         ("fsdp on dp_shard { layers.* = first(4, unit, others = unit(reshard = never)) }", "000011111111"),
         ("fsdp on dp_shard { layers.3.attention = unit, root = unit }", "000100000000"),
         ("fsdp on dp_shard { layers.{0..10} = unit, root = unit }", "000000000001"),
@@ -69,7 +71,6 @@ def test_blocks_that_a_rule_names_are_of_another_class(body: str, expected: str)
     "body",
     [
         UNITS.format("comm { layers.* = bucket(group) }"),
-        UNITS.format("comm (prefetch = units(3, 2))"),
         "fsdp on dp_shard { layers.{1..11} = unit, root = unit }\ncomm (prefetch = units(1, 1))",
     ],
 )

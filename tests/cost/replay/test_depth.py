@@ -147,6 +147,24 @@ def test_a_first_micro_batch_that_gathers_for_all_is_followed_by_equal_ones():
     assert simulated.in_a_fork(compared, {(8, 5): program}, one.world) == ([], True)
 
 
+PREFETCHED = {
+    "two ahead": ("comm (prefetch = units(2, 2))", 12, 1),
+    "three ahead and one back": ("comm (prefetch = units(3, 1))", 13, 1),
+    "two back, every second checkpointed": ("comm (prefetch = units(1, 2))\ncheckpoint { layers.* = every(2) }", 18, 2),
+}
+"""Statements, blocks, and the period of the run of repeated blocks."""
+FIRST, *OTHERS = PREFETCHED
+
+
+@pytest.mark.parametrize("under", ["fsdp", pytest.param("fsdp and tensor parallel", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [FIRST, *(pytest.param(one, marks=pytest.mark.slow) for one in OTHERS)])
+def test_blocks_that_are_told_what_to_gather_ahead_are_repeated(name, under):
+    statements, layers, period = PREFETCHED[name]
+    text, world = long(under, layers)
+    program = lowered(f"{text}\n{statements}\n")
+    assert simulated.in_a_fork(unevenly_composed, program, world) == ([period], True)
+
+
 def uneven(name: str, under: str) -> tuple[Program, list[int]]:
     rules, layers, periods = UNEVEN[name]
     text, _ = long(under, layers)
