@@ -337,7 +337,7 @@ def _compose(found: PieceOf, machine: Machine) -> Simulated | None:
         trace = found.trace()
         rank = RankEstimate(
             rank=trace.rank, stage=trace.stage, trace=trace, span=trace.steps[-1], intervals=(), breakdown=took,
-            memory=memory(trace), use=memory_use(trace, machine),
+            memory=memory(trace, tables=False), use=memory_use(trace, machine),
         )  # fmt: skip
     return Simulated(step_time=took.seconds, ranks=(rank,), whole=False)
 

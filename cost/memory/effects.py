@@ -1,14 +1,37 @@
-"""Effects of a segment on active memory."""
+"""Effects of a segment on storages and active memory.
+
+The block of a storage is one number: its bytes, as the allocator rounds them, above its stream.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Final, NamedTuple
 
 from legoai.cost.memory.allocator import round_block
 from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase, Resize
 from legoai.cost.trace.segments import Instance, Segment, outside_index
+
+_STREAM_BITS: Final = 16
+"""Of a block's number, below its bytes."""
+_STREAM: Final = 2**_STREAM_BITS - 1
+
+
+def block_of(size: int, stream: int) -> int:
+    """Return the block that serves a request of some bytes on a stream."""
+    return round_block(size) << _STREAM_BITS | stream
+
+
+def bytes_of(block: int) -> int:
+    """Return the bytes of a block."""
+    return block >> _STREAM_BITS
+
+
+def stream_of(block: int) -> int:
+    """Return the stream of a block."""
+    return block & _STREAM
 
 
 class Slots:
@@ -52,8 +75,9 @@ class Effect:
         most_phase: the phase of that record.
         by_phase: the most behind each change, by phase.
         phase: in which it ends.
-        sizes: slots of storages that live on, of those that it makes or changes.
-        bytes: of these, behind it.
+        before: the blocks that it finds, of the storages that were there before it and end or change their size.
+        living: slots of storages that live on, of those that it makes or changes.
+        blocks: of these, behind it.
         ended: slots of storages that were there before it and are gone behind it.
     """
 
@@ -63,54 +87,76 @@ class Effect:
     most_phase: Phase
     by_phase: tuple[tuple[Phase, int], ...]
     phase: Phase
-    sizes: Slots
-    bytes: tuple[int, ...]
+    before: tuple[int, ...]
+    living: Slots
+    blocks: tuple[int, ...]
     ended: Slots
 
-    def apply(self, instance: Instance, sizes: dict[int, int]) -> None:
-        """Let storages of an instance live and end, in a table of their bytes."""
+    def apply(self, instance: Instance, held: dict[int, int]) -> None:
+        """Let storages of an instance live and end, in a table of their blocks."""
         for number in self.ended.numbers(instance):
-            del sizes[number]
-        sizes.update(zip(self.sizes.numbers(instance), self.bytes, strict=True))
+            del held[number]
+        held.update(zip(self.living.numbers(instance), self.blocks, strict=True))
+
+
+class _Change(NamedTuple):
+    """What a record does to a storage.
+
+    Attributes:
+        index: of the record in its segment.
+        slot: of the storage.
+        block: of the storage behind it; None where it is gone.
+        phase: in which it is; None for that in which the segment begins.
+    """
+
+    index: int
+    slot: int
+    block: int | None
+    phase: Phase | None
 
 
 class MemoryEffects:
     """What a segment does to storages.
 
     Attributes:
-        segment: whose summary this is.
+        changes: of its storages, in their order.
         changed: slots of storages that were there before and end or change their size.
-        ended: those of them that are gone behind it.
         survivors: slots of storages that live on, with their allocation, if it is the segment's, and their bytes.
-        living: the same slots.
-        lives: what is in `survivors` of each of these.
         categories: the records that tell what a storage holds, each with its slot.
         categorised: the slots of these storages.
     """
 
     def __init__(self, segment: Segment) -> None:
-        self.segment = segment
         made: set[int] = set()
         changed: dict[int, None] = {}
         self.survivors: dict[int, tuple[Allocate | None, int]] = {}
+        self.changes: list[_Change] = []
         categories: list[tuple[Categorise, int]] = []
-        for record, slot in zip(segment.records, segment.slots, strict=True):
-            if isinstance(record, Allocate):
+        phase: Phase | None = None
+        for index, (record, slot) in enumerate(zip(segment.records, segment.slots, strict=True)):
+            kind = type(record)
+            if kind is Kernel:
+                phase = record.phase  # type: ignore[union-attr]
+            elif isinstance(record, Allocate):
+                phase = record.phase
                 made.add(slot)
-                self.survivors[slot] = record, round_block(record.bytes)
-            elif isinstance(record, Free | Resize):
+                block = block_of(record.bytes, record.stream)
+                self.survivors[slot] = record, bytes_of(block)
+                self.changes.append(_Change(index, slot, block, phase))
+            elif kind is Free or kind is Resize:
                 if slot not in made:
                     changed[slot] = None
                 if isinstance(record, Resize):
-                    self.survivors[slot] = self.survivors.get(slot, (None, 0))[0], round_block(record.bytes)
+                    block = block_of(record.bytes, record.stream)
+                    self.survivors[slot] = self.survivors.get(slot, (None, 0))[0], bytes_of(block)
+                    self.changes.append(_Change(index, slot, block, phase))
                 else:
                     self.survivors.pop(slot, None)
+                    self.changes.append(_Change(index, slot, None, phase))
             elif isinstance(record, Categorise):
                 categories.append((record, slot))
+        self._last = phase
         self.changed = Slots(changed)
-        self.ended = Slots(changed.keys() - self.survivors.keys())
-        self.living = Slots(self.survivors)
-        self.lives = tuple(self.survivors[slot] for slot in self.living.slots)
         self.categories = tuple(categories)
         self.categorised = Slots(dict.fromkeys(slot for _, slot in categories))
         self._effects: dict[tuple[Phase, tuple[int, ...]], Effect] = {}
@@ -119,23 +165,22 @@ class MemoryEffects:
         """Return the effect of an instance, which is computed once for all that begin alike.
 
         Args:
-            before: the bytes of the storages of :attr:`changed`.
+            before: the blocks of the storages of :attr:`changed`.
             phase: of the record before it.
         """
         key = phase, before
         found = self._effects.get(key)
         if found is None:
-            sizes = dict(zip(self.changed.slots, before, strict=True))
-            found = self._effects[key] = _effect(self.segment, sizes, phase)
+            found = self._effects[key] = _effect(self.changes, self._last, self.changed.slots, before, phase)
         return found
 
 
-def effect_of(instance: Instance, sizes: Mapping[int, int], phase: Phase) -> Effect:
+def effect_of(instance: Instance, held: Mapping[int, int], phase: Phase) -> Effect:
     """Return what an instance does to active memory.
 
     Args:
         instance: of a segment.
-        sizes: bytes of the storages that are there.
+        held: blocks of the storages that are there.
         phase: of the record before it.
 
     Raises:
@@ -143,51 +188,39 @@ def effect_of(instance: Instance, sizes: Mapping[int, int], phase: Phase) -> Eff
     """
     effects = instance.segment.summary(MemoryEffects)
     try:
-        before = tuple(map(sizes.__getitem__, effects.changed.numbers(instance)))
+        before = tuple(map(held.__getitem__, effects.changed.numbers(instance)))
     except KeyError as error:
         raise ValueError(f"storage {error.args[0]} is not allocated") from error
     return effects.effect(before, phase)
 
 
-def _effect(segment: Segment, sizes: dict[int, int], phase: Phase) -> Effect:
-    outside = frozenset(sizes)
+def _effect(
+    changes: Sequence[_Change], last: Phase | None, slots: Sequence[int], before: tuple[int, ...], begun: Phase
+) -> Effect:
+    held = dict(zip(slots, before, strict=True))
     active = most = most_index = 0
-    most_phase = phase
+    most_phase = begun
     by_phase: dict[Phase, int] = {}
-    for index, (record, slot) in enumerate(zip(segment.records, segment.slots, strict=True)):
-        if isinstance(record, Kernel | Allocate):
-            phase = record.phase
-        if not isinstance(record, Allocate | Free | Resize):
-            continue
-        size = 0 if isinstance(record, Free) else round_block(record.bytes)
-        active += size - sizes.pop(slot, 0)
-        if not isinstance(record, Free):
-            sizes[slot] = size
-        by_phase[phase] = max(by_phase.get(phase, active), active)
+    for index, slot, block, in_phase in changes:
+        phase = in_phase or begun
+        active -= bytes_of(held.pop(slot, 0))
+        if block is not None:
+            held[slot] = block
+            active += bytes_of(block)
+        if by_phase.get(phase, active) <= active:
+            by_phase[phase] = active
         if active > most:
             most, most_index, most_phase = active, index, phase
-    living = Slots(sizes)
+    living = Slots(held)
     return Effect(
         change=active,
         most=most,
         index=most_index,
         most_phase=most_phase,
         by_phase=tuple(by_phase.items()),
-        phase=phase,
-        sizes=living,
-        bytes=tuple(sizes[slot] for slot in living.slots),
-        ended=Slots(outside - sizes.keys()),
+        phase=last or begun,
+        before=before,
+        living=living,
+        blocks=tuple(held[slot] for slot in living.slots),
+        ended=Slots(slot for slot in slots if slot not in held),
     )
-
-
-def survive(instance: Instance, alive: dict[int, tuple[Allocate, int, Instance | None]]) -> None:
-    """Let storages of an instance live and end, in a table of their allocation, bytes, and whose allocation it is."""
-    effects = instance.segment.summary(MemoryEffects)
-    for number in effects.ended.numbers(instance):
-        del alive[number]
-    for number, (allocated, size) in zip(effects.living.numbers(instance), effects.lives, strict=True):
-        if allocated is not None:
-            alive[number] = allocated, size, instance
-        else:
-            before, _, made_by = alive[number]
-            alive[number] = before, size, made_by

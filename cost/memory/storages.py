@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from legoai.cost.memory.allocator import round_block
-from legoai.cost.memory.effects import MemoryEffects, effect_of, survive
-from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Kernel, Mark, Phase, Resize
-from legoai.cost.trace.segments import Instance, Item
-from legoai.cost.trace.trace import Trace, length
+from legoai.cost.memory.effects import MemoryEffects, bytes_of
+from legoai.cost.memory.following import Followed, change
+from legoai.cost.trace.numbers import KINDS
+from legoai.cost.trace.records import Allocate, Categorise, Category, Free, Phase, Resize
+from legoai.cost.trace.segments import Instance, Item, slot_inside
+from legoai.cost.trace.trace import Trace
 
-_TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
-"""Records from which the phases of a step and its memory are told."""
-_TOLD: Final = 3
-"""Rounds from which on some may be left out: the first names what was not made by one like it."""
+_STORAGE: Final = KINDS.index("storage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class MemoryReport:
         by_module: of the peak, by the module that allocated each storage; "" is none.
         by_phase: the most that is active while a phase runs.
         live: the storages at the peak, largest first.
+
+    Of those that are told without tables, `by_module` and `live` are empty.
     """
 
     peak: int
@@ -60,12 +62,13 @@ class MemoryReport:
     live: tuple[LiveStorage, ...]
 
 
-def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
+def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport:
     """Follow the storages of a trace through one step.
 
     Args:
         trace: of one rank, from the setup on.
         step: which, as an index of the trace's steps; the last is the one that all further steps are like.
+        tables: whether to tell each storage at the peak, and what modules hold.
 
     Raises:
         ValueError: the trace has no such step, or names a storage that does not live.
@@ -74,56 +77,38 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
     if not -len(found) <= step < len(found):
         raise ValueError(f"the trace has {len(found)} steps, and no step {step}")
     span = found[step]
-    sizes: dict[int, int] = {}
-    active = start = peak = 0
-    peak_record = span.start
-    phase: Phase = "other"
-    peak_phase: Phase = phase
+    followed = trace.summary(Followed)
+    seen = followed.seen
+    first, stop = (bisect_left(seen, index, key=attrgetter("index")) for index in (span.start, span.stop - 1))
+    start = peak = seen[first].behind
+    at, within = first, 0
+    peak_phase: Phase = "other"
     by_phase: dict[Phase, int] = {}
-    for index, item in _followed(trace, sizes):
-        if isinstance(item, Kernel):
-            phase = item.phase
-        elif isinstance(item, Mark):
-            if index == span.start:
-                start = peak = active
-            elif index + 1 == span.stop:
-                break
-        elif isinstance(item, Instance):
-            effect = effect_of(item, sizes, phase)
-            if index >= span.start:
-                for name, most in effect.by_phase:
-                    by_phase[name] = max(by_phase.get(name, 0), active + most)
-                if active + effect.most > peak:
-                    peak, peak_record, peak_phase = active + effect.most, index + effect.index, effect.most_phase
-            active += effect.change
-            phase = effect.phase
-            effect.apply(item, sizes)
-        else:
-            if isinstance(item, Allocate):
-                phase = item.phase
-                sizes[item.storage] = size = round_block(item.bytes)
-                active += size
-            elif isinstance(item, Free):
-                active -= _size(sizes, item.storage)
-                del sizes[item.storage]
-            elif isinstance(item, Resize):
-                size = round_block(item.bytes)
-                active += size - _size(sizes, item.storage)
-                sizes[item.storage] = size
-            if index >= span.start:
-                if active > by_phase.get(phase, -1):
-                    by_phase[phase] = active
-                if active > peak:
-                    peak, peak_record, peak_phase = active, index, phase
-    live = _live(trace, peak_record)
+    for place in range(first, stop):
+        one = seen[place]
+        effect = one.effect
+        if effect is not None:
+            for name, most in effect.by_phase:
+                by_phase[name] = max(by_phase.get(name, 0), one.before + most)
+            if one.before + effect.most > peak:
+                peak, at, within, peak_phase = one.before + effect.most, place, effect.index, effect.most_phase
+        elif isinstance(one.item, Allocate | Free | Resize):
+            if one.behind > by_phase.get(one.phase, -1):
+                by_phase[one.phase] = one.behind
+            if one.behind > peak:
+                peak, at, within, peak_phase = one.behind, place, 0, one.phase
+    alive = _alive(trace.items, followed, at, within)
+    held, named = _told(trace, alive)
     categories: Counter[Category] = Counter()
+    for number, one_alive in sorted(alive.items(), key=lambda pair: (-pair[1].bytes, pair[0])):
+        categories[held.get(number, one_alive.made.category)] += one_alive.bytes
+    live = _live(trace, alive, held, named) if tables else ()
     modules: Counter[str] = Counter()
     for storage in live:
-        categories[storage.category] += storage.bytes
         modules[storage.module] += storage.bytes
     return MemoryReport(
         peak=peak,
-        peak_record=peak_record,
+        peak_record=seen[at].index + within,
         peak_phase=peak_phase,
         start=start,
         by_category=dict(categories.most_common()),
@@ -133,68 +118,61 @@ def memory(trace: Trace, *, step: int = -1) -> MemoryReport:
     )
 
 
-def _followed(trace: Trace, sizes: dict[int, int]) -> Iterator[tuple[int, Item]]:
-    """Yield what tells of memory, as :meth:`Trace.placed`; of rounds that find what the one before found only one.
+class _Alive(NamedTuple):
+    """A storage at the peak: how it was made, its bytes, and the instance that made it, if one did."""
+
+    made: Allocate
+    bytes: int
+    by: Instance | None
+
+
+def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> dict[int, _Alive]:
+    """Return the storages behind a record that have bytes.
 
     Args:
-        trace: of one rank.
-        sizes: bytes of the storages that are there, as they are when the next item is asked for.
+        items: of the trace.
+        followed: the same.
+        at: index of the item among those that were seen.
+        within: the record's index in an instance.
     """
-    rounds = trace.rounds
-    if rounds is None or rounds.count < _TOLD:
-        yield from trace.placed(_TELLING)
-        return
-    starts = list(itertools.accumulate(map(length, trace.items), initial=0))
-
-    def part(begin: int, end: int) -> Iterator[tuple[int, Item]]:
-        for place in range(begin, end):
-            item = trace.items[place]
-            if type(item) is Instance or type(item) in _TELLING:
-                yield starts[place], item
-
-    yield from part(0, rounds.first)
-    before: dict[int, int] = {}
-    for done in range(rounds.count):
-        moved = rounds.moved(before, sizes, 1) if done >= _TOLD - 1 else None
-        if moved is not None:
-            for number in moved:
-                sizes[number + rounds.shift * (rounds.count - done)] = sizes.pop(number)
-            break
-        before = dict(sizes)
-        begin = rounds.first + done * rounds.length
-        yield from part(begin, begin + rounds.length)
-    yield from part(rounds.stop, len(trace.items))
-
-
-def _size(sizes: Mapping[int, int], storage: int) -> int:
-    if storage not in sizes:
-        raise ValueError(f"storage {storage} is not allocated")
-    return sizes[storage]
+    one, held = followed.seen[at], followed.held_before(at)
+    made: dict[int, tuple[Allocate, Instance | None]] = {}
+    by = one.item if isinstance(one.item, Instance) else None
+    records = ((one.item, None),) if by is None else zip(by.segment.records, by.segment.slots, strict=True)
+    for record, slot in itertools.islice(records, within + 1):
+        if isinstance(record, Allocate | Free | Resize):
+            number = record.storage if by is None or slot is None else by.number(slot)
+            change(held, record, number)
+            if isinstance(record, Allocate):
+                made[number] = record, by
+    numbers = sorted(number for number, block in held.items() if bytes_of(block) and number not in made)
+    wanted = frozenset(numbers)
+    for item in itertools.islice(items, one.place):
+        if isinstance(item, Instance):
+            own, survivors = item.own[_STORAGE], item.segment.summary(MemoryEffects).survivors
+            if isinstance(own, range) and own.step == 1:  # one look tells of most that they made none of them
+                first = bisect_left(numbers, own.start)
+                here = itertools.takewhile(own.__contains__, itertools.islice(numbers, first, None))
+                found = [(number, slot_inside(_STORAGE, number - own.start)) for number in here]
+            else:
+                found = [(item.number(slot), slot) for slot in survivors if slot >= 0]
+            for number, slot in found:
+                allocated = survivors[slot][0] if number in wanted and slot in survivors else None
+                if allocated is not None:
+                    made[number] = allocated, item
+        elif isinstance(item, Allocate) and item.storage in wanted:
+            made[item.storage] = item, None
+    return {number: _Alive(made[number][0], size, made[number][1]) for number in held if (size := bytes_of(held[number]))}
 
 
-def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
-    """Return the storages behind a record, with what they turn out to hold."""
-    alive: dict[int, tuple[Allocate, int, Instance | None]] = {}
-    for index, item in trace.placed({Allocate, Free, Resize}):
-        if index > at:
-            break
-        if isinstance(item, Allocate | Free | Resize):
-            _survive(item, item.storage, None, alive)
-        elif not isinstance(item, Instance):
-            continue
-        elif index + len(item) <= at + 1:
-            survive(item, alive)
-        else:
-            pairs = zip(item.segment.records, item.segment.slots, strict=True)
-            for record, slot in itertools.islice(pairs, at + 1 - index):
-                if isinstance(record, Allocate | Free | Resize):
-                    _survive(record, item.number(slot), item, alive)
+def _told(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category], dict[int, str]]:
+    """Return what storages turn out to hold, and for which modules, as far as that is told."""
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
-    for _, item in trace.placed({Categorise}):
+    for item in trace.items:
         if isinstance(item, Instance):
             effects = item.segment.summary(MemoryEffects)
-            if alive.keys().isdisjoint(effects.categorised.numbers(item)):
+            if not effects.categories or alive.keys().isdisjoint(effects.categorised.numbers(item)):
                 continue
             for record, slot in effects.categories:
                 number = item.number(slot)
@@ -206,36 +184,26 @@ def _live(trace: Trace, at: int) -> tuple[LiveStorage, ...]:
             held[item.storage] = item.category
             if item.module:
                 modules[item.storage] = item.module
+    return held, modules
+
+
+def _live(
+    trace: Trace, alive: Mapping[int, _Alive], held: Mapping[int, Category], modules: Mapping[int, str]
+) -> tuple[LiveStorage, ...]:
+    """Return the storages at the peak, largest first, with what they turn out to hold."""
     translation = trace.translation
     found = [
         LiveStorage(
             storage=number,
-            bytes=size,
-            category=held.get(number, made.category),
+            bytes=one.bytes,
+            category=held.get(number, one.made.category),
             module=path if translation is None else translation.path(path),
-            phase=made.phase,
+            phase=one.made.phase,
         )
-        for number, (made, size, by) in alive.items()
-        if size
-        for path in (modules.get(number) or (made.module if by is None else by.path(made.module)),)
+        for number, one in alive.items()
+        for path in (modules.get(number) or (one.made.module if one.by is None else one.by.path(one.made.module)),)
     ]
     return tuple(sorted(found, key=lambda item: (-item.bytes, item.storage)))
-
-
-def _survive(
-    record: Allocate | Free | Resize,
-    number: int,
-    by: Instance | None,
-    alive: dict[int, tuple[Allocate, int, Instance | None]],
-) -> None:
-    """Follow which storages are alive through one record, which is by itself or of an instance."""
-    if isinstance(record, Allocate):
-        alive[number] = record, round_block(record.bytes), by
-    elif isinstance(record, Free):
-        del alive[number]
-    else:
-        made, _, maker = alive[number]
-        alive[number] = made, round_block(record.bytes), maker
 
 
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final, overload
+from typing import Any, Final, Protocol, TypeVar, overload
 
 from legoai.cost.trace.numbers import FIELD, renumbered
 from legoai.cost.trace.records import Mark, Record
@@ -17,6 +17,15 @@ from legoai.cost.trace.segments import KIND_OF, Instance, Item
 from legoai.cost.trace.translation import Translation
 
 _STEP: Final = "step "
+
+
+class Summary(Protocol):
+    """What an analysis finds for a trace."""
+
+    def __init__(self, trace: Trace) -> None: ...
+
+
+S = TypeVar("S", bound=Summary)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +79,20 @@ class Trace:
     def segmented(self) -> bool:
         """Whether any of the items is an instance of a segment."""
         return any(type(item) is Instance for item in self.items)
+
+    def summary(self, kind: type[S]) -> S:
+        """Return what an analysis finds for the trace, which is computed once."""
+        found: S | None = self._summaries.get(kind)
+        if found is None:
+            found = self._summaries[kind] = kind(self)
+        return found
+
+    @functools.cached_property
+    def _summaries(self) -> dict[type, Any]:
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_summaries"}
 
     def placed(self, kinds: AbstractSet[type]) -> Iterator[tuple[int, Item]]:
         """Yield all instances, and the ops of some types, each with the sequence number of its first record."""

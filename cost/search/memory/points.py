@@ -6,14 +6,12 @@ equal blocks, so that a line through a few of them tells what is active when the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from legoai.cost.memory.allocator import round_block
-from legoai.cost.memory.effects import effect_of
+from legoai.cost.memory.following import Followed
 from legoai.cost.trace.marks import MICRO_BATCH
-from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Phase, Resize
+from legoai.cost.trace.records import Kernel, Mark, Phase
 from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.facts import holders
 from legoai.specs.models.manifest import BlockList, Manifest
@@ -88,14 +86,8 @@ def _follow(rank: RankEstimate, blocks: BlockList) -> _Seen:
     """What was active before and in the blocks of the last micro batch."""
     places = {f"{blocks.path}.{name}": place for place, name in enumerate(blocks.names)}
     kinds: dict[int, tuple[Segment, frozenset[Phase], frozenset[str]]] = {}
-    last: list[tuple[int, int, Instance]] = []
-    for before, most, item in _active(rank):
-        if item is None:
-            last.clear()
-        else:
-            last.append((before, most, item))
     seen = _Seen()
-    for before, most, item in last:
+    for before, most, item in _last_batch(rank):
         if id(item.segment) not in kinds:
             kernels = [one for one in item.segment.records if isinstance(one, Kernel)]
             modules = frozenset(one.module for one in kernels if one.module)
@@ -115,26 +107,14 @@ def _holder(path: str, places: dict[str, int]) -> int | None:
     return next((places[above] for above in (path, *holders(path)) if above in places), None)
 
 
-def _active(rank: RankEstimate) -> Iterator[tuple[int, int, Instance | None]]:
-    """Active bytes before each instance of a segment in the step and the most while it lasts; None begins a batch."""
-    trace, span = rank.trace, rank.span
-    sizes: dict[int, int] = {}
-    active = 0
-    for index, item in trace.placed({Allocate, Free, Resize, Mark}):
-        if index >= span.stop:
-            return
-        if isinstance(item, Mark):
-            if index >= span.start and item.name.startswith(MICRO_BATCH):
-                yield active, active, None
-        elif isinstance(item, Instance):
-            effect = effect_of(item, sizes, "other")
-            if index >= span.start:
-                yield active, active + effect.most, item
-            active += effect.change
-            effect.apply(item, sizes)
-        elif isinstance(item, Allocate | Resize):
-            size = round_block(item.bytes)
-            active += size - sizes.get(item.storage, 0)
-            sizes[item.storage] = size
-        elif isinstance(item, Free):
-            active -= sizes.pop(item.storage)
+def _last_batch(rank: RankEstimate) -> list[tuple[int, int, Instance]]:
+    """Active bytes before each instance of a segment from the last micro batch on, and the most while it lasts."""
+    found: list[tuple[int, int, Instance]] = []
+    for one in rank.trace.summary(Followed).seen:
+        if not rank.span.start <= one.index < rank.span.stop:
+            continue
+        if isinstance(one.item, Mark) and one.item.name.startswith(MICRO_BATCH):
+            found.clear()
+        elif one.effect is not None and isinstance(one.item, Instance):
+            found.append((one.before, one.before + one.effect.most, one.item))
+    return found

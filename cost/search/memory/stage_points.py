@@ -14,8 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.memory.effects import effect_of
+from legoai.cost.memory.following import change
 from legoai.cost.trace.marks import ACTION, END_ACTION
 from legoai.cost.trace.records import Allocate, Free, Kernel, Mark, Resize
 from legoai.cost.trace.segments import Instance, Item
@@ -233,7 +233,7 @@ def _followed(
         kinds: of records; instances are told too.
         apart: marks of actions whose records are told one by one, also where they are an instance.
     """
-    sizes: dict[int, int] = {}
+    held: dict[int, int] = {}
     active, whole = 0, True
     for index, item in rank.trace.placed(kinds):
         if index >= rank.span.stop:
@@ -241,19 +241,15 @@ def _followed(
         if isinstance(item, Mark) and item.name.startswith((ACTION, END_ACTION)):
             whole = index not in apart
         if isinstance(item, Instance) and whole:
-            effect = effect_of(item, sizes, "other")
+            effect = effect_of(item, held, "other")
             most = active + effect.most
             active += effect.change
-            effect.apply(item, sizes)
+            effect.apply(item, held)
             yield index, active, max(most, active), item
             continue
         for record in item.records() if isinstance(item, Instance) else (item,):
             if type(record) not in kinds:
                 continue
-            if isinstance(record, Allocate | Resize):
-                size = round_block(record.bytes)
-                active += size - sizes.get(record.storage, 0)
-                sizes[record.storage] = size
-            elif isinstance(record, Free):
-                active -= sizes.pop(record.storage)
+            if isinstance(record, Allocate | Free | Resize):
+                active += change(held, record, record.storage)
             yield index, active, active, record
