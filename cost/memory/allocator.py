@@ -9,7 +9,7 @@ what remains is of use; neighbours that are free are joined; segments are kept u
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 MIB: Final = 2**20
@@ -70,8 +70,8 @@ class Pool:
 
     Attributes:
         free: blocks that are free, ascending.
-        starts: the end of each of them by its address.
-        ends: the address of each of them by its end.
+        starts: each of them by its address.
+        ends: each of them by its end.
         used: blocks that are in use, by the handles of their storages.
         segments: the end of each segment by its address; between two of them lies a unit that is of neither.
         top: address of the next segment.
@@ -92,17 +92,21 @@ class Pool:
         self.least = 1 if small else SMALL // BLOCK + 1
         """Units of what remains of a block from which on it is split off."""
 
-    def serve(self, handles: Iterable[int], sizes: Iterable[int]) -> None:
+    def serve(self, handles: Iterable[int], sizes: Iterable[int], used: dict[int, int] | None = None) -> None:
         """Serve requests one by one.
 
         Args:
             handles: of the storages.
             sizes: of the blocks, in units, at least 1; `GIVEN_BACK` for a storage that is given back.
+            used: blocks that are in use, by these handles; by default :attr:`used`.
 
         Raises:
             OutOfMemoryError: one does not fit.
         """
-        free, starts, ends, used, least = self.free, self.starts, self.ends, self.used, self.least
+        free, starts, ends = self.free, self.starts, self.ends
+        least = self.least << ADDRESS_BITS
+        if used is None:
+            used = self.used
         for handle, size in zip(handles, sizes, strict=True):
             if size < 0:
                 block = used.pop(handle)
@@ -110,30 +114,40 @@ class Pool:
                 end = start + (block >> ADDRESS_BITS)
                 before = ends.pop(start, None)
                 if before is not None:
-                    del free[bisect_left(free, (start - before) << ADDRESS_BITS | before)]
-                    start = before
+                    del free[bisect_left(free, before)]
+                    block += before - start  # its size is added, and its address put in the place of this one
+                    start = before & ADDRESS
                 after = starts.pop(end, None)
                 if after is not None:
-                    del free[bisect_left(free, (after - end) << ADDRESS_BITS | end)]
-                    end = after
-                starts[start] = end
-                ends[end] = start
-                insort(free, (end - start) << ADDRESS_BITS | start)
+                    del free[bisect_left(free, after)]
+                    block += after - end
+                    end += after >> ADDRESS_BITS
+                starts[start] = ends[end] = block
+                insort(free, block)
                 continue
-            place = bisect_left(free, size << ADDRESS_BITS)
+            wanted = size << ADDRESS_BITS
+            place = bisect_left(free, wanted)
             block = free.pop(place) if place < len(free) else self._segment(size)
-            start, whole = block & ADDRESS, block >> ADDRESS_BITS
-            end = start + whole
+            start, left = block & ADDRESS, block - wanted
             del starts[start]
-            if whole - size >= least:
-                middle = start + size
-                starts[middle] = end
-                ends[end] = middle
-                insort(free, (whole - size) << ADDRESS_BITS | middle)
-                used[handle] = size << ADDRESS_BITS | start
+            if left >= least:
+                used[handle] = wanted | start
+                left += size  # its address is that behind the block
+                starts[start + size] = ends[start + (block >> ADDRESS_BITS)] = left
+                insort(free, left)
             else:
-                del ends[end]
                 used[handle] = block
+                del ends[start + (block >> ADDRESS_BITS)]
+
+    def put(self, free: Sequence[int]) -> None:
+        """Let other blocks be free, of the same segments.
+
+        Args:
+            free: ascending.
+        """
+        self.free[:] = free
+        self.starts = {block & ADDRESS: block for block in free}
+        self.ends = {(block & ADDRESS) + (block >> ADDRESS_BITS): block for block in free}
 
     def _segment(self, size: int) -> int:
         """Take the segment from the device that serves a block of a size."""
@@ -141,19 +155,21 @@ class Pool:
         if self.grow is not None:
             self.grow(wanted)
         start, units = self.top, wanted // BLOCK
-        self.segments[start] = self.starts[start] = end = start + units
-        self.ends[end] = start
+        block = units << ADDRESS_BITS | start
+        self.segments[start] = end = start + units
+        self.starts[start] = self.ends[end] = block
         self.top = end + 1
         self.reserved += wanted
-        return units << ADDRESS_BITS | start
+        return block
 
     def release(self) -> int:
         """Give back the segments of which nothing is in use; return their bytes."""
         before = self.reserved
-        for start, end in [pair for pair in self.segments.items() if self.starts.get(pair[0]) == pair[1]]:
-            del self.segments[start], self.starts[start], self.ends[end]
-            del self.free[bisect_left(self.free, (end - start) << ADDRESS_BITS | start)]
-            self.reserved -= (end - start) * BLOCK
+        for start, end in list(self.segments.items()):
+            block = (end - start) << ADDRESS_BITS | start
+            if self.starts.get(start) == block:
+                del self.segments[start], self.starts[start], self.ends[end], self.free[bisect_left(self.free, block)]
+                self.reserved -= (end - start) * BLOCK
         return before - self.reserved
 
 

@@ -103,13 +103,13 @@ class _Change(NamedTuple):
     """What a record does to a storage.
 
     Attributes:
-        index: of the record in its segment.
+        record: its index in the segment.
         slot: of the storage.
         block: of the storage behind it; None where it is gone.
         phase: in which it is; None for that in which the segment begins.
     """
 
-    index: int
+    record: int
     slot: int
     block: int | None
     phase: Phase | None

@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
     Attributes:
         place: index of the item.
-        index: of its first record.
+        start: sequence number of its first record.
         item: an instance, or a record from which something is told.
         before: bytes that are active before it.
         behind: behind it.
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     """
 
     place: int
-    index: int
+    start: int
     item: Item
     before: int
     behind: int

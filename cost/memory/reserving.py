@@ -3,9 +3,9 @@
 Pools share nothing but the device's capacity, so that where this is enough each is served alone, and what repeats in it
 is served once:
 
-- What the requests of a segment come to depends on the free blocks of the pool: on their sizes and their order, and on
-  what lies beside the blocks that the segment gives back. Where an instance finds these as an earlier one found them,
-  the same happens, at other addresses, and is done at once.
+- What requests come to depends on the blocks of the pool that are free, and on those that are given back. Where a pool
+  is found as it was when the same was asked before, as from one micro batch to the next, the same blocks are given
+  without a look at what is free.
 - Where a round of the trace leaves a pool as it found it, so do all further rounds.
 
 Where memory runs out, all pools are served together, request by request, since segments that are given back then are
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,33 +23,26 @@ from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.memory.allocator import (
-    ADDRESS,
-    ADDRESS_BITS,
     BLOCK,
     GIVEN_BACK,
+    SMALL,
     CachingAllocator,
     OutOfMemoryError,
     Pool,
     PoolKey,
-    pool_key,
 )
-from legoai.cost.trace.numbers import KINDS
-from legoai.cost.trace.records import Allocate, Free, Record, Resize
+from legoai.cost.memory.effects import MemoryEffects, Slots, block_of, bytes_of, stream_of
+from legoai.cost.memory.following import Followed, Seen
+from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.rounds import Rounds
-from legoai.cost.trace.segments import Instance, Item, Segment, outside_index
+from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.cost.trace.trace import Trace
 
-_STORAGE: Final = KINDS.index("storage")
-_FREE: Final = -(2**31)
-"""In the place of a storage's place: a block that is free."""
-_WORTH: Final = 2
-"""Requests for each free block above which it takes less time to compare the free blocks than to serve the requests."""
 _PERIODS: Final = 4
 """Rounds behind which a pool is looked for as it was: small storages may take turns in two places."""
 
-Numbers: TypeAlias = Sequence[int]
-"""Of storages: those that an instance makes, and those that it names besides."""
 Homes: TypeAlias = tuple[PoolKey | None, ...]
+Asked: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,142 +60,131 @@ class Reserved:
     fits: bool
 
 
-class _Piece(NamedTuple):
-    """A block behind an instance, told by what was there before it.
-
-    Attributes:
-        block: the index of the block that was there at its address; -1 for a segment that was taken from the device.
-        offset: units behind the beginning of that block, or behind the address of the next segment.
-        size: units.
-        place: of its storage; `_FREE` where it is free.
-    """
-
-    block: int
-    offset: int
-    size: int
-    place: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What requests come to.
-
-    Attributes:
-        gone: indices of the free blocks that are no longer there.
-        pieces: that are there instead.
-        segments: that were taken from the device: offset and end of each behind the address of the next segment.
-        top: units by which that address is higher.
-        reserved: bytes of the segments.
-    """
-
-    gone: tuple[int, ...]
-    pieces: tuple[_Piece, ...]
-    segments: tuple[tuple[int, int], ...]
-    top: int
-    reserved: int
-
-
 class _Requests:
     """What some records ask of one pool.
 
     Attributes:
-        places: of the storages, among the numbers of an instance, of each request.
+        slots: of the storages, of each request.
         sizes: in units, or `GIVEN_BACK`.
-        ended: places of storages that were there before and are given back.
-        held: places of storages of the pool, of those that are named, that are there behind it.
-        outcomes: what the requests came to, by what decides that.
+        ended: slots of storages that were there before and are given back.
+        held: slots of storages of the pool, of those that are named, that are there behind it.
+        asked: what is asked, whichever slots are named.
     """
 
     def __init__(self, asked: Sequence[tuple[PoolKey, int, int]]) -> None:
-        _, self.places, self.sizes = zip(*asked, strict=True)
-        self._pick = itemgetter(*self.places) if len(asked) > 1 else None
-        made: set[int] = set()
+        _, self.slots, self.sizes = zip(*asked, strict=True)
+        made: dict[int, None] = {}
         ended: dict[int, None] = {}
-        for _, place, size in asked:
+        for _, slot, size in asked:
             if size >= 0:
-                made.add(place)
-            elif place in made:
-                made.remove(place)
+                made[slot] = None
+            elif slot in made:
+                del made[slot]
             else:
-                ended[place] = None
-        self.ended, self.held = tuple(ended), tuple(made)
-        self.outcomes: dict[tuple[int, ...], _Outcome] = {}
+                ended[slot] = None
+        self.ended, self.held = Slots(ended), Slots(made)
+        order: dict[int, int] = {}
+        named = (self.slots, self.ended.slots, self.held.slots)
+        self.asked: Asked = (
+            self.sizes, *(tuple(order.setdefault(slot, len(order)) for slot in slots) for slots in named)
+        )  # fmt: skip
 
-    def handles(self, numbers: Numbers) -> Sequence[int]:
-        """Return the storage of each request."""
-        return (numbers[self.places[0]],) if self._pick is None else self._pick(numbers)
+    def serve(self, pool: Pool, blocks: Sequence[int]) -> tuple[int, ...]:
+        """Serve the requests one by one.
 
-    def serve(self, pool: Pool, numbers: Numbers) -> None:
-        """Serve the requests one by one."""
-        pool.serve(self.handles(numbers), self.sizes)
+        Args:
+            pool: that is asked.
+            blocks: those of :attr:`ended`.
 
-    def replay(self, pool: Pool, numbers: Numbers) -> None:
-        """Serve the requests, at once where they were served before."""
-        if len(self.sizes) <= _WORTH * len(pool.free):
-            self.serve(pool, numbers)
-            return
-        blocks = [(start, end, _FREE) for start, end in pool.starts.items()]
-        for place in self.ended:
-            block = pool.used[numbers[place]]
-            start = block & ADDRESS
-            blocks.append((start, start + (block >> ADDRESS_BITS), place))
-        blocks.sort()
-        told: list[int] = []
-        last = -1
-        for start, end, place in blocks:
-            told += (end - start, place) if start != last else (-(end - start), place)  # it lies beside the one before
-            last = end
-        key = tuple(told)
-        outcome = self.outcomes.get(key)
-        if outcome is None:
-            self.outcomes[key] = self._outcome(pool, numbers, blocks)
+        Returns:
+            The blocks of :attr:`held`.
+        """
+        used = dict(zip(self.ended.slots, blocks, strict=True))
+        pool.serve(self.slots, self.sizes, used)
+        return tuple([used[slot] for slot in self.held.slots])
+
+
+def _numbers(slots: Slots, item: Item) -> tuple[int, ...]:
+    """The numbers of an item's storages for which slots stand."""
+    if isinstance(item, Instance):
+        return slots.numbers(item)
+    assert isinstance(item, Allocate | Free | Resize)
+    return (item.storage,) * len(slots.slots)
+
+
+class _Step(NamedTuple):
+    """Requests that a pool has served.
+
+    Attributes:
+        asked: what was asked.
+        given_back: the blocks that were given back, of storages that were there before.
+        top: address of the next segment before it.
+        free: the blocks that were free before it.
+        held: the blocks of the storages that were there behind it.
+    """
+
+    asked: Asked
+    given_back: tuple[int, ...]
+    top: int
+    free: list[int]
+    held: tuple[int, ...]
+
+
+class _Served:
+    """A pool by itself, which takes note of what it has served.
+
+    While it is found as it was before, only the blocks in use are changed, and those that are free are as they were
+    before a step that it knows.
+
+    Args:
+        small: whether its blocks are small.
+
+    Attributes:
+        pool: its blocks that are in use; also those that are free, unless it is found as it was.
+    """
+
+    def __init__(self, *, small: bool) -> None:
+        self.pool = Pool(small=small)
+        self._steps: list[_Step] = []
+        self._known: dict[tuple[int, ...], int] = {}
+        self._at: int | None = None
+
+    @property
+    def free(self) -> list[int]:
+        """The blocks that are free."""
+        return self.pool.free if self._at is None else self._steps[self._at].free
+
+    def serve(self, requests: _Requests, item: Item) -> None:
+        """Serve the requests of an item."""
+        used, steps = self.pool.used, self._steps
+        blocks = tuple([used.pop(number) for number in _numbers(requests.ended, item)])
+        if self._at is not None and self._is(self._at, requests, blocks):
+            known: int | None = self._at
         else:
-            self._repeat(pool, numbers, blocks, outcome)
+            free, top = self.free, self.pool.top
+            key = (len(requests.sizes), requests.sizes[0], len(free), top, *free[-1:], *free[:1], *blocks)
+            known = self._known.get(key)
+            if known is None or not self._is(known, requests, blocks) or steps[known].free != free:
+                known = None
+                if self._at is not None:
+                    # What follows was not found behind the last step; none asks for nothing.
+                    steps.append(_Step((), (), top, list(self.pool.free), ()))
+                    self.pool.put(free)
+                    self._at = None
+                self._known[key] = len(steps)
+                before = list(free)
+                held = requests.serve(self.pool, blocks)
+                steps.append(_Step(requests.asked, blocks, top, before, held))
+        if known is not None:
+            held = steps[known].held
+            # Behind the last step, what is free is what the pool says.
+            self._at = known + 1 if known + 1 < len(steps) else None
+        used.update(zip(_numbers(requests.held, item), held, strict=True))
 
-    def _outcome(self, pool: Pool, numbers: Numbers, blocks: Sequence[tuple[int, int, int]]) -> _Outcome:
-        """Serve the requests one by one, and return what they come to."""
-        top, reserved, before = pool.top, pool.reserved, dict(pool.starts)
-        self.serve(pool, numbers)
-        starts = [start for start, _, _ in blocks]
-
-        def piece(start: int, end: int, place: int) -> _Piece:
-            if start >= top:
-                return _Piece(-1, start - top, end - start, place)
-            index = bisect_right(starts, start) - 1
-            return _Piece(index, start - starts[index], end - start, place)
-
-        pieces = [piece(start, end, _FREE) for start, end in pool.starts.items() if before.get(start) != end]
-        for place in self.held:
-            block = pool.used[numbers[place]]
-            start = block & ADDRESS
-            pieces.append(piece(start, start + (block >> ADDRESS_BITS), place))
-        gone = (
-            index
-            for index, (start, end, place) in enumerate(blocks)
-            if place == _FREE and pool.starts.get(start) != end
-        )
-        taken = ((start - top, end - top) for start, end in pool.segments.items() if start >= top)
-        return _Outcome(tuple(gone), tuple(pieces), tuple(taken), pool.top - top, pool.reserved - reserved)
-
-    def _repeat(self, pool: Pool, numbers: Numbers, blocks: Sequence[tuple[int, int, int]], outcome: _Outcome) -> None:
-        """Do at once what the requests come to."""
-        free, starts, ends, used, top = pool.free, pool.starts, pool.ends, pool.used, pool.top
-        for place in self.ended:
-            del used[numbers[place]]
-        for index in outcome.gone:
-            start, end, _ = blocks[index]
-            del starts[start], ends[end], free[bisect_left(free, (end - start) << ADDRESS_BITS | start)]
-        for index, offset, size, place in outcome.pieces:
-            start = offset + (top if index < 0 else blocks[index][0])
-            if place == _FREE:
-                starts[start] = start + size
-                ends[start + size] = start
-                insort(free, size << ADDRESS_BITS | start)
-            else:
-                used[numbers[place]] = size << ADDRESS_BITS | start
-        pool.segments.update((top + start, top + end) for start, end in outcome.segments)
-        pool.top += outcome.top
-        pool.reserved += outcome.reserved
+    def _is(self, place: int, requests: _Requests, blocks: tuple[int, ...]) -> bool:
+        """Whether a step asked the same, and gave back the same blocks."""
+        step = self._steps[place]
+        return step.given_back == blocks and (step.asked is requests.asked or step.asked == requests.asked)
 
 
 Routed: TypeAlias = tuple[tuple[PoolKey, _Requests], ...]
@@ -216,60 +197,51 @@ class _Route(NamedTuple):
     Attributes:
         apart: those of each pool by itself.
         in_order: those that follow each other in one pool together.
-        homes: places of the storages that are changed, with their pools behind it; None of those without memory.
     """
 
     apart: Routed
     in_order: Routed
-    homes: tuple[tuple[int, PoolKey | None], ...]
 
 
 class _Routes:
-    """The pools that a segment's requests go to, which depends on those of the storages that it gives back.
-
-    The place of a storage is its index among those that an instance makes, or `~index` among those that it names.
-
-    Attributes:
-        asked: the records that ask for something, each with the place of its storage.
-        named: places of storages that are there before it and are given back.
-    """
+    """The pools that a segment's requests go to, which depends on those of the storages that it gives back."""
 
     def __init__(self, segment: Segment) -> None:
-        self.asked: list[tuple[int, Record]] = []
-        made: set[int] = set()
-        named: dict[int, None] = {}
-        for record, slot in zip(segment.records, segment.slots, strict=True):
-            if isinstance(record, Allocate | Free | Resize):
-                place = slot // len(KINDS) if slot >= 0 else ~outside_index(slot)
-                self.asked.append((place, record))
-                if isinstance(record, Allocate):
-                    made.add(place)
-                elif place not in made:
-                    named[place] = None
-        self.named = tuple(named)
-        self.known: dict[Homes, _Route] = {}
+        effects = segment.summary(MemoryEffects)
+        self._asked = [(one.slot, one.block) for one in effects.changes]
+        self._named = effects.changed.slots
+        self._known: dict[Homes, _Route] = {}
 
-    def of(self, homes: Homes) -> _Route:
-        """Return the route where the storages of `named` are in some pools."""
-        found = self.known.get(homes)
+    def of(self, before: Sequence[int]) -> _Route:
+        """Return the route of an instance that finds some blocks, of the storages that it changes."""
+        homes = tuple(map(_home, before))
+        found = self._known.get(homes)
         if found is None:
-            found = self.known[homes] = _route(self.asked, dict(zip(self.named, homes, strict=True)))
+            found = self._known[homes] = _route(self._asked, dict(zip(self._named, homes, strict=True)))
         return found
 
 
-def _route(asked: Sequence[tuple[int, Record]], homes: dict[int, PoolKey | None]) -> _Route:
-    """Return the route of some records, each with a place, where storages that are there before them have pools."""
+def _home(block: int | None) -> PoolKey | None:
+    """Return the pool of a storage's block; None of one without memory."""
+    size = 0 if block is None else bytes_of(block)
+    return None if block is None or not size else (stream_of(block), size <= SMALL)
+
+
+def _route(asked: Sequence[tuple[int, int | None]], homes: dict[int, PoolKey | None]) -> _Route:
+    """Return the route of requests.
+
+    Args:
+        asked: slots of storages, each with its block behind the request; None where it is gone.
+        homes: pools of the storages that are there before, by slot.
+    """
     requests: list[tuple[PoolKey, int, int]] = []
-    for place, record in asked:
-        if isinstance(record, Free | Resize):
-            home = homes[place]
-            homes[place] = None
-            if home is not None:
-                requests.append((home, place, GIVEN_BACK))
-        if isinstance(record, Allocate | Resize):
-            homes[place] = home = pool_key(record.stream, record.bytes) if record.bytes else None
-            if home is not None:
-                requests.append((home, place, -(-record.bytes // BLOCK)))
+    for slot, block in asked:
+        before, home = homes.get(slot), _home(block)
+        if before is not None:
+            requests.append((before, slot, GIVEN_BACK))
+        if home is not None and block is not None:
+            requests.append((home, slot, bytes_of(block) // BLOCK))
+        homes[slot] = home
     apart: defaultdict[PoolKey, list[tuple[PoolKey, int, int]]] = defaultdict(list)
     for one in requests:
         apart[one[0]].append(one)
@@ -277,109 +249,72 @@ def _route(asked: Sequence[tuple[int, Record]], homes: dict[int, PoolKey | None]
     return _Route(
         tuple((key, _Requests(found)) for key, found in apart.items()),
         tuple((key, _Requests(list(found))) for key, found in in_order),
-        tuple(homes.items()),
     )
 
 
 @functools.cache
-def _alone(stream: int | None, size: int, home: PoolKey | None) -> _Route:
-    """Return the route of a record by itself.
-
-    Args:
-        stream: that asks for memory; None where it is given back.
-        size: bytes that are asked for.
-        home: pool of the storage before it; None where it has no memory.
-    """
-    return _route([(0, Free(0) if stream is None else Resize(0, size, stream))], {0: home})
+def _alone(before: int | None, behind: int | None) -> _Route:
+    """Return the route of a record by itself, whose storage has these blocks."""
+    return _route([(0, behind)], {0: _home(before)})
 
 
-def _numbers(item: Item) -> Numbers:
-    """The numbers of an item's storages, at their places."""
-    if isinstance(item, Instance):
-        return (*item.own[_STORAGE], *item.outside[::-1])
-    return (item.storage,) if isinstance(item, Allocate | Free | Resize) else ()
-
-
-class _Router:
-    """Follows the pools of storages through a trace.
-
-    Attributes:
-        homes: of the storages that were met.
-    """
-
-    def __init__(self) -> None:
-        self.homes: dict[int, PoolKey | None] = {}
-
-    def route(self, item: Item, numbers: Numbers) -> _Route | None:
-        """Return the route of the next item; None where it asks for nothing."""
-        homes = self.homes
-        if isinstance(item, Instance):
-            routes = item.segment.summary(_Routes)
-            if not routes.asked:
-                return None
-            route = routes.of(tuple([homes[numbers[place]] for place in routes.named]))
-        elif isinstance(item, Free):
-            route = _alone(None, 0, homes[item.storage])
-        elif isinstance(item, Allocate | Resize):
-            route = _alone(item.stream, item.bytes, homes.get(item.storage))
-        else:
-            return None
-        self.follow(route, numbers)
-        return route
-
-    def follow(self, route: _Route, numbers: Numbers) -> None:
-        """Take note of the pools of storages behind a route."""
-        for place, home in route.homes:
-            self.homes[numbers[place]] = home
+def _routes(seen: Sequence[Seen]) -> dict[int, _Route]:
+    """Return the routes of the items that ask for something, by their places."""
+    found: dict[int, _Route] = {}
+    of_effects: dict[int, _Route] = {}
+    for one in seen:
+        item = one.item
+        if one.effect is not None and isinstance(item, Instance):
+            route = of_effects.get(id(one.effect))
+            if route is None:
+                route = of_effects[id(one.effect)] = item.segment.summary(_Routes).of(one.effect.before)
+            if route.in_order:
+                found[one.place] = route
+        elif isinstance(item, Allocate | Free | Resize):
+            found[one.place] = _alone(one.had, None if isinstance(item, Free) else block_of(item.bytes, item.stream))
+    return found
 
 
 class _Work(NamedTuple):
-    """What is asked of one pool, in the order of the trace.
+    """What is asked of one pool, in the order of the trace, each with the place of its item.
 
     Attributes:
         before: the rounds, or all of it.
-        round: requests of a round, each with the index of its item there.
+        round: requests of a round, with places counted from its beginning.
         behind: the rounds.
     """
 
-    before: list[tuple[_Requests, Numbers]]
+    before: list[tuple[_Requests, int]]
     round: list[tuple[_Requests, int]]
-    behind: list[tuple[_Requests, Numbers]]
+    behind: list[tuple[_Requests, int]]
 
 
-def _by_pool(items: Sequence[Item], rounds: Rounds) -> dict[PoolKey, _Work]:
+def _by_pool(routes: dict[int, _Route], rounds: Rounds) -> dict[PoolKey, _Work]:
     """Return what is asked of each pool; all rounds ask the same."""
     found: defaultdict[PoolKey, _Work] = defaultdict(lambda: _Work([], [], []))
-    router = _Router()
-    for index in (*range(rounds.first + rounds.length), *range(rounds.stop, len(items))):
-        item = items[index]
-        numbers = _numbers(item)
-        route = router.route(item, numbers)
-        if route is None:
-            continue
+    for place, route in routes.items():
         for key, requests in route.apart:
             work = found[key]
-            if index < rounds.first:
-                work.before.append((requests, numbers))
-            elif index >= rounds.stop:
-                work.behind.append((requests, numbers))
-            else:
-                work.round.append((requests, index - rounds.first))
-        if rounds.first <= index < rounds.stop:  # what lives on of the last of them is named behind it
-            router.follow(route, _numbers(items[index + rounds.stop - rounds.first - rounds.length]))
+            if place < rounds.first:
+                work.before.append((requests, place))
+            elif place >= rounds.stop:
+                work.behind.append((requests, place))
+            elif place < rounds.first + rounds.length:
+                work.round.append((requests, place - rounds.first))
     return found
 
 
 def _served(work: _Work, items: Sequence[Item], rounds: Rounds, *, small: bool) -> int:
     """Serve what is asked of one pool; return the bytes that it reserves."""
-    pool = Pool(small=small)
-    for requests, numbers in work.before:
-        requests.replay(pool, numbers)
+    served = _Served(small=small)
+    pool = served.pool
+    for requests, place in work.before:
+        served.serve(requests, items[place])
     seen: deque[tuple[int, list[int], dict[int, int]]] = deque(maxlen=_PERIODS)
     done = 0
     while work.round and done < rounds.count:
         for period, (top, free, used) in enumerate(seen, 1):
-            if (top, free) == (pool.top, pool.free):
+            if (top, free) == (pool.top, served.free):
                 moved = rounds.moved(used, pool.used, period)
                 more = (rounds.count - done) // period * period
                 if moved is not None and more:
@@ -389,13 +324,13 @@ def _served(work: _Work, items: Sequence[Item], rounds: Rounds, *, small: bool) 
                     seen.clear()
                     break
         else:
-            seen.appendleft((pool.top, list(pool.free), dict(pool.used)))
+            seen.appendleft((pool.top, list(served.free), dict(pool.used)))
             start = rounds.first + done * rounds.length
             for requests, place in work.round:
-                requests.replay(pool, _numbers(items[start + place]))
+                served.serve(requests, items[start + place])
             done += 1
-    for requests, numbers in work.behind:
-        requests.replay(pool, numbers)
+    for requests, place in work.behind:
+        served.serve(requests, items[place])
     return pool.reserved
 
 
@@ -406,23 +341,36 @@ def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
         trace: of one rank, from the setup on.
         capacity: bytes of the device that are left for segments; None for no limit.
     """
-    items = trace.items
+    items, seen = trace.items, trace.summary(Followed).seen
     rounds = Rounds(first=len(items), length=0, count=0, shift=0)
     if trace.rounds is not None and trace.rounds.count > 1:
         # What the first of them names was made before it, and not by one like it.
         rounds = trace.rounds.behind_first
-    works = _by_pool(items, rounds)
+    routes = _routes(seen)
+    works = _by_pool(routes, rounds)
     reserved = sum(_served(work, items, rounds, small=key[1]) for key, work in works.items())
     if capacity is None or reserved <= capacity:
         return Reserved(peak_reserved=reserved, retries=0, fits=True)
+    # What is active is at least reserved.
+    active = max(one.behind if one.effect is None else one.before + one.effect.most for one in seen)
+    found = None if active > capacity else _together(items, routes, rounds, capacity)
+    return Reserved(peak_reserved=reserved, retries=0, fits=False) if found is None else found
+
+
+def _together(items: Sequence[Item], routes: dict[int, _Route], rounds: Rounds, capacity: int) -> Reserved | None:
+    """Serve all pools together, on a device of some bytes; None where something does not fit."""
     allocator = CachingAllocator(capacity=capacity)
-    router = _Router()
     try:
-        for item in items:
-            numbers = _numbers(item)
-            route = router.route(item, numbers)
+        for place, item in enumerate(items):
+            same = place  # in the first of the rounds
+            if rounds.first <= place < rounds.stop:
+                same = rounds.first + (place - rounds.first) % rounds.length
+            route = routes.get(same)
             for key, requests in () if route is None else route.in_order:
-                requests.serve(allocator.pool(key), numbers)
+                pool = allocator.pool(key)
+                blocks = [pool.used.pop(number) for number in _numbers(requests.ended, item)]
+                held = requests.serve(pool, blocks)
+                pool.used.update(zip(_numbers(requests.held, item), held, strict=True))
     except OutOfMemoryError:
-        return Reserved(peak_reserved=reserved, retries=0, fits=False)
+        return None
     return Reserved(peak_reserved=allocator.peak_reserved, retries=allocator.retries, fits=True)

@@ -79,7 +79,7 @@ def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport
     span = found[step]
     followed = trace.summary(Followed)
     seen = followed.seen
-    first, stop = (bisect_left(seen, index, key=attrgetter("index")) for index in (span.start, span.stop - 1))
+    first, stop = (bisect_left(seen, index, key=attrgetter("start")) for index in (span.start, span.stop - 1))
     start = peak = seen[first].behind
     at, within = first, 0
     peak_phase: Phase = "other"
@@ -108,7 +108,7 @@ def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport
         modules[storage.module] += storage.bytes
     return MemoryReport(
         peak=peak,
-        peak_record=seen[at].index + within,
+        peak_record=seen[at].start + within,
         peak_phase=peak_phase,
         start=start,
         by_category=dict(categories.most_common()),

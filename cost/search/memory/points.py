@@ -111,7 +111,7 @@ def _last_batch(rank: RankEstimate) -> list[tuple[int, int, Instance]]:
     """Active bytes before each instance of a segment from the last micro batch on, and the most while it lasts."""
     found: list[tuple[int, int, Instance]] = []
     for one in rank.trace.summary(Followed).seen:
-        if not rank.span.start <= one.index < rank.span.stop:
+        if not rank.span.start <= one.start < rank.span.stop:
             continue
         if isinstance(one.item, Mark) and one.item.name.startswith(MICRO_BATCH):
             found.clear()
