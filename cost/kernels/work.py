@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -121,6 +122,8 @@ _KINDS: Final[tuple[tuple[MovementKind, str], ...]] = (
     ("reduction", r"sum|mean|amax|amin|\bmax\b|\bmin\b|norm|argm|var|\ball\b|\bany\b|topk|sort|hist|bincount|prod"),
 )  # fmt: skip
 _PATTERNS: Final = tuple((kind, re.compile(pattern)) for kind, pattern in _KINDS)
+_OPS: Final = 4096
+"""Operators whose class is kept: there are some hundreds, and fused groups."""
 
 
 def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
@@ -148,6 +151,7 @@ def work_of(kernel: Kernel, *, tf32: bool = False) -> Work:
     )
 
 
+@functools.lru_cache(_OPS)
 def _short(op: str) -> str:
     """`aten.mm.default`, `aten::mm` and `aten.mm` are `mm`; a fused group stays as it is."""
     if op.startswith("fused("):
@@ -161,6 +165,7 @@ def is_product(op: str) -> bool:
     return _short(op) in _PRODUCTS or ("convolution" in op and not op.startswith("fused("))
 
 
+@functools.lru_cache(_OPS)
 def kind_of(op: str) -> MovementKind:
     """The class of an operator that is bound by memory; a fused group is what its costliest member is."""
     for kind, pattern in _PATTERNS:

@@ -191,16 +191,27 @@ Routed: TypeAlias = tuple[tuple[PoolKey, _Requests], ...]
 """Requests, by the pools that serve them."""
 
 
-class _Route(NamedTuple):
-    """Where the requests of a segment go.
+class _Route:
+    """Where requests go.
+
+    Args:
+        asked: each with its pool, the slot of its storage, and its size in units or `GIVEN_BACK`.
 
     Attributes:
         apart: those of each pool by itself.
-        in_order: those that follow each other in one pool together.
     """
 
-    apart: Routed
-    in_order: Routed
+    def __init__(self, asked: Sequence[tuple[PoolKey, int, int]]) -> None:
+        self._asked = asked
+        apart: defaultdict[PoolKey, list[tuple[PoolKey, int, int]]] = defaultdict(list)
+        for one in asked:
+            apart[one[0]].append(one)
+        self.apart: Routed = tuple((key, _Requests(found)) for key, found in apart.items())
+
+    @functools.cached_property
+    def in_order(self) -> Routed:
+        """Those that follow each other in one pool together."""
+        return tuple((key, _Requests(list(found))) for key, found in itertools.groupby(self._asked, itemgetter(0)))
 
 
 class _Routes:
@@ -242,14 +253,7 @@ def _route(asked: Sequence[tuple[int, int | None]], homes: dict[int, PoolKey | N
         if home is not None and block is not None:
             requests.append((home, slot, bytes_of(block) // BLOCK))
         homes[slot] = home
-    apart: defaultdict[PoolKey, list[tuple[PoolKey, int, int]]] = defaultdict(list)
-    for one in requests:
-        apart[one[0]].append(one)
-    in_order = itertools.groupby(requests, key=itemgetter(0))
-    return _Route(
-        tuple((key, _Requests(found)) for key, found in apart.items()),
-        tuple((key, _Requests(list(found))) for key, found in in_order),
-    )
+    return _Route(requests)
 
 
 @functools.cache
@@ -268,7 +272,7 @@ def _routes(seen: Sequence[Seen]) -> dict[int, _Route]:
             route = of_effects.get(id(one.effect))
             if route is None:
                 route = of_effects[id(one.effect)] = item.segment.summary(_Routes).of(one.effect.before)
-            if route.in_order:
+            if route.apart:
                 found[one.place] = route
         elif isinstance(item, Allocate | Free | Resize):
             found[one.place] = _alone(one.had, None if isinstance(item, Free) else block_of(item.bytes, item.stream))

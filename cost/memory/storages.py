@@ -151,8 +151,7 @@ def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> d
         if isinstance(item, Instance):
             own, survivors = item.own[_STORAGE], item.segment.summary(MemoryEffects).survivors
             if isinstance(own, range) and own.step == 1:  # one look tells of most that they made none of them
-                first = bisect_left(numbers, own.start)
-                here = itertools.takewhile(own.__contains__, itertools.islice(numbers, first, None))
+                here = numbers[bisect_left(numbers, own.start) : bisect_left(numbers, own.stop)]
                 found = [(number, slot_inside(_STORAGE, number - own.start)) for number in here]
             else:
                 found = [(item.number(slot), slot) for slot in survivors if slot >= 0]
@@ -170,7 +169,7 @@ def _told(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
     for item in trace.items:
-        if isinstance(item, Instance):
+        if type(item) is Instance:
             effects = item.segment.summary(MemoryEffects)
             if not effects.categories or alive.keys().isdisjoint(effects.categorised.numbers(item)):
                 continue

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from legoai.cost.code_state import state_of_code
 from legoai.cost.replay.file import FORMAT
@@ -26,6 +28,11 @@ _DEPTH: Final = "n_layers"
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
 """Micro batches of a step from which on all are like a few: more where the program asks which is the last."""
+_STATEMENT: Final = re.compile(r"\n(?=[^\s)\]}#])")
+"""Before a line of a program with which a statement may begin."""
+_QUOTES: Final = '"""'
+_STATEMENTS: Final = 4096
+"""Statements of programs that are kept without what is taken out of them; of a candidate they are some twenty."""
 _SOURCES: Final = ("cost", "lowering", "runtime", "specs")
 """Folders of the package that decide what is captured of a program."""
 
@@ -77,39 +84,97 @@ def variation_of(
         gpu: the plan's device.
         measured: digest of the profile that the program reads; empty where it reads none.
     """
-    tree = ast.parse(text)
     depths = {path: len(of_block) for path, of_block in classes if len(set(of_block)) == 1}
-    taken_out = _Variable(depths if len(lists) == len(depths) == 1 else {}, asks=".is_last" in text)
-    taken_out.visit(tree)
-    if taken_out.micro_batches is None:
+    [depth] = depths.values() if len(lists) == len(depths) == 1 else (None,)
+    found = _without(text, depth)
+    if found.micro_batches is None:
         return None
     compiled = "compile" in text
     parts = [
         FORMAT,
-        ast.unparse(tree),
-        [[path, [] if taken_out.deep and path in depths else of_block] for path, of_block in classes],
+        found.text,
+        [[path, [] if found.deep and path in depths else of_block] for path, of_block in classes],
         [world, rank, kind, repr(gpu) if compiled else ""],
         measured,
         state_of_code(*_SOURCES),
     ]
-    if not taken_out.deep:
+    if not found.deep:
         depths = {}
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return Variation(key, depths, taken_out.micro_batches)
+    return Variation(key, depths, found.micro_batches)
+
+
+class _Without(NamedTuple):
+    """A program without what other programs of the same piece have otherwise.
+
+    Attributes:
+        text: of what is left.
+        micro_batches: of a step; None where the program has no such constant.
+        deep: whether the depth was taken out.
+    """
+
+    text: str
+    micro_batches: int | None
+    deep: bool
+
+
+def _without(text: str, depth: int | None) -> _Without:
+    """Take out of a program what others of the same piece have otherwise.
+
+    Programs of candidates have most of their statements in common. So a statement is read once, where all can be read
+    by themselves.
+
+    Args:
+        text: of the program.
+        depth: the number of blocks that the program treats equally; None where there is none.
+    """
+    asks = ".is_last" in text
+    try:
+        found = [_of_statement(statement, depth, asks) for statement in _statements(text)]
+    except SyntaxError:  # a string has a line that begins like a statement
+        return _taken_out(text, depth, asks=asks)
+    counts = [one.micro_batches for one in found if one.micro_batches is not None]
+    return _Without(
+        "\n".join(one.text for one in found if one.text), counts[-1] if counts else None, any(one.deep for one in found)
+    )
+
+
+def _statements(text: str) -> list[str]:
+    """Split a program before each of its statements, without its docstring."""
+    found: list[str] = []
+    begin = text.find(_QUOTES, len(_QUOTES)) + len(_QUOTES) if text.startswith(_QUOTES) else 0
+    for part in _STATEMENT.split(text[begin:]):
+        if found and found[-1].rpartition("\n")[2].startswith("@"):
+            found[-1] += f"\n{part}"
+        else:
+            found.append(part)
+    return found
+
+
+@functools.lru_cache(_STATEMENTS)
+def _of_statement(statement: str, depth: int | None, asks: bool) -> _Without:
+    return _taken_out(statement, depth, asks=asks)
+
+
+def _taken_out(text: str, depth: int | None, *, asks: bool) -> _Without:
+    tree = ast.parse(text)
+    taken_out = _Variable(depth, asks=asks)
+    taken_out.visit(tree)
+    return _Without(ast.unparse(tree), taken_out.micro_batches, taken_out.deep)
 
 
 class _Variable(ast.NodeTransformer):
     """Takes out of a program what other programs of the same piece have otherwise.
 
     Attributes:
-        depths: of the containers whose blocks the program treats equally.
+        depth: the number of blocks that the program treats equally; None where there is none.
         asks: whether the program asks which micro batch is the last.
         micro_batches: of a step; None where the program has no such constant.
         deep: whether the depth was taken out.
     """
 
-    def __init__(self, depths: dict[str, int], *, asks: bool) -> None:
-        self.depths, self.asks = depths, asks
+    def __init__(self, depth: int | None, *, asks: bool) -> None:
+        self.depth, self.asks = depth, asks
         self.micro_batches: int | None = None
         self.deep = False
 
@@ -141,7 +206,7 @@ class _Variable(ast.NodeTransformer):
             ):
                 node.value = ast.Constant(type(value)(1))
             case ast.keyword(arg=name, value=ast.Constant(value=int(depth))) if (
-                name == _DEPTH and depth > TAKEN and list(self.depths.values()) == [depth]
+                name == _DEPTH and depth > TAKEN and depth == self.depth
             ):
                 self.deep = True
                 node.value = ast.Constant(TAKEN + 1)

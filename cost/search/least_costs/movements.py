@@ -24,7 +24,7 @@ from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.shared_work import COPIES
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark, Record, TensorType
-from legoai.cost.trace.segments import Instance
+from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below
@@ -69,18 +69,20 @@ def moved_of(found: Estimate, analysis: Analysis) -> list[Moved]:
     counts: Counter[_Key] = Counter()
     batches = 0
     known: dict[int, _Kernels] = {}
+    instances: Counter[tuple[int, str]] = Counter()  # below that path, by what they are of and by module
     for item in rank.trace.between(rank.span):
-        if isinstance(item, Instance):  # of a segment that is looked at once, however often it is repeated
-            place = id(item.segment)
-            if place not in known:
-                known[place] = _kernels_of(item.segment.records, tokens, plan.batch.micro_batch)
-            kernels = known[place]
-        else:
-            kernels = _kernels_of((item,), tokens, plan.batch.micro_batch)
+        of = item.segment if isinstance(item, Instance) else item
+        kernels = known.get(id(of))
+        if kernels is None:  # a segment is looked at once, however often it is repeated
+            records = of.records if isinstance(of, Segment) else (of,)
+            kernels = known[id(of)] = _kernels_of(records, tokens, plan.batch.micro_batch)
         batches += kernels.batches
-        for module, count in kernels.of_modules.items():
+        for module in kernels.of_modules:
             if below(item.path(module) if isinstance(item, Instance) else module, above):
-                counts.update(count)
+                instances[id(of), module] += 1
+    for (place, module), times in instances.items():
+        for key, count in known[place].of_modules[module].items():
+            counts[key] += times * count
     each = max(1, batches) * len(blocks)
     return [Moved(*key, count // each) for key, count in sorted(counts.items()) if count >= each]
 

@@ -93,10 +93,11 @@ def _follow(rank: RankEstimate, blocks: BlockList) -> _Seen:
             modules = frozenset(one.module for one in kernels if one.module)
             kinds[id(item.segment)] = item.segment, frozenset(one.phase for one in kernels), modules
         _, phases, modules = kinds[id(item.segment)]
-        found = {_holder(item.path(module), places) for module in modules}
-        known = {place for place in found if place is not None}
-        if "backward" in phases and "optimizer" not in phases and len(known) == len(found) in (1, _SHIFTED):
-            seen.backward.append(_Passed(max(known), before, most))
+        if "backward" in phases and "optimizer" not in phases:
+            found = {_holder(item.path(module), places) for module in modules}
+            known = {place for place in found if place is not None}
+            if len(known) == len(found) in (1, _SHIFTED):
+                seen.backward.append(_Passed(max(known), before, most))
         if not seen.backward:
             seen.peak = max(seen.peak, most)
     return seen
