@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import multiprocessing
+import pickle
 import re
 import signal
 import threading
@@ -35,6 +37,8 @@ from legoai.specs.plan import Plan
 
 T = TypeVar("T")
 
+_MANIFESTS: Final = 16
+"""Manifests that are kept to be sent to other processes, and there."""
 _MOST_SECONDS: Final = 5.0
 """For which the end of a pool is waited for, whose processes have ended."""
 
@@ -218,6 +222,7 @@ class Simulation:
         self.kept = kept if kept is not None else {}
         self._used: set[str] = set()
         self._failed: dict[str, NoFigures] = {}
+        self._packed: dict[int, tuple[Manifest, bytes]] = {}
         self._pool: ProcessPoolExecutor | None = None
         self._ours: list[Any] = []
         self._threads: list[threading.Thread] = []
@@ -306,15 +311,26 @@ class Simulation:
             self._pool = ProcessPoolExecutor(
                 self.workers, mp_context=context, initializer=begin_forked, initargs=(signal.SIG_IGN,)
             )
-        job = (program, candidate.plan, candidate.manifest, self.directory, self.profile, whole)
+        job = (self.directory, self.profile, whole)
         if self._pool is None:
-            return lambda: _outcome(*job)
+            manifest = candidate.manifest
+            return lambda: _outcome(program, candidate.plan, manifest, *job)
+        packed = self._pack(candidate.manifest)
         before, threads = set(multiprocessing.active_children()), set(threading.enumerate())
         with held_signals():
-            submitted = self._pool.submit(_outcome, *job)
+            submitted = self._pool.submit(_outcome_of_packed, program, candidate.plan, packed, *job)
         self._ours += [process for process in multiprocessing.active_children() if process not in before]
         self._threads += [one for one in threading.enumerate() if one not in threads and not one.daemon]
         return submitted
+
+    def _pack(self, manifest: Manifest) -> bytes:
+        """A manifest for another process; most candidates have the same one."""
+        found = self._packed.get(id(manifest))
+        if found is None:
+            if len(self._packed) >= _MANIFESTS:
+                self._packed.clear()
+            found = self._packed[id(manifest)] = manifest, pickle.dumps(manifest, protocol=pickle.HIGHEST_PROTOCOL)
+        return found[1]
 
     def _finish(self, key: str, running: Future[Outcome] | Callable[[], Outcome], deadline: float | None) -> None:
         left = None if deadline is None else deadline - time.monotonic()
@@ -366,6 +382,18 @@ def program_key(program: Program, profile: str | None) -> str:
     """The identity of what a program does: equal for plans whose programs differ in their names, hashes and lines."""
     text = _IDENTITY.sub("", program.text)
     return hashlib.sha256(f"{profile}\n{program.block_classes}\n{text}".encode()).hexdigest()
+
+
+@functools.lru_cache(_MANIFESTS)
+def _unpacked(packed: bytes) -> Manifest:
+    manifest: Manifest = pickle.loads(packed)
+    return manifest
+
+
+def _outcome_of_packed(  # noqa: PLR0917
+    program: Program, plan: Plan, packed: bytes, directory: Path, profile: str | None, whole: bool
+) -> Outcome:
+    return _outcome(program, plan, _unpacked(packed), directory, profile, whole)
 
 
 def _outcome(  # noqa: PLR0917

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 from legoai.dsl.analysis.pipeline import is_staged
-from legoai.dsl.analysis.shard import placed_modules, placement, shard_on_tp, tensor_parallel
+from legoai.dsl.analysis.shard import (
+    inputs_of,
+    outputs_of,
+    placed_modules,
+    placement,
+    shard_on_tp,
+    tensor_parallel,
+)
 from legoai.lowering.emit import experts
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
-from legoai.lowering.emit.code import Item, Line, Note, Statement, call, dictionary
+from legoai.lowering.emit.code import Group, Item, Line, Note, Statement, call, dictionary
 from legoai.lowering.emit.stages import blocks_of, where_held
 from legoai.lowering.emit.step import PARAMETERS
 from legoai.lowering.emit.styles import placed as placed_style
 from legoai.lowering.emit.styles import style
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.shard import Shard
 
 _WHY: Final = "by the model's own paths and on whole parameters, before modules are wrapped"
@@ -32,7 +41,7 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
     """Add `apply_tensor_parallel`, with the plan's styles by module and its placements by parameter."""
     laid = tensor_parallel(lowering.analysis)
     assert len(laid.styles) + len(laid.placements) == len(lowering.assignment(shard)), "a rule of the wrong sort"
-    emitted = {path: (style(lowering, path, rule, draft), rule_note(rule)) for path, rule in laid.styles.items()}
+    emitted = _styles(lowering, draft, laid.styles)
     placed = {
         path: (placed_style(rules, draft), rule_note(next(iter(rules.values()))))
         for path, rules in placed_modules(lowering.analysis).items()
@@ -48,6 +57,21 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
         draft.apply("apply_tensor_parallel", mesh='mesh["tp"]', body=body, note=lowering.note(shard), why=_WHY)
         draft.imports.name("legoai.runtime", "reduce_partial_gradients")
         draft.step.after_backward.append(Line(call("reduce_partial_gradients", PARAMETERS), "", lowering.note(shard)))
+
+
+def _styles(
+    lowering: Lowering, draft: Draft, rules: Mapping[str, PathRule[Any]]
+) -> dict[str, tuple[Group, Note]]:
+    """The styles of modules, each with the line of its rule: one for all those that a rule treats alike."""
+    made: dict[Hashable, tuple[Group, Note]] = {}
+    found = {}
+    for path, rule in rules.items():
+        info = lowering.manifest.modules[path]
+        alike = id(rule), info.kind, len(info.inputs), inputs_of(info), outputs_of(info)
+        if alike not in made:
+            made[alike] = style(lowering, path, rule, draft), rule_note(rule)
+        found[path] = made[alike]
+    return found
 
 
 def _parallelize(lowering: Lowering, group: BlockGroup[Any], note: Note) -> list[Statement]:
