@@ -83,7 +83,7 @@ def test_rounds_that_repeat_are_served_a_few_times(monkeypatch):
     one = [allocate(0, 33 * MIB), allocate(1, 512), Free(0), Free(1 - SHIFT)]
     served = []
     serve = Pool.serve
-    monkeypatch.setattr(Pool, "serve", lambda pool, handles, sizes: served.append(1) or serve(pool, handles, sizes))
+    monkeypatch.setattr(Pool, "serve", lambda pool, *asked: served.append(1) or serve(pool, *asked))
     few = reserve(trace_of(one, 9))
     asked = len(served)
     assert reserve(trace_of(one, 999)) == few
