@@ -123,7 +123,7 @@ class MemoryEffects:
         changed: slots of storages that were there before and end or change their size.
         survivors: slots of storages that live on, with their allocation, if it is the segment's, and their bytes.
         categories: the records that tell what a storage holds, each with its slot.
-        categorised: the slots of these storages.
+        categorised: the slots of these storages, of those that the segment does not make.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -158,7 +158,7 @@ class MemoryEffects:
         self._last = phase
         self.changed = Slots(changed)
         self.categories = tuple(categories)
-        self.categorised = Slots(dict.fromkeys(slot for _, slot in categories))
+        self.categorised = Slots(dict.fromkeys(slot for _, slot in categories if slot < 0))
         self._effects: dict[tuple[Phase, tuple[int, ...]], Effect] = {}
 
     def effect(self, before: tuple[int, ...], phase: Phase) -> Effect:

@@ -6,6 +6,7 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -148,30 +149,45 @@ def _alive(items: Sequence[Item], followed: Followed, at: int, within: int) -> d
     numbers = sorted(number for number, block in held.items() if bytes_of(block) and number not in made)
     wanted = frozenset(numbers)
     for item in itertools.islice(items, one.place):
-        if isinstance(item, Instance):
-            own, survivors = item.own[_STORAGE], item.segment.summary(MemoryEffects).survivors
-            if isinstance(own, range) and own.step == 1:  # one look tells of most that they made none of them
-                here = numbers[bisect_left(numbers, own.start) : bisect_left(numbers, own.stop)]
-                found = [(number, slot_inside(_STORAGE, number - own.start)) for number in here]
-            else:
-                found = [(item.number(slot), slot) for slot in survivors if slot >= 0]
-            for number, slot in found:
-                allocated = survivors[slot][0] if number in wanted and slot in survivors else None
+        if type(item) is Instance:
+            for number in _made_by(item, numbers, wanted):
+                slot = slot_inside(_STORAGE, item.own[_STORAGE].index(number))
+                allocated, _ = item.segment.summary(MemoryEffects).survivors.get(slot, (None, 0))
                 if allocated is not None:
                     made[number] = allocated, item
         elif isinstance(item, Allocate) and item.storage in wanted:
             made[item.storage] = item, None
-    return {number: _Alive(made[number][0], size, made[number][1]) for number in held if (size := bytes_of(held[number]))}
+    return {
+        number: _Alive(made[number][0], size, made[number][1]) for number in held if (size := bytes_of(held[number]))
+    }
+
+
+def _made_by(item: Instance, numbers: Sequence[int], wanted: AbstractSet[int]) -> Sequence[int]:
+    """Return which of some storages an instance makes.
+
+    Args:
+        item: the instance.
+        numbers: of the storages, ascending.
+        wanted: the same.
+    """
+    own = item.own[_STORAGE]
+    if isinstance(own, range) and own.step == 1:  # two looks tell of most that they make none
+        first = bisect_left(numbers, own.start)
+        return numbers[first : bisect_left(numbers, own.stop, first)]
+    return [number for number in own if number in wanted]
 
 
 def _told(trace: Trace, alive: Mapping[int, _Alive]) -> tuple[dict[int, Category], dict[int, str]]:
     """Return what storages turn out to hold, and for which modules, as far as that is told."""
     held: dict[int, Category] = {}
     modules: dict[int, str] = {}
+    numbers = sorted(alive)
     for item in trace.items:
         if type(item) is Instance:
             effects = item.segment.summary(MemoryEffects)
-            if not effects.categories or alive.keys().isdisjoint(effects.categorised.numbers(item)):
+            if not effects.categories or not (
+                _made_by(item, numbers, alive.keys()) or not alive.keys().isdisjoint(effects.categorised.numbers(item))
+            ):
                 continue
             for record, slot in effects.categories:
                 number = item.number(slot)

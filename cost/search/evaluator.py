@@ -27,6 +27,7 @@ from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.memory.stage_points import RankPoints, stage_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
+from legoai.cost.trace.garbage import uncollected
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
@@ -315,7 +316,7 @@ class Simulation:
         if self._pool is None:
             manifest = candidate.manifest
             return lambda: _outcome(program, candidate.plan, manifest, *job)
-        packed = self._pack(candidate.manifest)
+        packed = self.pack(candidate.manifest)
         before, threads = set(multiprocessing.active_children()), set(threading.enumerate())
         with held_signals():
             submitted = self._pool.submit(_outcome_of_packed, program, candidate.plan, packed, *job)
@@ -323,7 +324,7 @@ class Simulation:
         self._threads += [one for one in threading.enumerate() if one not in threads and not one.daemon]
         return submitted
 
-    def _pack(self, manifest: Manifest) -> bytes:
+    def pack(self, manifest: Manifest) -> bytes:
         """A manifest for another process; most candidates have the same one."""
         found = self._packed.get(id(manifest))
         if found is None:
@@ -400,7 +401,8 @@ def _outcome(  # noqa: PLR0917
     program: Program, plan: Plan, manifest: Manifest, directory: Path, profile: str | None, whole: bool
 ) -> Outcome:
     try:
-        with contextlib.redirect_stdout(None):
+        # A candidate's records are gone when its figures are known, and no pass over them frees anything earlier.
+        with contextlib.redirect_stdout(None), uncollected():
             analysis = Analysis(plan, manifest, directory)
             # What units take is told of each of them, and of none that others stand for.
             whole = whole or bool(bucket_rules(analysis))

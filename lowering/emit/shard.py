@@ -59,9 +59,7 @@ def _emit_tensor_parallel(lowering: Lowering, draft: Draft, shard: Shard) -> Non
         draft.step.after_backward.append(Line(call("reduce_partial_gradients", PARAMETERS), "", lowering.note(shard)))
 
 
-def _styles(
-    lowering: Lowering, draft: Draft, rules: Mapping[str, PathRule[Any]]
-) -> dict[str, tuple[Group, Note]]:
+def _styles(lowering: Lowering, draft: Draft, rules: Mapping[str, PathRule[Any]]) -> dict[str, tuple[Group, Note]]:
     """The styles of modules, each with the line of its rule: one for all those that a rule treats alike."""
     made: dict[Hashable, tuple[Group, Note]] = {}
     found = {}

@@ -72,7 +72,9 @@ def one_by_one(trace: Trace, capacity: int | None) -> Reserved | None:
     return Reserved(peak_reserved=allocator.peak_reserved, retries=allocator.retries, fits=True)
 
 
-@given(st.lists(instances(), min_size=1, max_size=3).flatmap(lambda kinds: st.lists(st.sampled_from(kinds), max_size=9)))
+@given(
+    st.lists(instances(), min_size=1, max_size=3).flatmap(lambda kinds: st.lists(st.sampled_from(kinds), max_size=9))
+)
 @settings(max_examples=300, deadline=None)
 def test_repeated_requests_take_what_each_takes_by_itself(found):
     trace = trace_of(found)

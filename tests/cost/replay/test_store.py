@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -118,6 +119,46 @@ def test_a_changed_file_is_another_state_of_code(monkeypatch, tmp_path):
     before = state_of_code.__wrapped__("cost")
     (tmp_path / "cost/one.py").write_text("pass\n")
     assert state_of_code.__wrapped__("cost") != before
+
+
+def of_text(text: str) -> Variation:
+    found = variation_of(text, (), (), world=1, rank=0, kind="cuda", gpu=None)
+    assert found is not None
+    return found
+
+
+ODD = '''"""Of a plan."""
+MICRO_BATCHES = 8
+LINES = """
+first
+second"""
+VALUE = 1 + \\
+2
+
+
+@decorated
+def step(
+    batch,
+):
+    return batch
+'''
+
+
+def test_a_program_is_read_whole_where_its_statements_cannot_be_read_apart():
+    other = of_text(ODD.replace("Of a plan", "Of\nanother plan").replace("= 8", "= 16  # a comment"))
+    assert (other.key, other.micro_batches) == (of_text(ODD).key, 16)
+    for old, new in (("second", "third"), ("2\n", "3\n"), ("@decorated", "@otherwise"), ("return batch", "return 0")):
+        assert of_text(ODD.replace(old, new)).key != of_text(ODD).key
+
+
+def test_what_programs_have_in_common_is_parsed_once(monkeypatch):
+    text = lowered(TEXT).text
+    of_text(text)
+    parsed = []
+    parse = ast.parse
+    monkeypatch.setattr(ast, "parse", lambda text: parsed.append(text.strip()) or parse(text))
+    assert of_text(text.replace("MICRO_BATCHES = ", "MICRO_BATCHES = 1")).key == of_text(text).key
+    assert len(parsed) == 1 and parsed[0].startswith("MICRO_BATCHES = 1")
 
 
 def test_programs_without_the_constant_have_no_key():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,15 @@ def test_equal_programs_are_simulated_once_and_figures_are_kept(tmp_path: Path):
     assert (again, simulated) == (found, 1)
     [figures] = kept.values()
     assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
+
+
+def test_the_manifest_of_candidates_is_packed_once():
+    plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
+    first, second = (plan.candidate([index]).analysis for index in range(2))
+    with Simulation(directory=Path()) as evaluator:
+        packed = evaluator.pack(first.manifest)
+        assert pickle.loads(packed) == first.manifest
+        assert evaluator.pack(second.manifest) is packed
 
 
 def test_a_process_that_has_simulated_forks_no_more(tmp_path: Path):
