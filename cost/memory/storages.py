@@ -100,13 +100,15 @@ def memory(trace: Trace, *, step: int = -1, tables: bool = True) -> MemoryReport
                 peak, at, within, peak_phase = one.behind, place, 0, one.phase
     alive = _alive(trace.items, followed, at, within)
     held, named = _told(trace, alive)
-    categories: Counter[Category] = Counter()
-    for number, one_alive in sorted(alive.items(), key=lambda pair: (-pair[1].bytes, pair[0])):
-        categories[held.get(number, one_alive.made.category)] += one_alive.bytes
     live = _live(trace, alive, held, named) if tables else ()
+    categories: Counter[Category] = Counter()
     modules: Counter[str] = Counter()
     for storage in live:
+        categories[storage.category] += storage.bytes
         modules[storage.module] += storage.bytes
+    if not tables:
+        for number, kept in alive.items():
+            categories[held.get(number, kept.made.category)] += kept.bytes
     return MemoryReport(
         peak=peak,
         peak_record=seen[at].start + within,

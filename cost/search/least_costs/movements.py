@@ -69,13 +69,14 @@ def moved_of(found: Estimate, analysis: Analysis) -> list[Moved]:
     counts: Counter[_Key] = Counter()
     batches = 0
     known: dict[int, _Kernels] = {}
+    one_each = _OneEach(tokens, plan.batch.micro_batch)
     instances: Counter[tuple[int, str]] = Counter()  # below that path, by what they are of and by module
     for item in rank.trace.between(rank.span):
         of = item.segment if isinstance(item, Instance) else item
         kernels = known.get(id(of))
         if kernels is None:  # a segment is looked at once, however often it is repeated
             records = of.records if isinstance(of, Segment) else (of,)
-            kernels = known[id(of)] = _kernels_of(records, tokens, plan.batch.micro_batch)
+            kernels = known[id(of)] = _kernels_of(records, one_each)
         batches += kernels.batches
         for module in kernels.of_modules:
             if below(item.path(module) if isinstance(item, Instance) else module, above):
@@ -95,17 +96,44 @@ class _Kernels:
     batches: int
 
 
-def _kernels_of(records: Iterable[Record], tokens: int, sequences: int) -> _Kernels:
+def _kernels_of(records: Iterable[Record], one_each: _OneEach) -> _Kernels:
     found: defaultdict[str, Counter[_Key]] = defaultdict(Counter)
     batches = 0
     for record in records:
         if isinstance(record, Mark):
             batches += record.name.startswith(MICRO_BATCH)
         elif isinstance(record, Kernel) and record.phase in ("forward", "backward") and record.module:
-            work = work_of(record) if kind_of(record.op) not in COPIES else None
-            if isinstance(work, Movement) and (size := _moved_by_tokens(record, tokens, sequences)) > 0:
-                found[record.module][record.phase, work.kind, work.rate, size / tokens] += 1
+            key = one_each.key(record)
+            if key is not None:
+                found[record.module][key] += 1
     return _Kernels(found, batches)
+
+
+class _OneEach:
+    """What kernels move, of which segments that are like each other have the same.
+
+    Args:
+        tokens: of a micro batch on a rank.
+        sequences: likewise.
+    """
+
+    def __init__(self, tokens: int, sequences: int) -> None:
+        self.tokens, self.sequences = tokens, sequences
+        self._known: dict[int, _Key | None] = {}
+
+    def key(self, kernel: Kernel) -> _Key | None:
+        """What a kernel of a trace moves for a token; None where that is nothing."""
+        place = id(kernel)
+        if place not in self._known:
+            self._known[place] = self._key(kernel)
+        return self._known[place]
+
+    def _key(self, kernel: Kernel) -> _Key | None:
+        work = work_of(kernel) if kind_of(kernel.op) not in COPIES else None
+        size = _moved_by_tokens(kernel, self.tokens, self.sequences) if isinstance(work, Movement) else 0.0
+        if not isinstance(work, Movement) or size <= 0:
+            return None
+        return kernel.phase, work.kind, work.rate, size / self.tokens
 
 
 def _moved_by_tokens(kernel: Kernel, tokens: int, sequences: int) -> float:
