@@ -19,7 +19,7 @@ from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.memory.storages import MemoryReport, memory
-from legoai.cost.memory.use import MemoryUse, memory_use
+from legoai.cost.memory.use import MemoryUse, memory_use, needs_of
 from legoai.cost.pieces import PieceOf, piece_of
 from legoai.cost.pipelines.kept import kept_or_simulated
 from legoai.cost.profiles import ProfileError
@@ -356,7 +356,7 @@ def _simulate_pipeline(program: Program, plan: Plan, machine: Machine, *, say: P
             gpu=machine.device,
             cost=OpCosts(machine=machine),
             host=machine.host(),
-            measure=lambda trace: (memory(trace), memory_use(trace, machine)),
+            measure=functools.partial(needs_of, machine=machine),
         )
     ranks = tuple(
         dataclasses.replace(

@@ -21,8 +21,6 @@ _TELLING: Final[AbstractSet[type]] = {Allocate, Free, Kernel, Mark, Resize}
 """Records from which the phases of a step and its memory are told."""
 _TOLD: Final = 3
 """Rounds from which on some may be left out: the first names what was not made by one like it."""
-_COPIED: Final = 64
-"""Items behind which what is there is copied, from which it is told anywhere without following all before it."""
 
 
 class Seen(NamedTuple):
@@ -64,6 +62,7 @@ class Followed:
         self._phase: Phase = "other"
         self._active = 0
         self._copies: list[tuple[int, dict[int, int]]] = []
+        """What is there before some of them, from which it is told anywhere without following all before it."""
         items, rounds = trace.items, trace.rounds
         starts = list(itertools.accumulate(map(length, items), initial=0))
         if rounds is None or rounds.count < _TOLD:
@@ -102,6 +101,7 @@ class Followed:
         """Follow some items."""
         held, seen, active, phase = self._held, self.seen, self._active, self._phase
         self._copies.append((len(seen), dict(held)))
+        changed = 0  # since then: no more is copied than changes
         for place in places:
             item = items[place]
             kind = type(item)
@@ -122,8 +122,10 @@ class Followed:
             elif isinstance(item, Kernel):
                 phase = item.phase
             seen.append(Seen(place, starts[place], item, before, active, phase, effect, had))
-            if not len(seen) % _COPIED:
+            changed += 1 if effect is None else len(effect.blocks)
+            if changed > len(held):
                 self._copies.append((len(seen), dict(held)))
+                changed = 0
         self._active, self._phase = active, phase
 
 

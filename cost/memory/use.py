@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.memory.reserving import reserve
-from legoai.cost.memory.storages import memory
+from legoai.cost.memory.storages import MemoryReport, memory
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.trace import Trace
 
@@ -58,6 +58,13 @@ def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
         reserved=found.peak_reserved + workspace, workspace=workspace, outside=outside, capacity=capacity,
         retries=found.retries, fits=None if capacity is None else found.fits,
     )  # fmt: skip
+
+
+def needs_of(trace: Trace, machine: Machine) -> tuple[MemoryReport, MemoryUse]:
+    """Active memory and all that a rank takes, of a trace of which no more is told."""
+    found = memory(trace), memory_use(trace, machine)
+    trace.forget()
+    return found
 
 
 def _workspace(trace: Trace, machine: Machine) -> int:

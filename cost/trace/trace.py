@@ -87,6 +87,10 @@ class Trace:
             found = self._summaries[kind] = kind(self)
         return found
 
+    def forget(self) -> None:
+        """Drop what analyses found, which may be as large as the trace."""
+        self._summaries.clear()
+
     @functools.cached_property
     def _summaries(self) -> dict[type, Any]:
         return {}
