@@ -20,55 +20,18 @@ concerns another. A rank alone goes on to its end.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
 
-from legoai.cost.timing.dependencies import (
-    NEVER,
-    Meeting,
-    Node,
-    Participant,
-    StreamDependencies,
-    communicator_name,
-    pair_name,
-    stream_name,
-    unfinished,
-)
-from legoai.cost.timing.intervals import Intervals, SegmentIntervals
-from legoai.cost.timing.rank_timeline import ActionOp, ActionTime, RankTimeline, StandstillError
-from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline
+from legoai.cost.timing.meetings import Meetings
+from legoai.cost.timing.nodes import NEVER
+from legoai.cost.timing.operations import operations_of
+from legoai.cost.timing.rank import Rank
+from legoai.cost.timing.rank_timeline import ActionOp, RankTimeline, StandstillError
+from legoai.cost.timing.timeline import Cost, Host, Timed, Timeline
 from legoai.cost.trace.garbage import uncollected
-from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
-from legoai.cost.trace.numbers import FIELD, NONE
-from legoai.cost.trace.records import (
-    Allocate,
-    Categorise,
-    Collective,
-    Copy,
-    Free,
-    HostKernel,
-    HostWaitDevice,
-    HostWaitEvent,
-    HostWaitStream,
-    Kernel,
-    Mark,
-    Record,
-    Resize,
-)
-from legoai.cost.trace.segments import Instance, Item, Segment
+from legoai.cost.trace.segments import Item
 from legoai.cost.trace.trace import Trace
 from legoai.cost.trace.translation import Translation
-
-Operation: TypeAlias = Record | ActionOp
-
-_MEMORY: Final = frozenset({Allocate, Categorise, Free, Resize})
-"""Records that take no time."""
-_ON_DEVICE: Final = (Kernel, Collective, Copy)
-_BY_HOST: Final = frozenset({ActionOp, HostKernel, HostWaitDevice, HostWaitEvent, HostWaitStream})
-"""What else happens when the host comes to it; other records take effect as it passes them."""
-_NETWORK: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
-_POINT_TO_POINT: Final = ("send", "receive")
 
 
 def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host) -> Timeline:
@@ -107,26 +70,6 @@ def simulate_ranks(
     return _Simulation(ranks, None, cost, host, alone=False).run()
 
 
-class TimedRecords:
-    """The records of a segment that take time or order it.
-
-    Attributes:
-        pairs: in their order, each with its slot.
-    """
-
-    def __init__(self, segment: Segment) -> None:
-        both = zip(segment.records, segment.slots, strict=True)
-        self.pairs = tuple((record, slot) for record, slot in both if type(record) not in _MEMORY)
-
-    def named(self, *translations: Translation | None) -> list[tuple[Record, int]]:
-        """Return the pairs, the records translated to other names."""
-        found = list(self.pairs)
-        for translation in translations:
-            if translation is not None:
-                found = [(translation.record(record), slot) for record, slot in found]
-        return found
-
-
 class _Simulation:
     """Ranks that run at the same time."""
 
@@ -139,12 +82,12 @@ class _Simulation:
         *,
         alone: bool,
     ) -> None:
-        self.meetings = _Meetings(frozenset(ranks), alone=alone)
+        self.meetings = Meetings(frozenset(ranks), alone=alone)
         self.ranks = {
-            number: _Rank(number, _operations(items, translation), cost, host, self.meetings)
+            number: Rank(number, operations_of(items, translation), cost, host, self.meetings)
             for number, items in ranks.items()
         }
-        self.upcoming: list[tuple[float, int, int, _Rank]] = []
+        self.upcoming: list[tuple[float, int, int, Rank]] = []
         """When something happens first on each rank, with its number and its turn; what was said before counts not."""
 
     def run(self) -> dict[int, RankTimeline]:
@@ -160,409 +103,13 @@ class _Simulation:
             rank.advance(upcoming[0][0] if upcoming else NEVER)
             self._expect(rank)
             while concerned:
-                self._expect(concerned.pop())
+                self._expect(self.ranks[concerned.pop().number])
         stuck = [rank.stuck() for rank in self.ranks.values() if not rank.complete]
         if stuck:
             raise StandstillError("the ranks of the pipeline wait for each other: " + "; ".join(stuck))
         return {number: rank.result() for number, rank in self.ranks.items()}
 
-    def _expect(self, rank: _Rank) -> None:
+    def _expect(self, rank: Rank) -> None:
         """Note when something happens next on a rank."""
         rank.turn += 1
         heapq.heappush(self.upcoming, (rank.upcoming(), rank.number, rank.turn, rank))
-
-
-class _Meetings:
-    """What ranks do together.
-
-    Attributes:
-        ranks: those that are simulated.
-        alone: whether there is one, which waits for no other.
-        known: by what it is and how many like it were before.
-        concerned: other ranks on which the one that goes on has just let something begin or end.
-    """
-
-    def __init__(self, ranks: frozenset[int], *, alone: bool) -> None:
-        self.ranks, self.alone = ranks, alone
-        self.known: dict[tuple[object, ...], Meeting] = {}
-        self.concerned: list[_Rank] = []
-
-    def of(self, record: Collective, place: int) -> Meeting | None:
-        """Return what the record is one side of; None where no other simulated rank takes part.
-
-        Args:
-            record: of one rank.
-            place: how many like it the rank has issued before.
-        """
-        if record.kind in _POINT_TO_POINT:
-            missing = [rank for rank in record.ranks if rank not in self.ranks]
-            if missing:
-                raise ValueError(f"rank {missing[0]} sends or receives, and is not simulated")
-            need, key = 2, ("between", record.ranks, place)
-        else:
-            need = sum(rank in self.ranks for rank in record.ranks)
-            key = (record.kind, record.ranks, place)
-        if need < 2:
-            return None
-        return self.known.setdefault(key, Meeting(need))
-
-
-class _Rank(StreamDependencies):
-    """One rank: its host, its streams, its resources.
-
-    Attributes:
-        number: global rank.
-        turn: how often it was said when the next thing happens on it.
-        now: the moment up to which everything has happened.
-        latest: when the last operation of the device ended.
-        host_time: when the host has done all that it was seen to do.
-        issues: when it does the next thing; infinite while it waits, and in the end.
-        next: that thing, with the number of its collective or event.
-        waited_for: nodes for which the host waits.
-        running: the node on each resource.
-        ready: nodes that could run, in the order in which they were issued.
-        retimed: whether what runs knows when it ends, since the last time that something began or ended.
-        active: nodes that run and in which no other rank takes part.
-        idle_since: when the last of them ended.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        operations: Iterator[tuple[Operation, int]],
-        cost: Callable[[Timed], Cost],
-        host: Host,
-        meetings: _Meetings,
-    ) -> None:
-        super().__init__()
-        self.number, self.operations, self.cost, self.host, self.meetings = number, operations, cost, host, meetings
-        self.turn = 0
-        self.now = self.latest = self.host_time = self.issues = self.blocked = 0.0
-        self.next: tuple[Operation, int] | None = None
-        self.waiting = False
-        self.waited_for = 0
-        self.running: dict[Resource, Node] = {}
-        self.ready: defaultdict[Resource, list[tuple[int, Node]]] = defaultdict(list)
-        self.retimed = True
-        self.active = 0
-        self.idle_since = 0.0
-        self.idle: list[tuple[float, float]] = []
-        self.issued: defaultdict[tuple[object, ...], int] = defaultdict(int)
-        self.batch: list[Node] | None = None
-        self.intervals: list[Interval] = []
-        self.segments: list[tuple[float, SegmentIntervals]] = []
-        self.marks: list[tuple[str, float]] = []
-        self.action = -1
-        self.actions: list[tuple[str, float, float]] = []
-
-    @property
-    def complete(self) -> bool:
-        """Whether the host has issued everything, and everything is done."""
-        return (
-            self.next is None
-            and not self.waited_for
-            and all(node.done for nodes in self.last.values() for node in nodes)
-        )
-
-    def stuck(self) -> str:
-        """Return what the rank waits for, in words."""
-        alone = [
-            node
-            for meeting in self.meetings.known.values()
-            if len(meeting.sides) < meeting.need
-            for rank, node in meeting.sides
-            if rank is self
-        ]
-        names = {f"{node.record.kind} {node.record.ranks}" for node in alone if isinstance(node.record, Collective)}
-        where = self.actions[-1][0] if self.actions else "its first action"
-        return f"rank {self.number} after {where} for {', '.join(sorted(names)) or 'its own streams'}"
-
-    def result(self) -> RankTimeline:
-        """Return when everything ran."""
-        own = tuple(sorted(self.intervals, key=lambda item: (item.start, item.end)))
-        intervals = Intervals([(0.0, SegmentIntervals(own, named=True)), *self.segments])
-        ends = (at + float(segment.ends.max()) for at, segment in self.segments if segment.intervals)
-        return RankTimeline(
-            timeline=Timeline(
-                intervals=intervals,
-                marks=tuple(self.marks),
-                end=max(self.latest, self.host_time, *ends),
-                host_blocked=self.blocked,
-            ),
-            actions=tuple(ActionTime(*item) for item in self.actions if item[2] >= 0),
-            waits=tuple(self.idle),
-        )
-
-    def begin(self) -> None:
-        """Let the host begin."""
-        self._take()
-
-    def upcoming(self) -> float:
-        """Return when the next thing happens; infinite if another rank must do something first."""
-        if not self.retimed:
-            self._retime()
-        return min([self.issues, *(node.end for node in self.running.values())])
-
-    def advance(self, limit: float) -> None:
-        """Let happen what happens up to a moment, or until another rank is concerned."""
-        running, concerned = self.running, self.meetings.concerned
-        while not concerned:
-            if not self.retimed:
-                self._retime()
-            finish, first = NEVER, None
-            for resource, node in running.items():
-                if node.end < finish:
-                    finish, first = node.end, resource
-            issues = self.issues
-            if first is not None and finish <= issues:
-                if finish > limit:
-                    return
-                self.now = finish
-                self._end(first)
-            elif issues > limit or issues == NEVER:
-                return
-            else:
-                self.now = issues
-                self._issue()
-
-    def _take(self) -> None:
-        """Let the host go on to what it issues or waits for next; the rest it does on the way."""
-        for found in self.operations:
-            record, number = found
-            if isinstance(record, _ON_DEVICE):
-                self.host_time += self.host.dispatch(record)
-            elif type(record) not in _BY_HOST:
-                if isinstance(record, Mark):
-                    self._mark(record.name)
-                else:
-                    self.synchronise(record, number)
-                continue
-            self.next = found
-            self.issues = self.host_time
-            return
-        self.next = None
-        self.issues = NEVER
-
-    def _issue(self) -> None:
-        """Let the host do its next thing."""
-        assert self.next is not None
-        record, number = self.next
-        if isinstance(record, Kernel):
-            self._put(record, self.cost(record))
-        elif isinstance(record, Collective):
-            self._communicate(record, number)
-        elif isinstance(record, Copy):
-            node = self._put(record, self.cost(record))
-            if record.blocking:
-                self._block([node])
-        elif isinstance(record, ActionOp):
-            cost = Cost(seconds=record.seconds, resource="compute", model="action")
-            node = self._put(record, cost, earliest=self.host_time + record.latency)
-            self.works.update(dict.fromkeys(record.works, node))
-            self.events.update(dict.fromkeys(record.events, node))
-            self.host_time += record.host_seconds
-        elif isinstance(record, HostKernel):
-            cost = self.cost(record)
-            end = self.host_time + cost.seconds
-            self.intervals.append(Interval(record, cost, "host", self.host_time, end))
-            self.host_time = end  # so that no interval of the host ends later than it
-        elif isinstance(record, HostWaitDevice):
-            self._block(node for nodes in self.last.values() for node in nodes)
-        elif isinstance(record, HostWaitStream):
-            self._block(self.pending(stream_name(record.stream)))
-        elif isinstance(record, HostWaitEvent):
-            found = self.events.get(number)
-            self._block([found] if found is not None else [])
-        if not self.waiting:
-            self._take()
-
-    def _block(self, nodes: Iterable[Node]) -> None:
-        """Let the host wait for nodes."""
-        for node in unfinished(nodes):
-            node.blocks = True
-            self.waited_for += 1
-        if self.waited_for:
-            self.waiting, self.issues = True, NEVER
-
-    def _resume(self) -> None:
-        """Let the host go on if it waits for nothing any more."""
-        if not self.waited_for:
-            self.waiting = False
-            self.blocked += max(0.0, self.now - self.host_time)
-            self.host_time = max(self.host_time, self.now)
-            self._take()
-
-    def _mark(self, name: str) -> None:
-        self.marks.append((name, self.host_time))
-        if name.startswith(ACTION):
-            self.actions.append((name.removeprefix(ACTION), -1.0, -1.0))
-            self.action = len(self.actions) - 1
-        elif name.startswith(END_ACTION):
-            self.action = -1
-        elif name == BATCH:
-            self.batch = []
-        elif name == END_BATCH:
-            assert self.batch is not None
-            for node in self.batch:
-                self.last[node.queue] = self.batch
-            self.batch = None
-
-    def _put(self, record: Kernel | Copy | ActionOp, cost: Cost, *, earliest: float = 0.0) -> Node:
-        """Put an operation on its stream."""
-        stream = stream_name(record.stream)
-        node = self.node(record, cost, stream)
-        node.action, node.earliest = self.action, earliest
-        self.put(node, stream)
-        self.last[stream] = [node]
-        self.release(node)
-        return node
-
-    def _communicate(self, record: Collective, number: int) -> None:
-        """Put a collective or a transfer on the queue of its communicator."""
-        between = record.kind in _POINT_TO_POINT
-        queue = pair_name(record) if between and self.batch is None else communicator_name(record)
-        node = self.node(record, self.cost(record), queue)
-        node.action = self.action
-        if not self.meetings.alone:
-            alike = ("between", record.ranks) if between else (record.kind, record.ranks)
-            node.meeting = self.meetings.of(record, self.issued[alike])
-            self.issued[alike] += 1
-        self.put(node, stream_name(record.stream))
-        if self.batch is None:
-            self.last[queue] = [node]
-        else:
-            self.batch.append(node)
-        self.works[number] = node
-        self.release(node)
-
-    def release(self, node: Node) -> None:
-        """Take note that one thing has happened that a node waited for."""
-        node.waiting -= 1
-        if node.waiting:
-            return
-        meeting = node.meeting
-        if node.record is None:
-            self._complete(node)
-        elif meeting is None:
-            self._enter(node)
-        else:
-            meeting.sides.append((self, node))
-            if len(meeting.sides) == meeting.need:
-                for rank, side in meeting.sides:
-                    rank.meet(side, self)
-
-    def meet(self, node: Node, last: Participant) -> None:
-        """Let a side of what ranks do together begin, as the last of them is there."""
-        if last is not self:
-            self.now = last.now
-            self.meetings.concerned.append(self)
-        self._enter(node)
-
-    def part(self, node: Node, last: Participant) -> None:
-        """Let a side of what ranks do together be complete, as it is over on the last of them."""
-        if last is self:
-            self._complete(node)
-            return
-        self.now = last.now
-        self.meetings.concerned.append(self)
-        self._complete(node)
-        if self.waiting:
-            self._resume()
-
-    def _enter(self, node: Node) -> None:
-        """Let a node run, or wait until its resource is free."""
-        resource = node.cost.resource
-        ready = self.ready[resource]
-        if resource in self.running:
-            heapq.heappush(ready, (node.order, node))
-        elif ready:
-            self._start(heapq.heappushpop(ready, (node.order, node))[1])
-        else:
-            self._start(node)
-
-    def _start(self, node: Node) -> None:
-        """Let a node run."""
-        now = self.now
-        node.start = now
-        node.finish = node.end = now + node.cost.seconds
-        node.end = max(node.end, node.earliest)
-        if node.meeting is None:
-            if node.late and not self.active and now > self.idle_since:
-                self.idle.append((self.idle_since, now))
-            self.active += 1
-        self.running[node.cost.resource] = node
-        self.retimed = False
-
-    def _retime(self) -> None:
-        """Slow the kernel that runs beside communication, or let it run freely again."""
-        self.retimed = True
-        node = self.running.get("compute")
-        if node is None:
-            return
-        beside = [self.running[name].cost for name in _NETWORK if name in self.running]
-        factor = self.host.slowdown(node.cost, beside) if beside else 1.0
-        if factor != node.factor:
-            node.finish = self.now + max(0.0, node.finish - self.now) / node.factor * factor
-            node.end = max(node.finish, node.earliest)
-            node.factor = factor
-
-    def _end(self, resource: Resource) -> None:
-        """Let the node end that runs on a resource."""
-        node = self.running.pop(resource)
-        self.retimed = False
-        meeting = node.meeting
-        if meeting is None:
-            self.active -= 1
-            self.idle_since = self.now
-            self._complete(node)
-        else:
-            meeting.finished += 1
-            if meeting.finished == meeting.need:
-                for rank, side in meeting.sides:
-                    rank.part(side, self)
-        ready = self.ready[resource]
-        if ready and resource not in self.running:
-            self._start(heapq.heappop(ready)[1])
-        if self.waiting:
-            self._resume()
-
-    def _complete(self, node: Node) -> None:
-        """Take note that a node is complete, and release what waits for it."""
-        node.done = True
-        record, now = node.record, self.now
-        if record is not None:
-            if isinstance(record, ActionOp):
-                self.segments.append((node.start, record.intervals))
-            else:
-                self.intervals.append(Interval(record, node.cost, node.queue, node.start, now))
-                self.latest = now
-            node.late = node.meeting is not None
-            if node.action >= 0:
-                name, start, _ = self.actions[node.action]
-                self.actions[node.action] = name, (node.start if start < 0 else min(start, node.start)), now
-        if node.blocks:
-            self.waited_for -= 1
-        followers, late = node.followers, node.late
-        if followers:
-            node.followers = []
-            for follower in followers:
-                follower.late = late
-                self.release(follower)
-
-
-def _operations(items: Iterable[Item | ActionOp], translation: Translation | None) -> Iterator[tuple[Operation, int]]:
-    """Yield what takes time or orders it, with the number of its collective or event."""
-    named: dict[tuple[int, int], list[tuple[Record, int]]] = {}
-    for item in items:
-        kind = type(item)
-        if kind is Kernel:
-            yield item, NONE  # type: ignore[misc]
-        elif isinstance(item, Instance):
-            key = id(item.segment), id(item.translation)
-            if key not in named:
-                named[key] = item.segment.summary(TimedRecords).named(item.translation, translation)
-            for record, slot in named[key]:
-                yield record, NONE if slot == NONE else item.number(slot)
-        elif kind not in _MEMORY:
-            name = FIELD.get(kind)
-            yield item, NONE if name is None else getattr(item, name)
