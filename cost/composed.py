@@ -59,7 +59,7 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
     items = excerpt.between(excerpt.steps[-1])
     step = Trace(rank=excerpt.rank, world=excerpt.world, stage=0, items=items)
     try:
-        timeline = simulate(step, OpCosts(machine=machine), machine.host())
+        timeline = simulate(step, OpCosts(machine=machine), machine.host(), by_run=True)
     except ValueError:  # it waits for what the first step began
         return None
     marks = dict(timeline.marks)

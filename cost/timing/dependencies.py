@@ -96,14 +96,18 @@ class StreamDependencies(ABC):
             if not other.done:
                 other.followers.append(node)
                 node.waiting += 1
+                if other.soonest > node.soonest:
+                    node.soonest = other.soonest
 
-    def put(self, node: Node, stream: str) -> None:
+    def put(self, node: Node, stream: str, now: float) -> None:
         """Put a node at the end of its queue; it is the caller's to make it the queue's latest.
 
         Args:
             node: new.
             stream: that asks for it. The node's queue is the stream itself, or a communicator's.
+            now: when it is issued.
         """
+        node.soonest = now
         queue, waits = node.queue, self.waits[stream]
         if queue == stream:
             if waits:

@@ -5,12 +5,13 @@ operations in order, waits release when what they name is complete, and an opera
 driven by events: time jumps from one completion to the next, and only what a completion releases is looked at, where
 the paper's loop scans all queues.
 
-Four things are added. The host dispatches operations one after another and each takes it time, so that a stream of
+Five things are added. The host dispatches operations one after another and each takes it time, so that a stream of
 small kernels runs at the host's pace. A collective runs on its communicator's own queue and not on the stream that
 asked for it, as NCCL's do (:mod:`legoai.cost.timing.dependencies`). While a collective runs, computation beside it is
 slower, because the collective takes some of the multiprocessors. And what several simulated ranks do together, sends
 and receives and the collectives whose group holds more than one of them, begins when the last of them is there and is
-over for all when it is over for the last; until then it keeps its queue, and no resource.
+over for all when it is over for the last; until then it keeps its queue, and no resource. And kernels
+of which only sums are asked for pass together (:mod:`legoai.cost.timing.runs`).
 
 Each rank has few things that may happen next: an operation ends on one of its six resources, or its host issues the
 next one. The rank where something happens first goes on until something would happen earlier on another, or until it
@@ -20,33 +21,35 @@ concerns another. A rank alone goes on to its end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from legoai.cost.timing.meetings import Meetings
 from legoai.cost.timing.nodes import NEVER
-from legoai.cost.timing.operations import operations_of
+from legoai.cost.timing.operations import Operation, operations_of
 from legoai.cost.timing.rank import Rank
 from legoai.cost.timing.rank_timeline import ActionOp, RankTimeline, StandstillError
 from legoai.cost.timing.timeline import Cost, Host, Timed, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.segments import Item
 from legoai.cost.trace.trace import Trace
-from legoai.cost.trace.translation import Translation
 
 
-def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host) -> Timeline:
+def simulate(trace: Trace, cost: Callable[[Timed], Cost], host: Host, *, by_run: bool = False) -> Timeline:
     """Run the operations of a rank that stands for all: what it does with others begins when it is there.
 
     Args:
         trace: of the rank.
         cost: of an operation when nothing runs beside it.
         host: of the rank.
+        by_run: let kernels of a segment that follow each other pass as one interval, which has the record of the first
+            (:mod:`legoai.cost.timing.runs`). Marks of modules are left out.
 
     Raises:
         ValueError: the trace waits for work that it never started.
     """
     with uncollected():
-        found = _Simulation({trace.rank: trace.items}, trace.translation, cost, host, alone=True).run()
+        operations = operations_of(trace.items, trace.translation, by_run=by_run)
+        found = _Simulation({trace.rank: operations}, cost, host, alone=True).run()
     return found[trace.rank].timeline
 
 
@@ -67,7 +70,8 @@ def simulate_ranks(
         StandstillError: the ranks wait for each other.
         ValueError: a rank waits for work that it never started, or sends to one that is not there.
     """
-    return _Simulation(ranks, None, cost, host, alone=False).run()
+    operations = {rank: operations_of(items, None) for rank, items in ranks.items()}
+    return _Simulation(operations, cost, host, alone=False).run()
 
 
 class _Simulation:
@@ -75,8 +79,7 @@ class _Simulation:
 
     def __init__(
         self,
-        ranks: Mapping[int, Sequence[Item | ActionOp]],
-        translation: Translation | None,
+        ranks: Mapping[int, Iterator[tuple[Operation, int]]],
         cost: Callable[[Timed], Cost],
         host: Host,
         *,
@@ -84,8 +87,7 @@ class _Simulation:
     ) -> None:
         self.meetings = Meetings(frozenset(ranks), alone=alone)
         self.ranks = {
-            number: Rank(number, operations_of(items, translation), cost, host, self.meetings)
-            for number, items in ranks.items()
+            number: Rank(number, operations, cost, host, self.meetings) for number, operations in ranks.items()
         }
         self.upcoming: list[tuple[float, int, int, Rank]] = []
         """When something happens first on each rank, with its number and its turn; what was said before counts not."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from legoai.cost.timing.rank_timeline import ActionOp
-from legoai.cost.timing.timeline import Cost, Timed
+from legoai.cost.timing.timeline import Cost, Host, Left, Timed
 
 NEVER: Final = float("inf")
 
@@ -28,6 +28,7 @@ class Node:
         late: whether what it waited for last is something that ranks do together.
         start: when it began.
         finish: when its work is over if nothing changes; infinite until that is known.
+        soonest: it is not complete before, whatever runs beside it; beyond what has happened when it is issued.
         earliest: it does not end before, as the host puts its parts on the stream one after another.
         end: the later of the two.
         factor: how much slower than alone it runs.
@@ -35,7 +36,7 @@ class Node:
 
     __slots__ = (
         "action", "blocks", "cost", "done", "earliest", "end", "factor", "finish", "followers", "late", "meeting",
-        "order", "queue", "record", "start", "waiting",
+        "order", "queue", "record", "soonest", "start", "waiting",
     )  # fmt: skip
 
     def __init__(self, order: int, record: Timed | ActionOp | None, cost: Cost, queue: str) -> None:
@@ -48,9 +49,29 @@ class Node:
         self.waiting = 1
         self.followers: list[Node] = []
         self.done = self.blocks = self.late = False
-        self.start = self.earliest = 0.0
+        self.start = self.earliest = self.soonest = 0.0
         self.finish = self.end = NEVER
         self.factor = 1.0
+
+    def begin(self, now: float) -> None:
+        """Let it run."""
+        self.start = now
+        self.finish = self.end = now + self.cost.seconds
+        self.end = max(self.end, self.earliest)
+
+    def slow(self, now: float, host: Host, left: Left | None) -> None:
+        """Let it, a kernel, run as fast as beside collectives, from now on.
+
+        Args:
+            now: the moment.
+            host: that says how much slower.
+            left: by the collectives; None beside none.
+        """
+        factor = 1.0 if left is None else host.factor(self.cost, left)
+        if factor != self.factor:
+            self.finish = now + max(0.0, self.finish - now) / self.factor * factor
+            self.end = max(self.finish, self.earliest)
+            self.factor = factor
 
 
 class Participant(Protocol):

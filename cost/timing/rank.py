@@ -13,7 +13,8 @@ from legoai.cost.timing.meetings import POINT_TO_POINT, Meetings
 from legoai.cost.timing.nodes import NEVER, Node, Participant
 from legoai.cost.timing.operations import Operation
 from legoai.cost.timing.rank_timeline import ActionOp, ActionTime, RankTimeline
-from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline
+from legoai.cost.timing.runs import Run, RunNode, RunTimes
+from legoai.cost.timing.timeline import Cost, Host, Interval, Resource, Timed, Timeline, left_by
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import (
     Collective,
@@ -43,6 +44,8 @@ class Rank(StreamDependencies):
         host_time: when the host has done all that it was seen to do.
         issues: when it does the next thing; infinite while it waits, and in the end.
         next: that thing, with the number of its collective or event.
+        place: of a run that is next, the kernel that is.
+        times: of runs, by identity.
         waited_for: nodes for which the host waits.
         running: the node on each resource.
         ready: nodes that could run, in the order in which they were issued.
@@ -64,6 +67,8 @@ class Rank(StreamDependencies):
         self.turn = 0
         self.now = self.latest = self.host_time = self.issues = self.blocked = 0.0
         self.next: tuple[Operation, int] | None = None
+        self.place = 0
+        self.times: dict[int, RunTimes] = {}
         self.waiting = False
         self.waited_for = 0
         self.running: dict[Resource, Node] = {}
@@ -154,7 +159,10 @@ class Rank(StreamDependencies):
         """Let the host go on to what it issues or waits for next; the rest it does on the way."""
         for found in self.operations:
             record, number = found
-            if isinstance(record, _ON_DEVICE):
+            if isinstance(record, Run):
+                self.place = 0
+                self.host_time += self._times(record).issues[0]
+            elif isinstance(record, _ON_DEVICE):
                 self.host_time += self.host.dispatch(record)
             elif type(record) not in _BY_HOST:
                 if isinstance(record, Mark):
@@ -172,7 +180,10 @@ class Rank(StreamDependencies):
         """Let the host do its next thing."""
         assert self.next is not None
         record, number = self.next
-        if isinstance(record, Kernel):
+        if isinstance(record, Run):
+            if not self._put_run(record):
+                return
+        elif isinstance(record, Kernel):
             self._put(record, self.cost(record))
         elif isinstance(record, Collective):
             self._communicate(record, number)
@@ -237,10 +248,36 @@ class Rank(StreamDependencies):
         stream = stream_name(record.stream)
         node = self.node(record, cost, stream)
         node.action, node.earliest = self.action, earliest
-        self.put(node, stream)
+        self.put(node, stream, self.host_time)
+        node.soonest += cost.seconds
         self.last[stream] = [node]
         self.release(node)
         return node
+
+    def _put_run(self, run: Run) -> bool:
+        """Put kernels of a run on its stream, and return whether these are its last."""
+        times, first, stream = self._times(run), self.place, stream_name(run.stream)
+        self.order += 1
+        node = RunNode(self.order, times, first, stream)
+        node.action = self.action
+        self.put(node, stream, self.host_time)
+        end = node.until = node.last = times.together(first, node.soonest - self.host_time)
+        node.soonest += times.alone[end] - times.alone[first]
+        self.last[stream] = [node]
+        self.release(node)
+        self.place = end
+        self.host_time += times.issues[end - 1] - times.issues[first]
+        if end == len(times):
+            return True
+        self.host_time += times.issues[end] - times.issues[end - 1]
+        self.issues = self.host_time
+        return False
+
+    def _times(self, run: Run) -> RunTimes:
+        found = self.times.get(id(run))
+        if found is None:
+            found = self.times[id(run)] = RunTimes(run, self.cost, self.host)
+        return found
 
     def _communicate(self, record: Collective, number: int) -> None:
         """Put a collective or a transfer on the queue of its communicator."""
@@ -252,7 +289,8 @@ class Rank(StreamDependencies):
             alike = ("between", record.ranks) if between else (record.kind, record.ranks)
             node.meeting = self.meetings.of(record, self.issued[alike])
             self.issued[alike] += 1
-        self.put(node, stream_name(record.stream))
+        self.put(node, stream_name(record.stream), self.host_time)
+        node.soonest += node.cost.seconds
         if self.batch is None:
             self.last[queue] = [node]
         else:
@@ -298,8 +336,11 @@ class Rank(StreamDependencies):
         """Let a node run, or wait until its resource is free."""
         resource = node.cost.resource
         ready = self.ready[resource]
-        if resource in self.running:
+        running = self.running.get(resource)
+        if running is not None:
             heapq.heappush(ready, (node.order, node))
+            if isinstance(running, RunNode) and node.order < running.order:
+                running.give_way(self.now)
         elif ready:
             self._start(heapq.heappushpop(ready, (node.order, node))[1])
         else:
@@ -308,9 +349,7 @@ class Rank(StreamDependencies):
     def _start(self, node: Node) -> None:
         """Let a node run."""
         now = self.now
-        node.start = now
-        node.finish = node.end = now + node.cost.seconds
-        node.end = max(node.end, node.earliest)
+        node.begin(now)
         if node.meeting is None:
             if node.late and not self.active and now > self.idle_since:
                 self.idle.append((self.idle_since, now))
@@ -325,11 +364,7 @@ class Rank(StreamDependencies):
         if node is None:
             return
         beside = [self.running[name].cost for name in _NETWORK if name in self.running]
-        factor = self.host.slowdown(node.cost, beside) if beside else 1.0
-        if factor != node.factor:
-            node.finish = self.now + max(0.0, node.finish - self.now) / node.factor * factor
-            node.end = max(node.finish, node.earliest)
-            node.factor = factor
+        node.slow(self.now, self.host, left_by(beside) if beside else None)
 
     def _end(self, resource: Resource) -> None:
         """Let the node end that runs on a resource."""
@@ -339,7 +374,10 @@ class Rank(StreamDependencies):
         if meeting is None:
             self.active -= 1
             self.idle_since = self.now
-            self._complete(node)
+            if isinstance(node, RunNode) and node.until < node.last:
+                self._go_on(node)
+            else:
+                self._complete(node)
         else:
             meeting.finished += 1
             if meeting.finished == meeting.need:
@@ -351,6 +389,13 @@ class Rank(StreamDependencies):
         if self.waiting:
             self._resume()
 
+    def _go_on(self, node: RunNode) -> None:
+        """Let a run that gave way wait until its resource is free again."""
+        assert isinstance(node.record, Kernel)
+        self.intervals.append(Interval(node.record, node.cost_since, node.queue, node.start, self.now))
+        node.go_on()
+        self._enter(node)
+
     def _complete(self, node: Node) -> None:
         """Take note that a node is complete, and release what waits for it."""
         node.done = True
@@ -359,7 +404,8 @@ class Rank(StreamDependencies):
             if isinstance(record, ActionOp):
                 self.segments.append((node.start, record.intervals))
             else:
-                self.intervals.append(Interval(record, node.cost, node.queue, node.start, now))
+                cost = node.cost_since if isinstance(node, RunNode) else node.cost
+                self.intervals.append(Interval(record, cost, node.queue, node.start, now))
                 self.latest = now
             node.late = node.meeting is not None
             if node.action >= 0:

@@ -39,6 +39,24 @@ class Cost:
     processors: bool = True
 
 
+class Left(NamedTuple):
+    """What collectives leave to kernels that run beside them.
+
+    Attributes:
+        processors: whether they take multiprocessors.
+        memory: the share of the memory's bandwidth that is left.
+    """
+
+    processors: bool
+    memory: float
+
+
+def left_by(collectives: Sequence[Cost]) -> Left:
+    """What some collectives leave."""
+    memory = max(_LEAST_LEFT, 1 - sum(item.memory for item in collectives))
+    return Left(any(item.processors for item in collectives), memory)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """How fast operations are put on streams, and how much communication slows computation.
@@ -69,18 +87,19 @@ class Host:
         return self.dispatch_seconds if record.op.startswith("fused(") else self.python_seconds
 
     def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:
-        """The time of a kernel beside collectives over its time alone.
+        """The time of a kernel beside collectives over its time alone."""
+        return self.factor(kernel, left_by(collectives)) if collectives else 1.0
+
+    def factor(self, kernel: Cost, left: Left) -> float:
+        """The time of a kernel beside collectives, which leave so much, over its time alone.
 
         They take multiprocessors from it, if they run on any, and bandwidth of the memory, of which it has what they
         leave; what is scarcer counts.
         """
-        if not collectives:
-            return 1.0
         processors = 1.0
-        if any(item.processors for item in collectives):
+        if left.processors:
             processors = self.compute_slowdown if kernel.beside is None else kernel.beside
-        left = max(_LEAST_LEFT, 1 - sum(item.memory for item in collectives))
-        return max(1.0, processors, kernel.memory / left)
+        return max(1.0, processors, kernel.memory / left.memory)
 
 
 class Interval(NamedTuple):

@@ -1,0 +1,157 @@
+"""Runs: kernels that follow each other on a stream, which pass through a simulation as one node.
+
+Where sums over kernels are asked for and not each of them, those of one phase with nothing between them that orders
+them are a run. It takes the time that they take one by one. Each is slower beside communication by its own factor.
+Between two of them the run gives way to an operation that was issued before it and is ready since. And only kernels of
+which each is put on the stream before the one before it can be done pass as one node; where the host is behind, the run
+goes on with another.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from legoai.cost.timing.nodes import Node
+from legoai.cost.timing.timeline import Cost, Host, Left, Timed
+from legoai.cost.trace.records import Kernel
+
+_MODEL: Final = "run of kernels"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Kernels of one stream and one phase, with nothing between them that orders them."""
+
+    records: tuple[Kernel, ...]
+
+    @property
+    def stream(self) -> int:
+        """On which they are put."""
+        return self.records[0].stream
+
+
+class RunTimes:
+    """What the kernels of a run take.
+
+    Attributes:
+        records: the kernels.
+        costs: of each when nothing runs beside it.
+        issues: seconds of the host from before the first until it has put each on the stream.
+        alone: seconds of the device before each kernel and behind the last, when nothing runs beside them.
+        lead: for how long the stream must be busy when the first is put on it, so that none waits for the host.
+    """
+
+    def __init__(self, run: Run, cost: Callable[[Timed], Cost], host: Host) -> None:
+        self.records, self.host = run.records, host
+        self.costs = list(map(cost, run.records))
+        self.issues = list(itertools.accumulate(map(host.dispatch, run.records)))
+        self.alone = list(itertools.accumulate([item.seconds for item in self.costs], initial=0.0))
+        before = self.issues[0]
+        self.lead = max((issue - before - done for issue, done in zip(self.issues, self.alone, strict=False)))
+        self._beside: dict[Left, list[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def together(self, first: int, busy: float) -> int:
+        """Return the end of the kernels that pass as one node: each is there before the one before it is done.
+
+        Args:
+            first: of them, which the host puts on the stream now.
+            busy: for how long the stream is busy from now on, at least.
+        """
+        if not first and busy >= self.lead:
+            return len(self.records)
+        since = busy + self.issues[first] - self.alone[first]
+        for place in range(first + 1, len(self.records)):
+            if self.issues[place] > since + self.alone[place]:
+                return place
+        return len(self.records)
+
+    def beside(self, left: Left | None) -> list[float]:
+        """Return what :attr:`alone` is beside collectives that leave so much."""
+        if left is None:
+            return self.alone
+        found = self._beside.get(left)
+        if found is None:
+            slowed = [item.seconds * self.host.factor(item, left) for item in self.costs]
+            found = self._beside[left] = list(itertools.accumulate(slowed, initial=0.0))
+        return found
+
+    @functools.cached_property
+    def whole(self) -> Cost:
+        """The cost of all kernels."""
+        return self._cost(0, len(self.records))
+
+    def cost(self, first: int, end: int) -> Cost:
+        """Return the cost of some kernels."""
+        return self.whole if end - first == len(self.records) else self._cost(first, end)
+
+    def _cost(self, first: int, end: int) -> Cost:
+        return Cost(seconds=self.alone[end] - self.alone[first], resource="compute", model=_MODEL)
+
+
+class RunNode(Node):
+    """Kernels of a run on their way through a simulation.
+
+    Attributes:
+        times: of the run.
+        first: kernel that has not run, or runs, since the node last began.
+        until: the end of the kernels that run before it gives way.
+        last: the end of its kernels.
+        left: by the collectives that run beside it; None beside none.
+        ends: seconds before each kernel of the run and behind the last, beside these.
+        origin: the moment from which these count.
+    """
+
+    __slots__ = ("ends", "first", "last", "left", "origin", "times", "until")
+
+    def __init__(self, order: int, times: RunTimes, first: int, queue: str) -> None:
+        super().__init__(order, times.records[first], times.whole, queue)
+        self.times, self.first = times, first
+        self.until = self.last = len(times)
+        self.left: Left | None = None
+        self.ends: Sequence[float] = times.alone
+        self.origin = 0.0
+
+    def begin(self, now: float) -> None:
+        """Let it run."""
+        self.start = now
+        self.left, self.ends = None, self.times.alone
+        self.origin = now - self.ends[self.first]
+        self.end = self.origin + self.ends[self.until]
+
+    def slow(self, now: float, host: Host, left: Left | None) -> None:
+        """Let each of its kernels run as fast as beside these collectives, from now on."""
+        if left == self.left:
+            return
+        place, before, ends = self._place(now), self.ends, self.times.beside(left)
+        took = before[place + 1] - before[place]
+        share = max(0.0, before[place + 1] - (now - self.origin)) / took if took else 0.0
+        self.left, self.ends = left, ends
+        self.origin = now + share * (ends[place + 1] - ends[place]) - ends[place + 1]
+        self.end = self.origin + ends[self.until]
+
+    def give_way(self, now: float) -> None:
+        """Let it end with the kernel that runs, and go on with the next one later."""
+        self.until = self._place(now) + 1
+        self.end = self.origin + self.ends[self.until]
+
+    def go_on(self) -> None:
+        """Let it be what is left of it."""
+        self.first, self.until = self.until, self.last
+        self.record = self.times.records[self.first]
+
+    @property
+    def cost_since(self) -> Cost:
+        """The cost of the kernels that ran since it last began."""
+        return self.times.cost(self.first, self.until)
+
+    def _place(self, now: float) -> int:
+        """The kernel that runs."""
+        return bisect_right(self.ends, now - self.origin, self.first + 1, self.until) - 1
