@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from legoai.cost.kernels.work import work_of
 from legoai.cost.machine import collective_time, kernel_time
@@ -13,6 +14,8 @@ from legoai.cost.network.topology import placement
 from legoai.cost.profiles import Profile, profile
 from legoai.cost.timing.timeline import Cost, Resource, Timed
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, TensorType
+
+_KERNELS: Final = (Kernel, HostKernel)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,7 +139,7 @@ def _as_kernel(copy: Copy) -> Kernel:
 
 def _identity(record: Timed) -> object:
     """A key that is cheap, and equal only for operations that cost the same: repeated ones share what they have."""
-    if isinstance(record, Kernel | HostKernel):
+    if isinstance(record, _KERNELS):
         return (
             type(record), record.op, id(record.inputs), id(record.outputs), id(record.attributes), record.flops,
             record.bytes_read, record.bytes_written,
@@ -147,7 +150,7 @@ def _identity(record: Timed) -> object:
 
 
 def _key(record: Timed) -> object:
-    if isinstance(record, Kernel | HostKernel):
+    if isinstance(record, _KERNELS):
         attributes = tuple(sorted((name, str(value)) for name, value in record.attributes.items()))
         return (
             type(record), record.op, record.inputs, record.outputs, record.flops, record.bytes_read,

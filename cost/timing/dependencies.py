@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from legoai.cost.timing.nodes import Node
+from legoai.cost.timing.nodes import Node, stream_name
 from legoai.cost.timing.rank_timeline import ActionOp
 from legoai.cost.timing.timeline import Cost, Timed
 from legoai.cost.trace.records import Collective, RecordEvent, WaitEvent, WaitStream, WaitWork
@@ -60,21 +60,21 @@ class StreamDependencies(ABC):
         Raises:
             ValueError: the record waits for work that was never started.
         """
-        if isinstance(record, WaitStream):
-            self.waits[stream_name(record.stream)] += self.pending(stream_name(record.other))
-        elif isinstance(record, RecordEvent):
-            # The event stands for the stream's latest work and all that the stream still waits for.
-            pending = self.pending(stream_name(record.stream))
-            self.events[number] = self.join(pending) if pending else None
-        elif isinstance(record, WaitEvent):
+        if type(record) is WaitEvent:
             # An event that was never recorded is complete, as in CUDA.
             found = self.events.get(number)
             if found is not None:
                 self.waits[stream_name(record.stream)].append(found)
-        elif isinstance(record, WaitWork):
+        elif type(record) is RecordEvent:
+            # The event stands for the stream's latest work and all that the stream still waits for.
+            pending = self.pending(stream_name(record.stream))
+            self.events[number] = self.join(pending) if pending else None
+        elif type(record) is WaitWork:
             if number not in self.works:
                 raise ValueError(f"the trace waits for collective {number}, which was never started")
             self.waits[stream_name(record.stream)].append(self.works[number])
+        elif type(record) is WaitStream:
+            self.waits[stream_name(record.stream)] += self.pending(stream_name(record.other))
 
     def pending(self, queue: str) -> list[Node]:
         """Return what must be complete for all work of a queue so far to be complete."""
@@ -126,12 +126,6 @@ class StreamDependencies(ABC):
 def unfinished(nodes: Iterable[Node]) -> list[Node]:
     """Return those that are not complete, each once."""
     return list({id(item): item for item in nodes if not item.done}.values())
-
-
-@functools.cache
-def stream_name(number: int) -> str:
-    """Return the name of a stream's queue."""
-    return f"stream {number}"
 
 
 def communicator_name(record: Collective) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -59,6 +60,10 @@ class Node:
         self.finish = self.end = now + self.cost.seconds
         self.end = max(self.end, self.earliest)
 
+    def taken(self) -> Cost:
+        """What it takes, up to now, when nothing runs beside it."""
+        return self.cost
+
     def slow(self, now: float, host: Host, left: Left | None) -> None:
         """Let it, a kernel, run as fast as beside collectives, from now on.
 
@@ -105,3 +110,9 @@ class Meeting:
     need: int
     sides: list[tuple[Participant, Node]] = field(default_factory=list)
     finished: int = 0
+
+
+@functools.cache
+def stream_name(number: int) -> str:
+    """Return the name of a stream's queue."""
+    return f"stream {number}"

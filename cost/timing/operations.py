@@ -63,13 +63,14 @@ class RecordsByRun(TimedRecords):
                 kernels.clear()
 
         for record, slot in zip(segment.records, segment.slots, strict=True):
-            kind = type(record)
-            if isinstance(record, Kernel):
+            if type(record) in _MEMORY:
+                continue
+            if type(record) is Kernel:
                 first = kernels[0] if kernels else record
                 if record is anchor or record.stream != first.stream or record.phase != first.phase:
                     end_run()
                 kernels.append(record)
-            elif kind not in _MEMORY and not (isinstance(record, Mark) and not record.name.startswith(_ORDERING_MARKS)):
+            elif not (isinstance(record, Mark) and not record.name.startswith(_ORDERING_MARKS)):
                 end_run()
                 found.append((record, slot))
         end_run()

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from legoai.cost.timing.dependencies import StreamDependencies, communicator_name, pair_name, stream_name, unfinished
+from legoai.cost.timing.dependencies import StreamDependencies, communicator_name, pair_name, unfinished
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.timing.meetings import POINT_TO_POINT, Meetings
-from legoai.cost.timing.nodes import NEVER, Node, Participant
+from legoai.cost.timing.nodes import NEVER, Node, Participant, stream_name
 from legoai.cost.timing.operations import Operation
 from legoai.cost.timing.rank_timeline import ActionOp, ActionTime, RankTimeline
 from legoai.cost.timing.runs import Run, RunNode, RunTimes
@@ -27,7 +27,7 @@ from legoai.cost.trace.records import (
     Mark,
 )
 
-_ON_DEVICE: Final = (Kernel, Collective, Copy)
+_ON_DEVICE: Final = frozenset({Kernel, Collective, Copy})
 _BY_HOST: Final = frozenset({ActionOp, HostKernel, HostWaitDevice, HostWaitEvent, HostWaitStream})
 """What else happens when the host comes to it; other records take effect as it passes them."""
 _NETWORK: Final[tuple[Resource, ...]] = ("intra_host", "inter_host")
@@ -43,8 +43,7 @@ class Rank(StreamDependencies):
         latest: when the last operation of the device ended.
         host_time: when the host has done all that it was seen to do.
         issues: when it does the next thing; infinite while it waits, and in the end.
-        next: that thing, with the number of its collective or event.
-        place: of a run that is next, the kernel that is.
+        next: that thing, with the number of its collective or event, or of a run's kernel.
         times: of runs, by identity.
         waited_for: nodes for which the host waits.
         running: the node on each resource.
@@ -66,8 +65,7 @@ class Rank(StreamDependencies):
         self.number, self.operations, self.cost, self.host, self.meetings = number, operations, cost, host, meetings
         self.turn = 0
         self.now = self.latest = self.host_time = self.issues = self.blocked = 0.0
-        self.next: tuple[Operation, int] | None = None
-        self.place = 0
+        self.next: tuple[Operation | RunTimes, int] | None = None
         self.times: dict[int, RunTimes] = {}
         self.waiting = False
         self.waited_for = 0
@@ -159,13 +157,15 @@ class Rank(StreamDependencies):
         """Let the host go on to what it issues or waits for next; the rest it does on the way."""
         for found in self.operations:
             record, number = found
-            if isinstance(record, Run):
-                self.place = 0
-                self.host_time += self._times(record).issues[0]
-            elif isinstance(record, _ON_DEVICE):
-                self.host_time += self.host.dispatch(record)
+            if type(record) is Run:
+                times = self._times(record)
+                self.host_time += times.issues[0]
+                self.next, self.issues = (times, 0), self.host_time
+                return
+            elif type(record) in _ON_DEVICE:
+                self.host_time += self.host.dispatch(record)  # type: ignore[arg-type]
             elif type(record) not in _BY_HOST:
-                if isinstance(record, Mark):
+                if type(record) is Mark:
                     self._mark(record.name)
                 else:
                     self.synchronise(record, number)
@@ -180,8 +180,8 @@ class Rank(StreamDependencies):
         """Let the host do its next thing."""
         assert self.next is not None
         record, number = self.next
-        if isinstance(record, Run):
-            if not self._put_run(record):
+        if type(record) is RunTimes:
+            if not self._put_run(record, number):
                 return
         elif isinstance(record, Kernel):
             self._put(record, self.cost(record))
@@ -254,23 +254,21 @@ class Rank(StreamDependencies):
         self.release(node)
         return node
 
-    def _put_run(self, run: Run) -> bool:
-        """Put kernels of a run on its stream, and return whether these are its last."""
-        times, first, stream = self._times(run), self.place, stream_name(run.stream)
+    def _put_run(self, times: RunTimes, first: int) -> bool:
+        """Put kernels of a run on its stream, from the first that is not there, and return whether none is left."""
         self.order += 1
-        node = RunNode(self.order, times, first, stream)
-        node.action = self.action
+        node = RunNode(self.order, times, first)
+        stream, node.action = node.queue, self.action
         self.put(node, stream, self.host_time)
         end = node.until = node.last = times.together(first, node.soonest - self.host_time)
         node.soonest += times.alone[end] - times.alone[first]
         self.last[stream] = [node]
         self.release(node)
-        self.place = end
         self.host_time += times.issues[end - 1] - times.issues[first]
-        if end == len(times):
+        if end == len(times.costs):
             return True
         self.host_time += times.issues[end] - times.issues[end - 1]
-        self.issues = self.host_time
+        self.next, self.issues = (times, end), self.host_time
         return False
 
     def _times(self, run: Run) -> RunTimes:
@@ -375,7 +373,9 @@ class Rank(StreamDependencies):
             self.active -= 1
             self.idle_since = self.now
             if isinstance(node, RunNode) and node.until < node.last:
-                self._go_on(node)
+                self._note(node)
+                node.go_on()
+                self._enter(node)
             else:
                 self._complete(node)
         else:
@@ -389,28 +389,12 @@ class Rank(StreamDependencies):
         if self.waiting:
             self._resume()
 
-    def _go_on(self, node: RunNode) -> None:
-        """Let a run that gave way wait until its resource is free again."""
-        assert isinstance(node.record, Kernel)
-        self.intervals.append(Interval(node.record, node.cost_since, node.queue, node.start, self.now))
-        node.go_on()
-        self._enter(node)
-
     def _complete(self, node: Node) -> None:
         """Take note that a node is complete, and release what waits for it."""
         node.done = True
-        record, now = node.record, self.now
-        if record is not None:
-            if isinstance(record, ActionOp):
-                self.segments.append((node.start, record.intervals))
-            else:
-                cost = node.cost_since if isinstance(node, RunNode) else node.cost
-                self.intervals.append(Interval(record, cost, node.queue, node.start, now))
-                self.latest = now
+        if node.record is not None:
+            self._note(node)
             node.late = node.meeting is not None
-            if node.action >= 0:
-                name, start, _ = self.actions[node.action]
-                self.actions[node.action] = name, (node.start if start < 0 else min(start, node.start)), now
         if node.blocks:
             self.waited_for -= 1
         followers, late = node.followers, node.late
@@ -419,3 +403,15 @@ class Rank(StreamDependencies):
             for follower in followers:
                 follower.late = late
                 self.release(follower)
+
+    def _note(self, node: Node) -> None:
+        """Keep when a node ran, up to now."""
+        record, now = node.record, self.now
+        if isinstance(record, ActionOp):
+            self.segments.append((node.start, record.intervals))
+        elif record is not None:
+            self.intervals.append(Interval(record, node.taken(), node.queue, node.start, now))
+            self.latest = now
+        if node.action >= 0:
+            name, start, _ = self.actions[node.action]
+            self.actions[node.action] = name, (node.start if start < 0 else min(start, node.start)), now

@@ -42,8 +42,9 @@ class Anchor:
     """
 
     def __init__(self, segment: Segment) -> None:
-        times = Counter(map(id, segment.records))
-        once = [record for record in segment.records if isinstance(record, Kernel) and times[id(record)] == 1]
+        kernels = [record for record in segment.records if type(record) is Kernel]
+        times = Counter(map(id, kernels))
+        once = [record for record in kernels if times[id(record)] == 1]
         self.record = next((record for record in once if is_product(record.op)), once[0] if once else None)
 
 

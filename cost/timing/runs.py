@@ -9,14 +9,13 @@ goes on with another.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from legoai.cost.timing.nodes import Node
+from legoai.cost.timing.nodes import Node, stream_name
 from legoai.cost.timing.timeline import Cost, Host, Left, Timed
 from legoai.cost.trace.records import Kernel
 
@@ -29,34 +28,30 @@ class Run:
 
     records: tuple[Kernel, ...]
 
-    @property
-    def stream(self) -> int:
-        """On which they are put."""
-        return self.records[0].stream
-
 
 class RunTimes:
     """What the kernels of a run take.
 
     Attributes:
         records: the kernels.
+        queue: of their stream.
         costs: of each when nothing runs beside it.
         issues: seconds of the host from before the first until it has put each on the stream.
         alone: seconds of the device before each kernel and behind the last, when nothing runs beside them.
+        whole: the cost of all together.
         lead: for how long the stream must be busy when the first is put on it, so that none waits for the host.
     """
 
     def __init__(self, run: Run, cost: Callable[[Timed], Cost], host: Host) -> None:
         self.records, self.host = run.records, host
+        self.queue = stream_name(run.records[0].stream)
         self.costs = list(map(cost, run.records))
         self.issues = list(itertools.accumulate(map(host.dispatch, run.records)))
         self.alone = list(itertools.accumulate([item.seconds for item in self.costs], initial=0.0))
         before = self.issues[0]
         self.lead = max((issue - before - done for issue, done in zip(self.issues, self.alone, strict=False)))
+        self.whole = Cost(seconds=self.alone[-1], resource="compute", model=_MODEL)
         self._beside: dict[Left, list[float]] = {}
-
-    def __len__(self) -> int:
-        return len(self.records)
 
     def together(self, first: int, busy: float) -> int:
         """Return the end of the kernels that pass as one node: each is there before the one before it is done.
@@ -83,16 +78,10 @@ class RunTimes:
             found = self._beside[left] = list(itertools.accumulate(slowed, initial=0.0))
         return found
 
-    @functools.cached_property
-    def whole(self) -> Cost:
-        """The cost of all kernels."""
-        return self._cost(0, len(self.records))
-
     def cost(self, first: int, end: int) -> Cost:
         """Return the cost of some kernels."""
-        return self.whole if end - first == len(self.records) else self._cost(first, end)
-
-    def _cost(self, first: int, end: int) -> Cost:
+        if end - first == len(self.costs):
+            return self.whole
         return Cost(seconds=self.alone[end] - self.alone[first], resource="compute", model=_MODEL)
 
 
@@ -111,10 +100,10 @@ class RunNode(Node):
 
     __slots__ = ("ends", "first", "last", "left", "origin", "times", "until")
 
-    def __init__(self, order: int, times: RunTimes, first: int, queue: str) -> None:
-        super().__init__(order, times.records[first], times.whole, queue)
+    def __init__(self, order: int, times: RunTimes, first: int) -> None:
+        super().__init__(order, times.records[first], times.whole, times.queue)
         self.times, self.first = times, first
-        self.until = self.last = len(times)
+        self.until = self.last = len(times.costs)
         self.left: Left | None = None
         self.ends: Sequence[float] = times.alone
         self.origin = 0.0
@@ -147,9 +136,8 @@ class RunNode(Node):
         self.first, self.until = self.until, self.last
         self.record = self.times.records[self.first]
 
-    @property
-    def cost_since(self) -> Cost:
-        """The cost of the kernels that ran since it last began."""
+    def taken(self) -> Cost:
+        """What its kernels take that ran since it last began."""
         return self.times.cost(self.first, self.until)
 
     def _place(self, now: float) -> int:
