@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -24,13 +25,15 @@ class OpCosts:
 
     Attributes:
         machine: where they run.
-        known: costs that were given.
+        known: costs that were given, but for those of kernels.
+        kernels: those of kernels, which are the same on every machine with the profile.
         gap: seconds between two kernels that are queued.
         copies: bytes per second between host and device by direction, and the model that says so.
     """
 
     machine: Machine
     known: dict[object, Cost] = field(default_factory=dict)
+    kernels: dict[object, Cost] = field(default_factory=dict)
     seen: dict[object, tuple[Timed, Cost]] = field(default_factory=dict)
     """The same by the identity of what an operation has, with the operation, which keeps that alive."""
     gap: float = 0.0
@@ -39,6 +42,7 @@ class OpCosts:
     """Of the processor that computes what is in host memory; read when it is first asked for."""
 
     def __post_init__(self) -> None:
+        self.kernels = _of_kernels(self.machine.profile)
         self.gap = self.machine.constant("kernel_gap_seconds") or 0.0
         self.copies = {name: _copy_rate(self.machine, name) for name in ("host_to_device", "device_to_host")}
 
@@ -53,10 +57,10 @@ class OpCosts:
         found = self.seen.get(same)
         if found is not None:
             return found[1]
-        key = _key(record)
-        cost = self.known.get(key)
+        key, known = _key(record), self.kernels if isinstance(record, Kernel) else self.known
+        cost = known.get(key)
         if cost is None:
-            cost = self.known[key] = self._cost(record)
+            cost = known[key] = self._cost(record)
         self.seen[same] = record, cost
         return cost
 
@@ -113,6 +117,12 @@ class OpCosts:
         rate, model = self.copies[copy.direction]
         resource: Resource = "host_to_device" if copy.direction == "host_to_device" else "device_to_host"
         return Cost(seconds=self.gap + copy.bytes / rate, resource=resource, model=model)
+
+
+@functools.lru_cache(maxsize=4)
+def _of_kernels(profile: Profile) -> dict[object, Cost]:
+    """Costs of kernels that were given, by what decides them: a search asks for the same ones time and again."""
+    return {}
 
 
 def _copy_rate(machine: Machine, direction: str) -> tuple[float, str]:

@@ -92,7 +92,7 @@ class StreamDependencies(ABC):
     @staticmethod
     def follow(node: Node, before: Sequence[Node]) -> None:
         """Let a node wait for those that are not complete."""
-        for other in before if len(before) == 1 else {id(item): item for item in before}.values():
+        for other in before if len(before) == 1 else dict.fromkeys(before):
             if not other.done:
                 other.followers.append(node)
                 node.waiting += 1
@@ -125,7 +125,7 @@ class StreamDependencies(ABC):
 
 def unfinished(nodes: Iterable[Node]) -> list[Node]:
     """Return those that are not complete, each once."""
-    return list({id(item): item for item in nodes if not item.done}.values())
+    return list(dict.fromkeys(item for item in nodes if not item.done))
 
 
 def communicator_name(record: Collective) -> str:
