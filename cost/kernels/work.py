@@ -175,8 +175,7 @@ def kind_of(op: str) -> MovementKind:
 
 
 def _rate(tensors: tuple[TensorType, ...], *, tf32: bool) -> str:
-    rates = [_RATES[tensor.dtype] for tensor in tensors if tensor.dtype in _RATES]
-    rate = rates[0] if rates else "fp32"
+    rate = next((_RATES[tensor.dtype] for tensor in tensors if tensor.dtype in _RATES), "fp32")
     return "tf32" if rate == "fp32" and tf32 else rate
 
 

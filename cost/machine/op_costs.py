@@ -17,6 +17,8 @@ from legoai.cost.timing.timeline import Cost, Resource, Timed
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, TensorType
 
 _KERNELS: Final = (Kernel, HostKernel)
+_MANY: Final = 16
+"""Tensors of an operation on lists of them: to compare more takes longer than to compute what the operation costs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,11 +59,18 @@ class OpCosts:
         found = self.seen.get(same)
         if found is not None:
             return found[1]
+        if isinstance(record, _KERNELS) and len(record.inputs) + len(record.outputs) > _MANY:
+            cost = self._cost(record)
+        else:
+            cost = self._known(record)
+        self.seen[same] = record, cost
+        return cost
+
+    def _known(self, record: Timed) -> Cost:
         key, known = _key(record), self.kernels if isinstance(record, Kernel) else self.known
         cost = known.get(key)
         if cost is None:
             cost = known[key] = self._cost(record)
-        self.seen[same] = record, cost
         return cost
 
     def _cost(self, record: Timed) -> Cost:
