@@ -1,8 +1,9 @@
 """Times of candidates composed of pieces, in which equal blocks and micro batches are timed a few times only.
 
 The time of a step is that of an excerpt, in which the last spans of repeated blocks and micro batches stand for the
-others. Where a step does not settle so, nothing is composed. Memory is followed through every block and micro batch, so
-that it is to the byte that of whole simulation: the allocator's small blocks settle late, or never.
+others, and kernels that follow each other pass as one. Where a step does not settle so, nothing is composed. Memory is
+followed through every block and micro batch, so that it is to the byte that of whole simulation: the allocator's small
+blocks settle late, or never.
 """
 
 from __future__ import annotations
