@@ -116,7 +116,7 @@ class OpenPlan:
             found = self._resolve(open_answers)
         self._open = open_answers
         self._base = linted.analysis
-        self._kept = Kept()
+        self._statements, self._facts = Kept(), Kept()
         self._candidates: dict[tuple[tuple[int | None, ...], tuple[Span, ...]], Candidate] = {}
         self.refused: list[Diagnostic] = []
         """What is wrong with holes that cannot be searched."""
@@ -153,7 +153,7 @@ class OpenPlan:
         for hole, index in zip(self.holes, choices, strict=True):
             if index is not None:
                 answers[hole.span] = hole.nodes[index]
-        resolution = self._resolve(answers, self._kept)
+        resolution = self._resolve(answers, self._statements)
         mistakes = tuple(item for item in resolution.diagnostics if item.severity == "error")
         if mistakes or resolution.plan is None or resolution.unreadable:
             return Candidate(analysis=None, errors=mistakes)
@@ -161,7 +161,7 @@ class OpenPlan:
         if without:
             plan = replace(plan, require=tuple(item for item in plan.require if item.origin.span not in without))
         manifest = self._base.manifest if self._base is not None else None
-        analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base, kept=self._kept)
+        analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base, kept=self._facts)
         return Candidate(analysis=analysis, errors=tuple(errors(analysis)))
 
     def matters(self, hole: int, candidate: Candidate) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from legoai.dsl.analysis.pipeline import stage_of
-from legoai.dsl.frontend.kept import Kept, identity
+from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.dsl.frontend.paths import Assignment, Paths, assign, pattern
 from legoai.specs.directives.base import Declared, Directive, Divided, PathRule, Staged
 from legoai.specs.directives.hole import Hole
@@ -56,18 +56,13 @@ class Analysis:
         kept: Kept | None = None,
     ) -> None:
         self._plan = plan.effective
-        self.kept = kept
         self._noted: Plan | None = None
-        if kept is not None:
-            from legoai.dsl.analysis.noted import noted
-
-            self._noted = noted(self._plan, kept.note)
+        self._inputs = None if kept is None else Inputs(kept, self._read)
         self.manifest = manifest
         self.directory = directory
         self.file = file if resolution is None else resolution.file.name
         self.resolution = resolution
         self._known: dict[Hashable, Any] = {}
-        self._identities: dict[Any, Hashable] = {}
         if like is not None and manifest is not None and like.manifest is manifest:
             self.module_paths = like.module_paths
             self.module_and_parameter_paths = like.module_and_parameter_paths
@@ -75,7 +70,13 @@ class Analysis:
     @property
     def plan(self) -> Plan:
         """The plan, without statements that are idle."""
-        return self._plan if self._noted is None or self.kept is None or not self.kept.computes else self._noted
+        if self._inputs is None or not self._inputs.kept.open:
+            return self._plan
+        if self._noted is None:
+            from legoai.dsl.analysis.noted import noted
+
+            self._noted = noted(self._plan, self._inputs.kept.note)
+        return self._noted
 
     def once(self, what: Hashable, compute: Callable[[], T]) -> T:
         """What ``compute`` gives, computed once for this analysis, and for those that share what they keep.
@@ -84,17 +85,17 @@ class Analysis:
             what: is computed, from this analysis and from what belongs to `what` itself.
             compute: reads the plan through this analysis only. Nobody changes its result.
         """
+        if self._inputs is not None:
+            return self._inputs.once(what, compute)
         if what not in self._known:
-            self._known[what] = compute() if self.kept is None else self.kept.result(what, self._identity, compute)
-        found: T = self._known[what] if self.kept is None else self.kept.use(self._known[what])
+            self._known[what] = compute()
+        found: T = self._known[what]
         return found
 
-    def _identity(self, name: Any) -> Hashable:
-        if name not in self._identities:
-            from legoai.dsl.analysis.noted import read
+    def _read(self, name: Any) -> Any:
+        from legoai.dsl.analysis.noted import read
 
-            self._identities[name] = identity(read(self._plan, name))
-        return self._identities[name]
+        return read(self._plan, name)
 
     @property
     def start(self) -> Span:

@@ -14,7 +14,7 @@ from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.plan import Plan
 
-_Note = Callable[[Hashable, Any], None]
+_Note = Callable[[Hashable], None]
 _D = TypeVar("_D", bound=Directive)
 
 _FIELDS: Final = frozenset(Plan.fields_)
@@ -29,7 +29,7 @@ def _value(self: Directive, name: str) -> Any:
     """Read an attribute, and tell of it where it is a value of the statement."""
     value = object.__getattribute__(self, name)
     if name in _VALUES:
-        object.__getattribute__(self, "note")((self.keyword, name), value)
+        object.__getattribute__(self, "note")((self.keyword, name))
     return value
 
 
@@ -55,7 +55,7 @@ class _NotedPlan(Plan):
         if name in parts:
             return parts[name]
         value = object.__getattribute__(self, name)
-        object.__getattribute__(self, "note")(name, value)
+        object.__getattribute__(self, "note")(name)
         return value
 
 
@@ -64,7 +64,7 @@ def noted(plan: Plan, note: _Note) -> Plan:
 
     Args:
         plan: to read.
-        note: is told a name and a value each time: of a statement, or the names of a statement and of its option.
+        note: is told a name each time: of a statement, or the names of a statement and of its option.
     """
     parts = {"mesh": _copied(_NotedMesh, plan.mesh, note), "batch": _copied(_NotedBatch, plan.batch, note)}
     found = object.__new__(_NotedPlan)

@@ -14,14 +14,14 @@ _PLAIN: Final = (int, str, float, type(None), Record)
 
 
 class Result:
-    """What was computed, or what computing it raised, with what was read for it, in order.
+    """What was computed, or what computing it raised, with the inputs that were read for it, in order.
 
-    The values read live as long as the result, so that no other object can have their identity.
+    Each input has the number of its value (:meth:`Kept.number`).
     """
 
     __slots__ = ("error", "reads", "value")
 
-    def __init__(self, value: Any, error: Exception | None, reads: dict[Hashable, Any]) -> None:
+    def __init__(self, value: Any, error: Exception | None, reads: dict[Hashable, int]) -> None:
         self.value = value
         self.error = error
         self.reads = reads
@@ -37,6 +37,37 @@ class _Branch:
         self.next: dict[Hashable, _Branch | Result] = {}
 
 
+class Inputs(dict[Hashable, int]):
+    """The inputs of one plan: by name the number of its value, which is looked up when it is first asked for.
+
+    Args:
+        kept: results of computations on this plan and others.
+        value_of: the value of the input of a name, which stays the same.
+    """
+
+    __slots__ = ("_results", "compared", "kept", "value_of")
+
+    def __init__(self, kept: Kept, value_of: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.kept = kept
+        self.value_of = value_of
+        self.compared = 0
+        """How many of the inputs that are known to :class:`Kept` were compared with those of other plans."""
+        self._results: dict[Hashable, Result] = {}
+
+    def __missing__(self, name: Hashable) -> int:
+        number = self[name] = self.kept.number(self.value_of(name))
+        return number
+
+    def once(self, what: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, or raises, for these inputs, as :meth:`Kept.result` finds it."""
+        result = self._results.get(what)
+        if result is None:
+            result = self._results[what] = self.kept.result(what, self, compute)
+        found: T = self.kept.use(result)
+        return found
+
+
 class Kept:
     """Results of computations on plans that differ in a few values.
 
@@ -45,37 +76,55 @@ class Kept:
     later plan is led down the tree by its own values; where they end at a result, that is its own. A result may be an
     exception, as of what depends on a hole.
 
+    Most inputs have the same value in all plans, and make no branches: a plan is compared with the others in these
+    once, before it is led down the first tree. When one is seen to have another value, the trees whose results have
+    read it are planted anew, with branches for it.
+
     Results must not be changed by those who get them.
     """
 
     def __init__(self) -> None:
-        self._trees: dict[Hashable, _Branch | Result] = {}
-        self._open: list[tuple[dict[Hashable, Any], set[Result]]] = []
+        self.open: list[tuple[dict[Hashable, None], set[Result]]] = []
         """What is being computed: the inputs that were read for it, and the results."""
+        self._trees: dict[Hashable, _Branch | Result] = {}
+        self._results: dict[Hashable, list[Result]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._values: list[Any] = []
+        """By their numbers. They are held, so that no other object comes to have the identity of one."""
+        self._known: dict[Hashable, int] = {}
+        """Each input that was read for a result, with the number of its value at that time."""
+        self._varied: set[Hashable] = set()
+        """Inputs of which there is more than one value."""
 
-    @property
-    def computes(self) -> bool:
-        """Whether something is being computed, so that what is read has to be noted."""
-        return bool(self._open)
+    def number(self, value: Any) -> int:
+        """A number that the same values have, and no others, as :func:`identity` tells them apart."""
+        number = self._numbers.setdefault(identity(value), len(self._values))
+        if number == len(self._values):
+            self._values.append(value)
+        return number
 
-    def note(self, name: Hashable, value: Any) -> None:
+    def note(self, name: Hashable) -> None:
         """Note that an input was read, where something is being computed."""
-        if self._open:
-            self._open[-1][0].setdefault(name, value)
+        if self.open:
+            self.open[-1][0][name] = None
 
-    def result(self, what: Hashable, identity_of: Callable[[Any], Hashable], compute: Callable[[], Any]) -> Result:
+    def result(self, what: Hashable, inputs: Inputs, compute: Callable[[], Any]) -> Result:
         """The result of ``compute``, or of an earlier one for the same inputs; :meth:`use` gives its value.
 
         Args:
             what: is computed.
-            identity_of: :func:`identity` of the input of a name.
+            inputs: of the plan.
             compute: is called where the result is not known. It notes all that it reads.
         """
+        if inputs.compared < len(self._known):
+            self._compare(inputs)
         found = self._trees.get(what)
         while isinstance(found, _Branch):
-            found = found.next.get(identity_of(found.name))
+            found = found.next.get(inputs[found.name])
         if found is None:
-            found = self._computed(compute)
+            found = self._computed(inputs, compute)
+            self._results.setdefault(what, []).append(found)
+            self._known |= {name: number for name, number in found.reads.items() if name not in self._known}
             self._plant(what, found)
         return found
 
@@ -85,33 +134,50 @@ class Kept:
         Raises:
             Exception: what was raised in its place.
         """
-        if self._open and result not in self._open[-1][1]:
-            reads, used = self._open[-1]
-            used.add(result)
-            for name, value in result.reads.items():
-                reads.setdefault(name, value)
+        if self.open:
+            reads, used = self.open[-1]
+            if result not in used:
+                used.add(result)
+                reads.update(dict.fromkeys(result.reads))
         if result.error is not None:
             raise result.error.with_traceback(None)
         return result.value
 
-    def _computed(self, compute: Callable[[], Any]) -> Result:
-        reads: dict[Hashable, Any] = {}
-        self._open.append((reads, set()))
+    def _computed(self, inputs: Inputs, compute: Callable[[], Any]) -> Result:
+        reads: dict[Hashable, None] = {}
+        value, raised = None, None
+        self.open.append((reads, set()))
         try:
-            return Result(compute(), None, reads)
+            value = compute()
         except Exception as error:
-            return Result(None, error, reads)
+            raised = error
         finally:
-            self._open.pop()
+            self.open.pop()
+        return Result(value, raised, {name: inputs[name] for name in reads})
+
+    def _compare(self, inputs: Inputs) -> None:
+        """Make branches of the inputs in which a plan differs from those before it."""
+        for name in [*self._known][inputs.compared :]:
+            if name not in self._varied and inputs[name] != self._known[name]:
+                stale = [what for what, found in self._results.items() if any(name in one.reads for one in found)]
+                # In this order nothing is found by too few values if this is interrupted.
+                for what in stale:
+                    self._trees.pop(what, None)
+                self._varied.add(name)
+                for what in stale:
+                    for result in self._results[what]:
+                        self._plant(what, result)
+        inputs.compared = len(self._known)
 
     def _plant(self, what: Hashable, result: Result) -> None:
         table: dict[Hashable, _Branch | Result] = self._trees
         key = what
-        for name, value in result.reads.items():
-            branch = table.get(key)
-            if not isinstance(branch, _Branch) or branch.name != name:
-                branch = table[key] = _Branch(name)
-            table, key = branch.next, identity(value)
+        for name, number in result.reads.items():
+            if name in self._varied:
+                branch = table.get(key)
+                if not isinstance(branch, _Branch) or branch.name != name:
+                    branch = table[key] = _Branch(name)
+                table, key = branch.next, number
         table[key] = result
 
 

@@ -11,9 +11,8 @@ from typing import Final
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.scope import Answers, Definition, Scope
+from legoai.dsl.frontend.scope import Definition
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Arguments,
@@ -412,14 +411,8 @@ def _options_over(below: Arguments | None, above: Arguments | None) -> Arguments
     return replace(above, items=(*held, *above.items))
 
 
-def scope_of(
-    body: Iterable[AnyStatement],
-    settings: Mapping[str, str],
-    loader: Loader,
-    answers: Answers | None = None,
-    kept: Kept | None = None,
-) -> Scope:
-    """The `let` names of the statements, with the values that the command line gives them, and answers of holes."""
+def definitions_of(body: Iterable[AnyStatement], settings: Mapping[str, str], loader: Loader) -> dict[str, Definition]:
+    """The `let` names of the statements, with the values that the command line gives them."""
     definitions = {item.name.text: Definition(item, "human") for item in body if isinstance(item, Let)}
     for name, text in settings.items():
         line = f"let {name} = {text}".replace("\n", " ")  # one value, and no further statement
@@ -437,4 +430,4 @@ def scope_of(
                 )
             else:
                 definitions[name] = Definition(statement, "command line")
-    return Scope(definitions, answers, kept)
+    return definitions

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from legoai.dsl.diagnostics.cascade import without_consequences
 from legoai.dsl.diagnostics.codes import names as rules
@@ -13,9 +14,10 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.contents import with_files
-from legoai.dsl.frontend.kept import Kept, identity
+from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.dsl.frontend.layouts import layout_named, with_rules
-from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, head_of, override, read_text, scope_of
+from legoai.dsl.frontend.merge import Reads, head_of, read_text
+from legoai.dsl.frontend.merged import merged
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.rest import with_rest
 from legoai.dsl.frontend.scope import MEASURES, Answers, Scope, is_function
@@ -45,9 +47,6 @@ from legoai.specs.record import Record
 from legoai.specs.span import Origin, Span
 
 T = TypeVar("T")
-
-_UNDECIDED: Final = (rules.DuplicateStatement.code, rules.CannotExtend.code, rules.BasesDisagree.code)
-"""Diagnostics of statements of which it is not known which one is meant."""
 
 
 @dataclass(slots=True)
@@ -106,43 +105,30 @@ def resolve(
         answers: of holes, in the place of those in the text.
         kept: statements that were read before, with other answers; only for calls that are equal otherwise.
     """
-    loader = Loader(read or read_text)
-    parsed = loader.parse(text, name)
-    flat = loader.flatten(parsed, directory, ())
-    diagnostics = loader.diagnostics
-    statements = override(flat, diagnostics)
-    variants = {item.name.text: item for item in statements if isinstance(item, Variant)}
-    body: list[AnyStatement] = [item for item in statements if not isinstance(item, Variant)]
-    if variant is not None:
-        body = apply_variant(body, variants, variant, parsed, diagnostics)
-    scope = scope_of(body, settings or {}, loader, answers, kept)
-    _free_reserved(scope)
-    resolution = Resolution(parsed, loader.files, None, body, variants, scope, directory, diagnostics)
-    resolution.variant = variant
-    resolution.damaged.extend(loader.damaged)
-    resolution.unreadable.update(loader.unreadable())
-    if any(item.code in _UNDECIDED for item in diagnostics):
-        resolution.unreadable.add("")
-    plan = _Resolver(resolution, variant, directory).plan()
+    inputs = None if kept is None else Inputs(kept, lambda hole: hole if answers is None else answers.get(hole, hole))
+
+    merging = partial(merged, text, name, directory, settings=settings or {}, variant=variant, read=read or read_text)
+    found = merging() if inputs is None else inputs.once("text", merging)
+    scope = Scope(dict(found.definitions), answers, kept)
+    scope.used.update(found.reserved)
+    resolution = Resolution(
+        found.file, dict(found.files), None, list(found.statements), found.variants, scope, directory,
+        list(found.diagnostics), list(found.damaged), variant, set(found.unreadable),
+    )  # fmt: skip
+    plan = _Resolver(resolution, variant, directory, inputs).plan()
     resolution.plan = None if plan is None else with_files(plan, directory)
-    diagnostics[:] = without_consequences(diagnostics, loader.damaged)
+    resolution.diagnostics = without_consequences(resolution.diagnostics, found.damaged)
     return resolution
 
 
-def _free_reserved(scope: Scope) -> None:
-    """Let names of the language keep their meaning; the `let` that takes one is reported where it stands."""
-    if scope.names:
-        from legoai.dsl.frontend.reserved import reserved_names
-
-        for name in reserved_names().keys() & scope.names.keys():
-            del scope.names[name]
-            scope.used.add(name)
-
-
 class _Read(Record):
-    """A statement as it was read, with what it reports, the names that it uses and the holes that it has."""
+    """A statement as it was read, with what it reports, the names that it uses and the holes that it has.
 
-    directive: Directive | None
+    ``value`` is the directive, requirement, objective or line of the solver that it is; None where it is none of these,
+    or could not be read.
+    """
+
+    value: Any
     diagnostics: tuple[Diagnostic, ...]
     used: set[str]
     asked: dict[Span, tuple[Auto, list[Kind]]]
@@ -151,7 +137,9 @@ class _Read(Record):
 class _Resolver:
     """Turns the statements that took effect into the plan."""
 
-    def __init__(self, resolution: Resolution, variant: str | None, directory: Path) -> None:
+    def __init__(
+        self, resolution: Resolution, variant: str | None, directory: Path, inputs: Inputs | None = None
+    ) -> None:
         self.resolution = resolution
         self.directory = directory
         self.variant = variant
@@ -165,22 +153,20 @@ class _Resolver:
         self.objective: Objective | None = None
         self.solved: Solved | None = None
         self.unreadable = resolution.unreadable
+        self._inputs = inputs
+        self._places: dict[str, tuple[int, AnyStatement]] = {}
+        """Where the statement of a keyword stands."""
 
     def plan(self) -> Plan | None:
         self._check_first()
         for place, statement in enumerate(sorted(self.resolution.statements, key=_after_model)):
+            found = self._apply(self._read(place, statement))
             if isinstance(statement, Statement):
-                self._statement(place, statement)
-            elif isinstance(statement, Require):
-                self._require(statement)
-            elif isinstance(statement, SolvedLine):
-                line = solved.read(statement)
-                if isinstance(line, Solved):
-                    self.solved = line
-                else:
-                    self.diagnostics.append(line)
-            elif isinstance(statement, Let):
-                self._let(statement)
+                self._statement(place, statement, found)
+            elif isinstance(found, Requirement):
+                self.requirements.append(found)
+            elif isinstance(found, Solved):
+                self.solved = found
         missing = [keyword for keyword in REQUIRED if keyword not in self.found]
         self._missing([keyword for keyword in missing if keyword not in self.unreadable])
         if missing or self.name is None:
@@ -212,22 +198,14 @@ class _Resolver:
         return with_rest(mesh, cluster, self.directory)
 
     def _statement_found(self, keyword: str) -> Directive | None:
-        found = self.found.get(keyword)
-        if self.scope.kept is not None:
-            self.scope.kept.note(keyword, found)
-        return found
+        """A statement that came before; what reads it depends on all that it depends on itself."""
+        if self._inputs is not None and keyword in self._places:
+            self._read(*self._places[keyword])
+        return self.found.get(keyword)
 
     def _once(self, what: Hashable, compute: Callable[[], T]) -> T:
         """What ``compute`` gives, or gave where it read the same."""
-        kept = self.scope.kept
-        if kept is None:
-            return compute()
-        found: T = kept.use(kept.result(what, self._input, compute))
-        return found
-
-    def _input(self, name: Any) -> Hashable:
-        """What tells apart what a computation reads: the answer of a hole, or a statement that came before."""
-        return identity(self.scope.answered(name) if isinstance(name, Span) else self.found.get(name))
+        return compute() if self._inputs is None else self._inputs.once(what, compute)
 
     def _missing(self, keywords: Sequence[str]) -> None:
         if keywords:
@@ -289,20 +267,20 @@ class _Resolver:
                 self.diagnostics.append(result)
         scope.used = used | (scope.used - {statement.name.text})
 
-    def _statement(self, place: int, statement: Statement) -> None:
+    def _statement(self, place: int, statement: Statement, found: Any) -> None:
         keyword = statement.keyword.text
         if keyword == "plan":
-            self._plan_name(statement)
+            self.name = found
         elif keyword in ("minimize", "maximize"):
-            self._objective(statement)
+            self.objective = found or self.objective
         elif keyword in FAMILIES:
-            directive = self._apply(self._once(place, lambda: self._apart(statement)))
-            if directive is None:
+            if found is None:
                 self.unreadable.add(keyword)
-            elif directive.repeats_by_axis:
-                self.shards.append(directive)
+            elif found.repeats_by_axis:
+                self.shards.append(found)
             else:
-                self.found[keyword] = directive
+                self.found[keyword] = found
+                self._places[keyword] = (place, statement)
         else:
             legal = (*FAMILIES, *KEYWORDS)
             close = suggestion(keyword, legal)
@@ -318,22 +296,42 @@ class _Resolver:
                 )
             )
 
-    def _apart(self, statement: Statement) -> _Read:
+    def _read(self, place: int, statement: AnyStatement) -> _Read:
+        return self._once(place, lambda: self._apart(statement))
+
+    def _apart(self, statement: AnyStatement) -> _Read:
         """Read a statement, and leave what it reports and what it uses out of the plan's."""
         scope, before = self.scope, len(self.diagnostics)
         used, asked, scope.used, scope.asked = scope.used, scope.asked, set(), {}
-        directive = self._directive(statement, family(statement.keyword.text))
-        found = _Read(directive, tuple(self.diagnostics[before:]), scope.used, scope.asked)
+        value = self._value(statement)
+        found = _Read(value, tuple(self.diagnostics[before:]), scope.used, scope.asked)
         scope.used, scope.asked = used, asked
         del self.diagnostics[before:]
         return found
 
-    def _apply(self, read: _Read) -> Directive | None:
+    def _value(self, statement: AnyStatement) -> Any:
+        if isinstance(statement, Require):
+            return self._require(statement)
+        if isinstance(statement, SolvedLine):
+            return self._solved(statement)
+        if isinstance(statement, Let):
+            self._let(statement)
+        elif isinstance(statement, Statement):
+            keyword = statement.keyword.text
+            if keyword == "plan":
+                return self._plan_name(statement)
+            if keyword in ("minimize", "maximize"):
+                return self._objective(statement)
+            if keyword in FAMILIES:
+                return self._directive(statement, family(keyword))
+        return None
+
+    def _apply(self, read: _Read) -> Any:
         self.diagnostics.extend(read.diagnostics)
         self.scope.used |= read.used
         for span, (node, asked) in read.asked.items():
             self.scope.asked.setdefault(span, (node, []))[1].extend(asked)
-        return read.directive
+        return read.value
 
     def _directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:
         if layout_named(statement, declared) is None:
@@ -345,18 +343,24 @@ class _Resolver:
         )
         return None if full is None else self.statements.directive(full, declared, layout=place)
 
-    def _plan_name(self, statement: Statement) -> None:
+    def _solved(self, statement: SolvedLine) -> Solved | None:
+        line = solved.read(statement)
+        if isinstance(line, Solved):
+            return line
+        self.diagnostics.append(line)
+        return None
+
+    def _plan_name(self, statement: Statement) -> str:
         bare = not (statement.axes or statement.options or statement.block)
         if isinstance(statement.subject, Name) and bare:
-            self.name = statement.subject.text
-        else:
-            self.name = Path(self.resolution.file.name).stem
-            self.diagnostics.append(
-                rules.MisplacedPart.at(
-                    statement.span, "`plan` takes a name and nothing else", label="not a plain name",
-                    help=["a name is letters, digits and `_`, and begins with no digit"],
-                )
-            )  # fmt: skip
+            return statement.subject.text
+        self.diagnostics.append(
+            rules.MisplacedPart.at(
+                statement.span, "`plan` takes a name and nothing else", label="not a plain name",
+                help=["a name is letters, digits and `_`, and begins with no digit"],
+            )
+        )  # fmt: skip
+        return Path(self.resolution.file.name).stem
 
     def _metric(self, node: Name) -> str | None:
         if node.text in METRICS:
@@ -374,7 +378,7 @@ class _Resolver:
         )
         return None
 
-    def _objective(self, statement: Statement) -> None:
+    def _objective(self, statement: Statement) -> Objective | None:
         keyword = statement.keyword.text
         direction: Literal["minimize", "maximize"] = "minimize" if keyword == "minimize" else "maximize"
         if not isinstance(statement.subject, Name) or statement.axes or statement.options or statement.block:
@@ -383,20 +387,21 @@ class _Resolver:
                     statement.span, f"`{keyword}` takes one figure, such as `step_time`", label="not a figure"
                 )
             )
-            return
+            return None
         metric = self._metric(statement.subject)
-        if metric is not None:
-            self.objective = Objective(direction=direction, metric=metric, origin=Origin("human", statement.span))
+        if metric is None:
+            return None
+        return Objective(direction=direction, metric=metric, origin=Origin("human", statement.span))
 
-    def _require(self, statement: Require) -> None:
+    def _require(self, statement: Require) -> Requirement | None:
         metric = self._metric(statement.metric)
         if metric is None:
-            return
+            return None
         node, decider = self.resolution.scope.look_up(statement.bound)
         quantity = self.resolution.scope.arithmetic(node)
         if isinstance(quantity, Diagnostic):
             self.diagnostics.append(quantity)
-            return
+            return None
         value, dimension = quantity
         legal = METRICS[metric].dimensions
         if dimension == "number" and "fraction" in legal and 0 <= value <= 1:
@@ -412,15 +417,13 @@ class _Resolver:
                     help=[f"did you mean `{value:g}%`?"] if percent else [],
                 )
             )
-            return
-        self.requirements.append(
-            Requirement(
-                metric=metric,
-                comparison=statement.comparison,
-                bound=value,
-                dimension=next(item for item in legal if item == dimension),
-                origin=Origin(decider, statement.span),
-            )
+            return None
+        return Requirement(
+            metric=metric,
+            comparison=statement.comparison,
+            bound=value,
+            dimension=next(item for item in legal if item == dimension),
+            origin=Origin(decider, statement.span),
         )
 
 

@@ -66,12 +66,8 @@ class Scope:
         """The answer of a hole, if it has one, and whether it stands in no text."""
         replaced = hole.span in self._answers
         if self.kept is not None:
-            self.kept.note(hole.span, self.answered(hole.span))
+            self.kept.note(hole.span)
         return (self._answers[hole.span] if replaced else hole.answer), replaced
-
-    def answered(self, hole: Span) -> Value | Span | None:
-        """The answer in the place of that in the text; None where it leaves the hole open, and the span without one."""
-        return self._answers.get(hole, hole)
 
     @property
     def is_set(self) -> bool:

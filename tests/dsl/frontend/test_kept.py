@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from legoai.dsl.frontend.kept import Kept, identity
+from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.specs.directives.hole import Hole, Undecided
 
 NAMES = ("a", "b", "c", "d")
@@ -18,19 +18,18 @@ class Plan:
     def __init__(self, values: dict[str, object], kept: Kept | None) -> None:
         self.values = values
         self.kept = kept
+        self.inputs = None if kept is None else Inputs(kept, values.__getitem__)
         self.computed = 0
 
     def read(self, name: str) -> object:
         if self.kept is not None:
-            self.kept.note(name, self.values[name])
+            self.kept.note(name)
         return self.values[name]
 
     def once(self, number: int) -> object:
-        if self.kept is None:
+        if self.inputs is None:
             return self.compute(number)
-        return self.kept.use(
-            self.kept.result(number, lambda name: identity(self.values[name]), lambda: self.compute(number))
-        )
+        return self.inputs.once(number, lambda: self.compute(number))
 
     def compute(self, number: int) -> object:
         """A computation whose reads, and whose use of smaller ones, depend on what it has read."""
@@ -67,16 +66,31 @@ def test_kept_results_are_those_of_computing_them_anew():
     assert 0 < computed < anew / 3
 
 
+def test_an_input_counts_from_the_time_on_at_which_it_has_a_second_value():
+    """Also for a plan that is older than what is first known of the input, and for results that are older than both."""
+    kept = Kept()
+    older, other, later = (Plan(dict.fromkeys(NAMES, 0) | {"d": value}, kept) for value in (0, 1, 2))
+
+    def double(plan: Plan) -> object:
+        return plan.inputs.once("double", lambda: 2 * plan.read("d"))
+
+    def unlike(plan: Plan) -> object:
+        return plan.inputs.once("a", lambda: plan.read("a") + 1)
+
+    assert unlike(older) == 1
+    assert [double(other), double(older), double(later), double(other)] == [2, 0, 4, 2]
+    assert [unlike(plan) for plan in (other, later)] == [1, 1]
+
+
 def test_a_boolean_is_no_number_and_two_objects_are_two():
-    kept, values = Kept(), {"a": True}
-
-    def named() -> object:
-        kept.note("a", values["a"])
-        return repr(values["a"])
-
+    kept = Kept()
     for value in (True, 1, [1], [1, 2]):
-        values["a"] = value
-        assert kept.use(kept.result("text", lambda name: identity(values[name]), named)) == repr(value)
+
+        def named(value: object = value) -> object:
+            kept.note("a")
+            return repr(value)
+
+        assert Inputs(kept, {"a": value}.__getitem__).once("text", named) == repr(value)
 
 
 def test_what_was_raised_is_raised_again():
@@ -88,7 +102,7 @@ def test_what_was_raised_is_raised_again():
 
     for _ in range(2):
         with pytest.raises(Undecided, match="a hole"):
-            kept.use(kept.result("fails", lambda _: None, fails))
+            Inputs(kept, {}.__getitem__).once("fails", fails)
     assert len(calls) == 1
 
 
@@ -102,6 +116,6 @@ def test_an_interrupt_keeps_nothing():
         return "done"
 
     with pytest.raises(KeyboardInterrupt):
-        kept.result("what", lambda _: None, interrupted)
-    assert not kept.computes
-    assert kept.use(kept.result("what", lambda _: None, interrupted)) == "done"
+        Inputs(kept, {}.__getitem__).once("what", interrupted)
+    assert not kept.open
+    assert Inputs(kept, {}.__getitem__).once("what", interrupted) == "done"
