@@ -19,7 +19,7 @@ from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Node, Statement, Value, children
 from legoai.dsl.lint import Announce, Linted, errors, manifest_of
 from legoai.specs.directives import kinds
-from legoai.specs.directives.base import Declared, Directive, PathRule
+from legoai.specs.directives.base import Declared, Directive, PathRule, has_hole
 from legoai.specs.directives.batch import Batch, Stages
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.comm import Comm
@@ -116,7 +116,7 @@ class OpenPlan:
             found = self._resolve(open_answers)
         self._open = open_answers
         self._base = linted.analysis
-        self._statements, self._facts = Kept(), Kept()
+        self._statements, self._facts = Kept(varies=lambda answer: True), Kept(varies=has_hole)
         self._candidates: dict[tuple[tuple[int | None, ...], tuple[Span, ...]], Candidate] = {}
         self.refused: list[Diagnostic] = []
         """What is wrong with holes that cannot be searched."""

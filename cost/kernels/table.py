@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -18,11 +18,17 @@ class Table:
         points: base-2 logarithms of the coordinates.
         ratios: natural logarithm of measured over formula at each point.
         reach: how far, in octaves, the nearest point may be.
+        columns: the coordinates of all points, dim by dim.
     """
 
     points: tuple[tuple[float, ...], ...]
     ratios: tuple[float, ...]
     reach: float
+    columns: tuple[tuple[float, ...], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Turn the points round."""
+        object.__setattr__(self, "columns", tuple(zip(*self.points, strict=True)))
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Table:
@@ -48,10 +54,15 @@ class Table:
         Neighbours weigh ``exp(-(distance / scale)²)`` with the distance of the nearest as scale, so that a measured
         point answers with its own measurement.
         """
-        squares = [sum((a - b) ** 2 for a, b in zip(point, measured, strict=True)) for measured in self.points]
-        if not squares or min(squares) > self.reach**2:
+        if not self.points:
             return None
-        scale = max(min(squares), 1e-4)
-        weights = [math.exp(-(square - min(squares)) / scale) for square in squares]
+        squares = [0.0] * len(self.points)
+        for place, measured in zip(point, self.columns, strict=True):
+            squares = [square + (place - one) ** 2 for square, one in zip(squares, measured, strict=True)]
+        least = min(squares)
+        if least > self.reach**2:
+            return None
+        scale = max(least, 1e-4)
+        weights = [math.exp(-(square - least) / scale) for square in squares]
         total = sum(weights)
         return sum(weight * ratio for weight, ratio in zip(weights, self.ratios, strict=True)) / total

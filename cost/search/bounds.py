@@ -56,6 +56,7 @@ from legoai.cost.search.stages.costs import (
     least_problem,
     raised_problem,
 )
+from legoai.cost.search.stages.stage_times import StageTimes
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.pipeline import is_staged
@@ -87,12 +88,14 @@ class BoundsOf:
     Attributes:
         shared: what is known from candidates that were simulated.
         layers: least seconds of layers.
+        stages: least seconds of stages.
         forced: least recomputation.
     """
 
     profile: str | None = None
     shared: SharedWork = field(default_factory=SharedWork)
     layers: ModelLayers = field(init=False)
+    stages: StageTimes = field(init=False)
     forced: Forced = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
@@ -100,6 +103,7 @@ class BoundsOf:
     def __post_init__(self) -> None:
         """Layers are bounded on this machine."""
         self.layers = ModelLayers(self.machine)
+        self.stages = StageTimes(self.layers, self._again)
         self.forced = Forced(self.layers, self.room)
 
     def machine(self, analysis: Analysis) -> Machine:
@@ -164,9 +168,13 @@ class BoundsOf:
         plan, of_token = analysis.plan, self.layers.once(analysis, self.layers.of_token)
         if not of_token:
             return 0.0
-        fastest = {path: Pass(took, FACTORS * took) for path, took in of_token.items()}
         tokens = plan.batch.global_batch * plan.batch.length
-        return _added(analysis, fastest) * tokens / _ranks(analysis)
+        return self.layers.once(analysis, self._of_token) * tokens / _ranks(analysis)
+
+    def _of_token(self, analysis: Analysis) -> float:
+        """Seconds of all layers for one token, at the fastest rates."""
+        of_token = self.layers.once(analysis, self.layers.of_token)
+        return _added(analysis, {path: Pass(took, FACTORS * took) for path, took in of_token.items()})
 
     def _communicates(self, analysis: Analysis) -> float:
         """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
@@ -209,9 +217,18 @@ class BoundsOf:
         communicates = self.layers.once(analysis, self._communicates)
         if batches is None or not communicates:
             return copies
-        waits = sum(2 * one.forward + one.backward for one in self.layers.once(analysis, self.layers.waits).values())
-        hidden = waits * batches / plan.mesh.pp + idle
-        return copies + max(0.0, communicates - hidden) * collectives.slowed(analysis, self.machine(analysis))
+        hidden = self.layers.once(analysis, self._waits) * batches / plan.mesh.pp + idle
+        return copies + max(0.0, communicates - hidden) * self.layers.once(analysis, self._slowed)
+
+    def _waits(self, analysis: Analysis) -> float:
+        """Least seconds for which all layers wait for collectives in the forward, twice, and backward of a micro batch.
+
+        What is recomputed waits once more.
+        """
+        return sum(2 * one.forward + one.backward for one in self.layers.once(analysis, self.layers.waits).values())
+
+    def _slowed(self, analysis: Analysis) -> float:
+        return collectives.slowed(analysis, self.machine(analysis))
 
     def _alone(self, analysis: Analysis) -> float:
         """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
@@ -244,12 +261,11 @@ class BoundsOf:
         Raises:
             Undecided: its split is open.
         """
-        least = self.layers.once(analysis, self.layers.of_layers)
+        self.layers.once(analysis, self.layers.of_layers)  # mesh and micro batch must be decided
         block = BlockBytes()
         with contextlib.suppress(Undecided):
             block = self.layers.once(analysis, self.forced.of_block)
-        again = self.layers.once(analysis, self._again)
-        return under_any_schedule(analysis, least, again, block, functools.partial(self._besides, analysis))
+        return under_any_schedule(analysis, self.stages, block, functools.partial(self._besides, analysis))
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -269,8 +285,7 @@ class BoundsOf:
     def _pipelined(self, analysis: Analysis) -> float:
         return along_schedule(
             analysis,
-            self.layers.once(analysis, self.layers.of_layers),
-            self.layers.once(analysis, self._again),
+            self.stages,
             self.layers.once(analysis, self.forced.of_ranks),
             functools.partial(self._besides, analysis),
         )

@@ -1,4 +1,4 @@
-"""Plan that tells which of its statements are read, and of mesh and batch which of their values.
+"""Plan that tells which of its statements are read, and of mesh, batch and pipeline which of their values.
 
 Most facts depend on few statements, so that plans which differ in another one share them
 (:class:`legoai.dsl.frontend.kept.Kept`).
@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from legoai.specs.directives.base import Directive
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
+from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.plan import Plan
 
 _Note = Callable[[Hashable], None]
@@ -22,7 +23,7 @@ _EXTRA: Final = frozenset({"origins", "axes", "rules", "arguments"})
 """Values of a statement that are none of its options."""
 
 
-_VALUES: Final = _EXTRA | {item.field for item in (*Mesh.options, *Batch.options)}
+_VALUES: Final = _EXTRA | {item.field for item in (*Mesh.options, *Batch.options, *Pipeline.options)}
 
 
 def _value(self: Directive, name: str) -> Any:
@@ -43,6 +44,11 @@ class _NotedBatch(Batch):
     __getattribute__ = _value
 
 
+class _NotedPipeline(Pipeline):
+    __slots__ = ("note",)
+    __getattribute__ = _value
+
+
 class _NotedPlan(Plan):
     """A plan that tells which of its statements are read."""
 
@@ -53,6 +59,8 @@ class _NotedPlan(Plan):
             return object.__getattribute__(self, name)
         parts = object.__getattribute__(self, "parts")
         if name in parts:
+            if name == "pipeline":  # a plan may have none
+                object.__getattribute__(self, "note")(("pipeline", "keyword"))
             return parts[name]
         value = object.__getattribute__(self, name)
         object.__getattribute__(self, "note")(name)
@@ -66,7 +74,11 @@ def noted(plan: Plan, note: _Note) -> Plan:
         plan: to read.
         note: is told a name each time: of a statement, or the names of a statement and of its option.
     """
-    parts = {"mesh": _copied(_NotedMesh, plan.mesh, note), "batch": _copied(_NotedBatch, plan.batch, note)}
+    parts = {
+        "mesh": _copied(_NotedMesh, plan.mesh, note),
+        "batch": _copied(_NotedBatch, plan.batch, note),
+        "pipeline": None if plan.pipeline is None else _copied(_NotedPipeline, plan.pipeline, note),
+    }
     found = object.__new__(_NotedPlan)
     for field, setter in zip(Plan.fields_, Plan.setters_, strict=True):
         setter(found, getattr(plan, field))
@@ -76,8 +88,8 @@ def noted(plan: Plan, note: _Note) -> Plan:
 
 
 def read(plan: Plan, name: Any) -> Any:
-    """The value of the name that ``note`` was told."""
-    return getattr(getattr(plan, name[0]), name[1]) if isinstance(name, tuple) else getattr(plan, name)
+    """The value of the name that ``note`` was told; None of an option where there is no such statement."""
+    return getattr(getattr(plan, name[0]), name[1], None) if isinstance(name, tuple) else getattr(plan, name)
 
 
 def _copied(kind: type[_D], directive: Directive, note: _Note) -> _D:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.fact import Facts, fact
@@ -147,7 +147,18 @@ def stage_of(analysis: Facts, path: str) -> int | None:
         return None
     known = split_points(analysis)
     start = known.holder(path)
-    return None if start is None else sum(known.position[point] <= known.position[start] for point in points)
+    return None if start is None else stages_between(analysis, points)[known.position[start]]
+
+
+def stages_between(analysis: Facts, points: tuple[str, ...]) -> list[int]:
+    """The stages of the modules with which a stage can begin, in order, where it does so at some of them."""
+
+    def stages() -> list[int]:
+        known = split_points(analysis)
+        first = {known.position[point] for point in points}
+        return list(accumulate(int(place in first) for place in range(len(known.starts))))
+
+    return analysis.once((stages_between, points), stages)
 
 
 @fact

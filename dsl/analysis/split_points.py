@@ -30,12 +30,13 @@ class SplitPoints:
         self.position = {path: index for index, path in enumerate(self.starts)}
         lists = {item.path for item in manifest.block_lists}
         self.blocks = tuple(path for path in self.starts if path.rpartition(".")[0] in lists)
+        self._even: dict[tuple[int, float, float], tuple[int, ...]] = {}
 
     def even(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[str, ...]:
         """The split points that give every stage as many blocks as :meth:`even_counts` says."""
         return self.counted(self.even_counts(stages, embedding=embedding, loss=loss))
 
-    def even_counts(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> list[int]:
+    def even_counts(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[int, ...]:
         """The numbers of blocks that give every stage the same load, or one block more.
 
         Of equal loads the first and the last stage, which have the embedding and the output layer besides, are the last
@@ -46,6 +47,12 @@ class SplitPoints:
             embedding: what the first stage computes besides its blocks, in blocks.
             loss: what the last stage computes besides its blocks, in blocks.
         """
+        key = stages, embedding, loss
+        if key not in self._even:
+            self._even[key] = tuple(self._even_counts(stages, embedding, loss))
+        return self._even[key]
+
+    def _even_counts(self, stages: int, embedding: float, loss: float) -> list[int]:
         order = [*range(stages - 2, 0, -1), 0, stages - 1] if stages > 1 else [0]
         loads = dict.fromkeys(order, 1.0)
         loads[0] += embedding

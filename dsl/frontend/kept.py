@@ -77,13 +77,17 @@ class Kept:
     exception, as of what depends on a hole.
 
     Most inputs have the same value in all plans, and make no branches: a plan is compared with the others in these
-    once, before it is led down the first tree. When one is seen to have another value, the trees whose results have
-    read it are planted anew, with branches for it.
+    once, before it is led down the first tree. When one that was not expected to is seen to have another value, the
+    trees whose results have read it are planted anew, with branches for it.
 
     Results must not be changed by those who get them.
+
+    Args:
+        varies: whether an input is expected to have other values, by its first one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, varies: Callable[[Any], bool] = lambda value: False) -> None:
+        self.varies = varies
         self.open: list[tuple[dict[Hashable, None], set[Result]]] = []
         """What is being computed: the inputs that were read for it, and the results."""
         self._trees: dict[Hashable, _Branch | Result] = {}
@@ -124,7 +128,10 @@ class Kept:
         if found is None:
             found = self._computed(inputs, compute)
             self._results.setdefault(what, []).append(found)
-            self._known |= {name: number for name, number in found.reads.items() if name not in self._known}
+            for name in found.reads.keys() - self._known.keys():
+                if self.varies(self._values[found.reads[name]]):
+                    self._varied.add(name)
+                self._known[name] = found.reads[name]
             self._plant(what, found)
         return found
 

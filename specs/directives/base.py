@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
 
+from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.kinds import Integer, Kind, either_of
 from legoai.specs.record import Record
 from legoai.specs.span import DEFAULT, Origin, Span
@@ -263,3 +264,13 @@ def walk(value: Any) -> Iterator[Declared | PathRule[Any]]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from walk(item)
+
+
+def has_hole(value: Any) -> bool:
+    """Whether ``value``, or something inside of it, is still to be decided."""
+    if isinstance(value, Declared):
+        parts = [getattr(value, item.field) for item in value.options]
+        return has_hole(parts) or (isinstance(value, Directive) and has_hole(value.rules))
+    if isinstance(value, PathRule):
+        return has_hole(value.treatment)
+    return isinstance(value, Hole) or (isinstance(value, list | tuple) and any(map(has_hole, value)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeVar, TypeVarTuple
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.machine.cluster import Machine
@@ -37,6 +37,7 @@ from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.reads import Tokens
 
 T = TypeVar("T")
+Values = TypeVarTuple("Values")
 
 FACTORS: Final = 2
 """Products in the backward of a product: one for each factor."""
@@ -66,9 +67,15 @@ class ModelLayers:
             self._moved[key] = moved
             self.own = object()  # what was computed without it is no longer the most that is known
 
-    def once(self, analysis: Analysis, compute: Callable[[Analysis], T]) -> T:
-        """What a method that reads nothing but the plan gives, computed once for all candidates that it reads alike."""
-        return analysis.once((self.own, compute.__name__), lambda: compute(analysis))
+    def once(self, analysis: Analysis, compute: Callable[[Analysis, *Values], T], *values: *Values) -> T:
+        """What a method gives that reads nothing but the plan, computed once for all candidates that it reads alike.
+
+        Args:
+            analysis: of the plan.
+            compute: the method.
+            values: what it takes besides.
+        """
+        return analysis.once((self.own, compute.__qualname__, *values), lambda: compute(analysis, *values))
 
     def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
         held, layers = self._layers or (None, [])

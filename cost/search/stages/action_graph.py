@@ -8,7 +8,6 @@ model is split, so that a path is a lower bound of the time of every split: a li
 from __future__ import annotations
 
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,6 +93,10 @@ class ActionGraph:
             if len(self.actions) == known:
                 raise ValueError("the ranks wait for each other")
         self._last = [place for place in previous if place >= 0]
+        self._works = sorted({(action.stage, action.kind) for action in self.actions})
+        """What actions are, but for their micro batch."""
+        places_of_works = {work: place for place, work in enumerate(self._works)}
+        self._work = [places_of_works[action.stage, action.kind] for action in self.actions]
 
     def _waits_for(self, action: Action) -> list[Action]:
         """Actions of which one must be over; none where nothing but the rank's earlier ones must."""
@@ -106,14 +109,23 @@ class ActionGraph:
             return [Action(stage, "F", micro_batch)]
         return [Action(stage + 1, name, micro_batch) for name in ("B", "I")]
 
+    def time(self, seconds: Seconds) -> float:
+        """The time of a step, as :meth:`longest` gives it."""
+        took = [seconds[stage][kind] for stage, kind in self._works]
+        ends: list[float] = []
+        for work, before in zip(self._work, self._before, strict=True):
+            ends.append(took[work] + (max([ends[place] for place in before]) if before else 0.0))
+        return max(ends[place] for place in self._last)
+
     def longest(self, seconds: Seconds) -> tuple[float, tuple[Path, ...]]:
         """The time of a step, and the longest path to the end of each rank, the longest of all first."""
         ends: list[float] = []
         whence: list[int] = []
-        for action, before in zip(self.actions, self._before, strict=True):
+        took = [seconds[stage][kind] for stage, kind in self._works]
+        for work, before in zip(self._work, self._before, strict=True):
             last = max(before, key=ends.__getitem__, default=-1)
             whence.append(last)
-            ends.append((ends[last] if last >= 0 else 0.0) + seconds[action.stage][action.kind])
+            ends.append((ends[last] if last >= 0 else 0.0) + took[work])
         order = sorted(self._last, key=lambda place: -ends[place])
         return ends[order[0]], tuple(self._path(place, whence) for place in order)
 
@@ -130,6 +142,7 @@ def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[
     """What a rank holds at the moments at which no other moment has as much of everything."""
     now: Counter[int] = Counter()
     done: Counter[int] = Counter()
+    gathered = _gathered(actions, of_pass, ahead)
     found: dict[tuple[tuple[tuple[int, int], ...], frozenset[int], frozenset[int]], None] = {}
     for place, (action, following) in enumerate(zip(actions, [*actions[1:], None], strict=True)):
         if action.kind == "F":
@@ -142,21 +155,24 @@ def _most_held(actions: Sequence[Action], of_pass: int, ahead: int) -> Iterator[
         # Behind a forward that another follows, the next moment has more micro batches.
         if first or (action.kind == "F" and (following is None or following.kind != "F")):
             summed = frozenset(stage for stage, count in done.items() if count % of_pass)
-            found[tuple(sorted(now.items())), summed, frozenset(_gathered(actions, place, of_pass, ahead))] = None
+            found[tuple(sorted(now.items())), summed, gathered[place]] = None
     distinct = [Held(dict(counts), summed, gathered) for counts, summed, gathered in found]
     for one in distinct:
         if not any(other is not one and _covers(other, one) for other in distinct):
             yield one
 
 
-def _gathered(actions: Sequence[Action], place: int, of_pass: int, ahead: int) -> set[int]:
-    """The first stages of those from an action to the end of its pass."""
-    found: set[int] = set()
-    for action in itertools.islice(actions, place, None):
-        if len(found) == ahead or action.micro_batch // of_pass != actions[place].micro_batch // of_pass:
-            break
-        found.add(action.stage)
-    return found
+def _gathered(actions: Sequence[Action], of_pass: int, ahead: int) -> list[frozenset[int]]:
+    """For each action the first stages of those from it to the end of its pass."""
+    found: list[frozenset[int]] = []
+    stages, of = list[int](), -1
+    for stage, _, micro_batch in reversed(actions):
+        if micro_batch // of_pass != of:
+            stages, of = [], micro_batch // of_pass
+        if stage not in stages[:1]:
+            stages = [stage, *(one for one in stages if one != stage)][:ahead]
+        found.append(frozenset(stages))
+    return found[::-1]
 
 
 def _covers(other: Held, one: Held) -> bool:

@@ -9,9 +9,9 @@ import pytest
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.least_costs.recomputation import by_second_half
-from legoai.cost.search.stages import bounds as of_stages
 from legoai.cost.search.stages.costs import work_of_stages
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.pipeline import first_modules
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.simulated import in_a_fork
@@ -40,11 +40,11 @@ def analysed(schedule: str, treatment: str, more: str = "", *, sequences: int = 
 def halves(schedule: str, treatment: str) -> tuple[list[dict[str, float]], dict[str, float], float, float]:
     """Least seconds of the halves of each stage, those that are simulated, and the bound and the time of a step."""
     analysis, bounds = analysed(schedule, treatment), BoundsOf()
-    least, again = bounds.layers.of_layers(analysis), bounds._again(analysis)
     found = estimate(lower(analysis), analysis.plan, analysis.manifest)
     assert analysis.manifest is not None
     actions = work_of_stages(found, analysis.manifest).actions
-    said = of_stages._halves(analysis, least, again, by_second_half(analysis, again), 4)
+    stages = bounds.stages.of_stages(analysis, first_modules(analysis), 4, halves=True)
+    said = [{"I": one.of_inputs, "W": one.of_weights} for one in stages]
     return said, dict(actions), bounds(analysis).step_time, found.step_time
 
 
