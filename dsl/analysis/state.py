@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.comm import reduces_last
@@ -19,9 +19,6 @@ from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
 from legoai.specs.record import Record
-
-if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest
 
 
 class StateBytes(Record, kw_only=True):
@@ -63,7 +60,7 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
     plan, manifest = analysis.plan, analysis.manifest
     if manifest is None:
         return None
-    whole, moments = _largest_shares(analysis, manifest)
+    whole, moments = _largest_shares(analysis)
     offload, precision = plan.offload, plan.precision
     master = DTYPE_BYTES[precision.master]
     gradient = min(master, DTYPE_BYTES[precision.gradient]) if precision.gradient is not None else master
@@ -115,7 +112,7 @@ def state_of_modules(analysis: Analysis) -> dict[str, int]:
     size = DTYPE_BYTES[analysis.plan.precision.master]
     replicas = _optimizer_replicas(analysis)
     found: dict[str, float] = {}
-    for share in _shares(analysis, manifest):
+    for share in _shares(analysis):
         held = share.held * size if state.parameters else 0.0
         added = share.moments * size / replicas if state.optimizer else 0.0
         found[share.path] = found.get(share.path, 0.0) + held + added
@@ -142,6 +139,12 @@ def summed_gradients_of_modules(analysis: Analysis) -> dict[str, int]:
 
 
 @fact
+def summed_gradients(analysis: Analysis) -> int:
+    """Those of all modules together."""
+    return sum(summed_gradients_of_modules(analysis).values())
+
+
+@fact
 def unsharded_parameters_of_modules(analysis: Analysis) -> dict[str, int]:
     """A lower bound of the bytes of unsharded parameters that units keep from forward to backward, by module.
 
@@ -161,12 +164,18 @@ def unsharded_parameters_of_modules(analysis: Analysis) -> dict[str, int]:
     )
 
 
+@fact
+def unsharded_parameters(analysis: Analysis) -> int:
+    """Those of all modules together."""
+    return sum(unsharded_parameters_of_modules(analysis).values())
+
+
 def _unsharded(analysis: Analysis, size: int, counts: Callable[[str], bool]) -> dict[str, int]:
     """Bytes of unsharded parameters of some size, by module."""
     manifest = analysis.manifest
     assert manifest is not None
     found: dict[str, float] = {}
-    for share in _shares(analysis, manifest):
+    for share in _shares(analysis):
         local = analysis.plan.mesh.ep == 1 or manifest.modules[share.path].kind != "experts"
         if local and counts(share.parameter):
             found[share.path] = found.get(share.path, 0.0) + share.unsharded * size
@@ -179,10 +188,10 @@ def _optimizer_replicas(analysis: Analysis) -> int:
     return analysis.plan.mesh.dp_replicate if replicate is not None and replicate.optimizer == "sharded" else 1
 
 
-def _largest_shares(analysis: Analysis, manifest: Manifest) -> tuple[float, float]:
+def _largest_shares(analysis: Analysis) -> tuple[float, float]:
     """The mean numbers of elements of parameters, and of the optimizer's state, on the devices of one replica."""
     elements = moments = 0.0
-    for share in _shares(analysis, manifest):
+    for share in _shares(analysis):
         elements += share.held
         moments += share.moments
     return elements / analysis.plan.mesh.pp, moments / analysis.plan.mesh.pp
@@ -198,25 +207,40 @@ class _Share(NamedTuple):
     unsharded: float
 
 
-def _shares(analysis: Analysis, manifest: Manifest) -> Iterator[_Share]:
+def _shares(analysis: Analysis) -> Iterator[_Share]:
     """The share of each parameter."""
-    plan = analysis.plan
-    mesh = plan.mesh
-    tensor_parallel = shard_on_tp(analysis)
+    mesh, degree = analysis.plan.mesh, shard_ranks(analysis)
+    experts = max(degree, mesh.dp_shard * mesh.cp) if mesh.ep > 1 else degree
+    for one in _whole_shares(analysis):
+        held = one.unsharded / (experts if one.of_experts else degree)
+        yield _Share(one.path, one.parameter, held, one.moments * held, one.unsharded)
+
+
+class _Whole(NamedTuple):
+    """Mean elements of a parameter on a device before `fsdp` shards it, and numbers that are kept of each of them."""
+
+    path: str
+    parameter: str
+    of_experts: bool
+    unsharded: float
+    moments: int
+
+
+@fact
+def _whole_shares(analysis: Analysis) -> list[_Whole]:
+    manifest, tensor_parallel, found = analysis.manifest, shard_on_tp(analysis), []
+    assert manifest is not None
     if tensor_parallel is not None:
         decided(tensor_parallel)
     winners = analysis.assigned(tensor_parallel).by_path if tensor_parallel is not None else {}
     cut = {path for path, rule in winners.items() if isinstance(rule.treatment, Colwise | Rowwise | Sharded)}
     # Of the places of a tied parameter only the first counts.
     repeated = {path for group in manifest.tied_parameters for path in group[1:]}
-    degree = shard_ranks(analysis)
-    experts = max(degree, mesh.dp_shard * mesh.cp) if mesh.ep > 1 else degree
-    moments_of = _moments(analysis)
+    tp, moments_of = analysis.plan.mesh.tp, _moments(analysis)
     for path, module in manifest.modules.items():
-        sharded = experts if module.kind == "experts" else degree
         for parameter in module.parameters:
             name = module.child_path(parameter.name)
             if name not in repeated:
-                unsharded = parameter.numel / (mesh.tp if path in cut or name in cut else 1)
-                held = unsharded / sharded
-                yield _Share(path, name, held, moments_of(name) * held, unsharded)
+                unsharded = parameter.numel / (tp if path in cut or name in cut else 1)
+                found.append(_Whole(path, name, module.kind == "experts", unsharded, moments_of(name)))
+    return found

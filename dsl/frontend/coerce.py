@@ -193,7 +193,7 @@ class Reader:
         self._report(rules.UnknownOption.at(argument.span, f"{what} {takes}", label="one value too many"))
 
     def _auto(self, node: Auto, kind: kinds.Kind) -> tuple[Any, Origin]:
-        self.scope.asked.setdefault(node.span, (node, []))[1].append(kind)
+        self.scope.ask(node, (kind,))
         domain = self._domain(node, kind)
         answer, replaced = self.scope.answer(node)
         if answer is None:

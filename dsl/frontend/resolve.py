@@ -131,7 +131,7 @@ class _Read(Record):
     value: Any
     diagnostics: tuple[Diagnostic, ...]
     used: set[str]
-    asked: dict[Span, tuple[Auto, list[Kind]]]
+    asked: dict[Span, tuple[Auto, tuple[Kind, ...]]]
 
 
 class _Resolver:
@@ -329,8 +329,11 @@ class _Resolver:
     def _apply(self, read: _Read) -> Any:
         self.diagnostics.extend(read.diagnostics)
         self.scope.used |= read.used
-        for span, (node, asked) in read.asked.items():
-            self.scope.asked.setdefault(span, (node, []))[1].extend(asked)
+        if self.scope.asked.keys().isdisjoint(read.asked):
+            self.scope.asked |= read.asked
+        else:
+            for node, asked in read.asked.values():
+                self.scope.ask(node, asked)
         return read.value
 
     def _directive(self, statement: Statement, declared: type[Directive]) -> Directive | None:

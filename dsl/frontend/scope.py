@@ -57,10 +57,16 @@ class Scope:
         self.names = definitions
         self._answers: Answers = answers or {}
         self.kept = kept
-        self.asked: dict[Span, tuple[Auto, list[Kind]]] = {}
+        self.asked: dict[Span, tuple[Auto, tuple[Kind, ...]]] = {}
         """The holes that were read, by span, each with what its value must be wherever it is used."""
         self.used: set[str] = set()
         self._values: dict[str, Quantity | Diagnostic] = {}
+
+    def ask(self, hole: Auto, kinds: tuple[Kind, ...]) -> None:
+        """Note that a hole was read, and what its value must be there."""
+        if hole.span in self.asked:
+            kinds = (*self.asked[hole.span][1], *kinds)
+        self.asked[hole.span] = hole, kinds
 
     def answer(self, hole: Auto) -> tuple[Value | None, bool]:
         """The answer of a hole, if it has one, and whether it stands in no text."""

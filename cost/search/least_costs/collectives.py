@@ -7,10 +7,11 @@ between the layers of a sequential block hand on what the next layer takes, so t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from legoai.cost.kernels.work import Attention, Movement, Product
@@ -35,7 +36,7 @@ from legoai.dsl.analysis.mesh import shard_ranks, sharded_axes
 from legoai.dsl.analysis.pipeline import most_stages
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.shard import placement as placed
-from legoai.dsl.analysis.state import state_bytes, summed_gradients_of_modules
+from legoai.dsl.analysis.state import state_bytes, summed_gradients
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -122,14 +123,12 @@ def _alike(analysis: Analysis, room: float) -> list[_Alike]:
         return []
     if distributed_experts(analysis) or _is_cast(analysis):
         return []
-    units, elements = fsdp_units(analysis), elements_of_units(analysis)
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
-    freed = _freed(analysis, elements, room)
-    alike = Counter(
-        (count, _gathers(units[path], batches, staged=stages > 1, freed=path in freed))
-        for path, count in elements.items()
-    )
+    freed, alike = _freed(analysis, room), Counter[tuple[int, int]]()
+    for unit, count, paths in _units_of_rules(analysis):
+        gathers = _gathers(unit, batches, staged=stages > 1, freed=id(unit.rule) in freed)
+        alike[count, gathers] += len(paths)
     return [_Alike(number / stages, count, gathers, reductions) for (count, gathers), number in alike.items()]
 
 
@@ -137,6 +136,20 @@ def _bytes_of_parameters(analysis: Analysis) -> tuple[int, int]:
     """Bytes of an element when it is gathered, and of its gradient when it is reduced."""
     precision = analysis.plan.precision
     return DTYPE_BYTES[precision.param], DTYPE_BYTES[precision.reduce]
+
+
+@fact
+def _units_of_rules(analysis: Analysis) -> list[tuple[FsdpUnit, int, list[str]]]:
+    """The units that one rule treats alike, and that have as many elements: one of them, these, and the paths of all.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    units, found = fsdp_units(analysis), dict[tuple[int, int, int], tuple[FsdpUnit, int, list[str]]]()
+    for path, count in elements_of_units(analysis).items():
+        unit = units[path]
+        found.setdefault((id(unit.rule), id(unit.reshard), count), (unit, count, []))[2].append(path)
+    return list(found.values())
 
 
 @fact
@@ -198,19 +211,18 @@ def gathered_for_backward(analysis: Analysis) -> int:
     return DTYPE_BYTES[plan.precision.param] * min(freed, default=0)
 
 
-def _freed(analysis: Analysis, elements: Mapping[str, int], room: float) -> frozenset[str]:
-    """Units of open rules that cannot stay gathered from forward to backward, as those of one rule do together."""
-    state, units = state_bytes(analysis), fsdp_units(analysis)
-    by_rule: dict[int, list[str]] = {}
-    for path, unit in units.items():
+def _freed(analysis: Analysis, room: float) -> frozenset[int]:
+    """Identities of open rules whose units cannot stay gathered from forward to backward, as those of one rule do."""
+    state, elements = state_bytes(analysis), Counter[int]()
+    for unit, count, paths in _units_of_rules(analysis):
         if isinstance(unit.reshard, Hole):
-            by_rule.setdefault(id(unit.rule), []).append(path)
+            elements[id(unit.rule)] += count * len(paths)
     held, stages = 0 if state is None else state.parameters + state.optimizer, most_stages(analysis)
     # In the fullest stage, when its second backward begins.
-    held += sum(summed_gradients_of_modules(analysis).values()) // stages if stages > 1 else _inputs(analysis)
+    held += summed_gradients(analysis) // stages if stages > 1 else _inputs(analysis)
     size = DTYPE_BYTES[analysis.plan.precision.param] / stages
-    too_large = (paths for paths in by_rule.values() if held + size * sum(map(elements.__getitem__, paths)) > room)
-    return frozenset(path for paths in too_large for path in paths) if shard_ranks(analysis) > 1 else frozenset()
+    too_large = frozenset(rule for rule, count in elements.items() if held + size * count > room)
+    return too_large if shard_ranks(analysis) > 1 else frozenset()
 
 
 def _inputs(analysis: Analysis) -> int:
@@ -264,8 +276,10 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
         DTYPE_BYTES[plan.precision.param], DTYPE_BYTES[plan.precision.output or plan.precision.param]
     )
 
-    def seconds(kind: CollectiveKind, features: int) -> float:
-        return _seconds(machine, ranks, kind, of_feature * features)
+    @functools.cache
+    def passed(forward: CollectiveKind, backward: CollectiveKind | None, features: int) -> Pass:
+        took = (_seconds(machine, ranks, kind, of_feature * features) if kind else 0.0 for kind in (forward, backward))
+        return Pass(*took)
 
     found: dict[str, Pass] = {}
     for blocks in manifest.block_lists:
@@ -275,7 +289,7 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
             whole = next((item for item in linear if item.path in cut.take_whole), None)
             if whole is not None and in_pieces:
                 taken = int(whole.attributes["in_features"])
-                found[whole.path] = Pass(seconds("all_gather", taken), seconds("reduce_scatter", taken))
+                found[whole.path] = passed("all_gather", "reduce_scatter", taken)
             in_pieces = False
             for item in linear:
                 layout, given = cut.sum_up.get(item.path), int(item.attributes["out_features"])
@@ -283,9 +297,7 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
                     continue
                 in_pieces = isinstance(layout, Sharded)
                 found[item.path] = (
-                    Pass(seconds("reduce_scatter", given), seconds("all_gather", given))
-                    if in_pieces
-                    else Pass(seconds("all_reduce", given), 0.0)
+                    passed("reduce_scatter", "all_gather", given) if in_pieces else passed("all_reduce", None, given)
                 )
     return found
 

@@ -7,6 +7,7 @@ was seen in another candidate.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar, TypeVarTuple
@@ -111,12 +112,14 @@ class ModelLayers:
         assert manifest is not None
         mesh, batch = plan.mesh, plan.batch
         tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
-        least = {path: Pass(took * tokens, FACTORS * took * tokens) for path, took in of_token.items()}
+        # Equal layers share what is computed for one.
+        at_rate = {took: Pass(took * tokens, FACTORS * took * tokens) for took in set(of_token.values())}
+        least = {path: at_rate[took] for path, took in of_token.items()}
         layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
+        waited = functools.cache(_waited)
         for path, waits in self.once(analysis, self.waits).items():
-            took = least[path]
-            least[path] = took._replace(forward=took.forward + waits.forward, backward=took.backward + waits.backward)
+            least[path] = waited(least[path], waits)
         key = self.once(analysis, self._movement_key) if self._moved else None
         if key in self._moved:
             moved = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
@@ -161,14 +164,26 @@ class ModelLayers:
 
         known_at = [(path, shape) for path, shape in layers if not isinstance(shape, ExpertsShape)]
         of_shapes = {shape: seconds(shape) for shape in {shape for _, shape in known_at}}
+
+        @functools.cache
+        def raised(shape: LinearShape | AttentionShape, known: Pass) -> Pass | None:
+            found = of_shapes[shape]
+            if found is None:
+                return None
+            most = max(found.forward, known.forward), max(found.backward, known.backward)
+            return Pass(*most, found.of_inputs, found.of_weights)
+
         for path, shape in known_at:
             # A loss in pieces takes the output layer with it.
-            in_pieces = isinstance(shape, LinearShape) and not whole_loss and not path.startswith(lists)
-            found = None if in_pieces else of_shapes[shape]
-            if found is not None:
-                known = least[path]
-                most = max(found.forward, known.forward), max(found.backward, known.backward)
-                yield path, Pass(*most, found.of_inputs, found.of_weights)
+            if whole_loss or isinstance(shape, AttentionShape) or path.startswith(lists):
+                found = raised(shape, least[path])
+                if found is not None:
+                    yield path, found
+
+
+def _waited(took: Pass, waits: Pass) -> Pass:
+    """A layer with the seconds for which it waits."""
+    return took._replace(forward=took.forward + waits.forward, backward=took.backward + waits.backward)
 
 
 def _takes_all(analysis: Analysis, experts: str) -> bool:

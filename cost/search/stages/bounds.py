@@ -21,7 +21,7 @@ from legoai.dsl.analysis.pipeline import (
     stage_count,
     stages_of_ranks,
 )
-from legoai.dsl.analysis.state import summed_gradients_of_modules, unsharded_parameters_of_modules
+from legoai.dsl.analysis.state import summed_gradients, unsharded_parameters
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, Even, OrderFile
 
@@ -148,9 +148,9 @@ def held_between_backwards(analysis: Analysis, kept: int) -> int:
     if not is_staged(analysis) or batches is None or batches == 1:
         return 0
     stages = most_stages(analysis)
-    gradients = sum(summed_gradients_of_modules(analysis).values())
+    gradients = summed_gradients(analysis)
     try:
-        parameters = sum(unsharded_parameters_of_modules(analysis).values())
+        parameters = unsharded_parameters(analysis)
     except Undecided:
         parameters = 0
     of_stage = (gradients + parameters + kept * ranks) // stages
