@@ -200,9 +200,18 @@ def _reported(analysis: Analysis, rule: Check) -> list[Diagnostic]:
     return list(_checked(analysis, [rule]))
 
 
-def errors(analysis: Analysis) -> list[Diagnostic]:
-    """The errors of a plan that its own comments do not accept; with holes, those that hold whatever is answered."""
+def errors(analysis: Analysis, legal: Analysis | None = None) -> list[Diagnostic]:
+    """The errors of a plan that its own comments do not accept; with holes, those that hold whatever is answered.
+
+    Args:
+        analysis: of the plan.
+        legal: a plan of the same text for which this found nothing: only rules that may find something else in this
+            one are asked.
+    """
     rules = [rule for rule in checks() if rule.severity == "error"]
+    if legal is not None:
+        unlike = analysis.unlike(legal)
+        rules = [rule for rule in rules if rule in unlike]
     found = [item for rule in rules for item in analysis.once(rule, partial(_reported, analysis, rule))]
     if found and analysis.resolution is not None:
         found = suppress.split(found, analysis.resolution.files.values())[0]

@@ -117,6 +117,8 @@ class OpenPlan:
         self._open = open_answers
         self._base = linted.analysis
         self._statements, self._facts = Kept(varies=lambda answer: True), Kept(varies=has_hole)
+        self._legal: Analysis | None = None
+        """The last candidate without errors, from which the next one differs in few values."""
         self._candidates: dict[tuple[tuple[int | None, ...], tuple[Span, ...]], Candidate] = {}
         self.refused: list[Diagnostic] = []
         """What is wrong with holes that cannot be searched."""
@@ -162,7 +164,10 @@ class OpenPlan:
             plan = replace(plan, require=tuple(item for item in plan.require if item.origin.span not in without))
         manifest = self._base.manifest if self._base is not None else None
         analysis = Analysis(plan, manifest, self.directory, resolution=resolution, like=self._base, kept=self._facts)
-        return Candidate(analysis=analysis, errors=tuple(errors(analysis)))
+        found = tuple(errors(analysis, self._legal))
+        if not found:
+            self._legal = analysis
+        return Candidate(analysis=analysis, errors=found)
 
     def matters(self, hole: int, candidate: Candidate) -> bool:
         """Whether a hole stands in a candidate's plan at all: the options of a statement that is idle do not."""

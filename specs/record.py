@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 T = TypeVar("T", bound="Record")
@@ -30,7 +31,15 @@ class _RecordType(type):
         setters = tuple(getattr(made, field).__set__ for field in made.fields_)  # type: ignore[attr-defined]
         made.setters_ = setters  # type: ignore[attr-defined]
         made.by_position_ = not kw_only  # type: ignore[attr-defined]
+        made.key_ = _key_of(made.fields_)  # type: ignore[attr-defined]
         return made
+
+
+def _key_of(fields: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of a record."""
+    if len(fields) > 1:
+        return attrgetter(*fields)
+    return staticmethod(lambda record: tuple(getattr(record, field) for field in fields))
 
 
 class _DataclassFields:
@@ -62,6 +71,7 @@ class Record(metaclass=_RecordType):
     defaults_: ClassVar[dict[str, Any]] = {}
     setters_: ClassVar[tuple[Callable[[Any, Any], None], ...]] = ()
     by_position_: ClassVar[bool] = True
+    key_: ClassVar[Callable[[Any], tuple[Any, ...]]]
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
 
     def __init__(self, *values: Any, **named: Any) -> None:
@@ -88,21 +98,18 @@ class Record(metaclass=_RecordType):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
 
-    def _key(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field) for field in self.fields_)
-
     def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if type(other) is type(self) else NotImplemented
+        return self.key_(self) == self.key_(other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self.key_(self))
 
     def __repr__(self) -> str:
         values = ", ".join(f"{field}={getattr(self, field)!r}" for field in self.fields_)
         return f"{type(self).__name__}({values})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._key())
+        return _rebuild, (type(self), self.key_(self))
 
 
 def _rebuild(kind: type[T], values: tuple[Any, ...]) -> T:

@@ -28,11 +28,10 @@ that is read when that of a block's feed-forward module does.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.search.forced import Forced
@@ -76,6 +75,31 @@ class Bounds:
 
     step_time: float = 0.0
     memory: float = 0.0
+
+
+class Besides(NamedTuple):
+    """Least seconds of a step in which a mean rank's layers wait for parameters and gradients of units.
+
+    Attributes:
+        copies: in which these are copied.
+        communicates: in which they are gathered and reduced.
+        hidden: of these, in which the rank waits for other collectives.
+        slowed: how much longer layers take beside these, as a share of that time.
+    """
+
+    copies: float
+    communicates: float = 0.0
+    hidden: float = 0.0
+    slowed: float = 0.0
+
+    def seconds(self, idle: float = 0.0) -> float:
+        """Those by which all this delays the layers.
+
+        Collectives slow what computes beside them, but for what is hidden where nothing does: behind waits for
+        collectives of layers, and in seconds for which the rank is idle at least. In longer ones no more would be
+        hidden than they take.
+        """
+        return self.copies + max(0.0, self.communicates - (self.hidden + idle)) * self.slowed
 
 
 @dataclass(slots=True)
@@ -205,20 +229,15 @@ class BoundsOf:
             self.layers.once(analysis, self.forced.of_micro_batch),
         )
 
-    def _besides(self, analysis: Analysis, idle: float = 0.0) -> float:
-        """Least seconds of a step by which gathering parameters, and reducing gradients, delay a mean rank's layers.
-
-        Their collectives slow what computes beside them, but for what is hidden where nothing does: behind waits for
-        collectives of layers, and in seconds for which the rank is idle at least. In longer ones no more would be
-        hidden than they take.
-        """
+    def _besides(self, analysis: Analysis) -> Besides:
+        """What gathering parameters and reducing gradients takes beside a mean rank's layers, at least."""
         plan, batches = analysis.plan, micro_batches(analysis.plan)
         copies = self.layers.once(analysis, self._copies)
         communicates = self.layers.once(analysis, self._communicates)
         if batches is None or not communicates:
-            return copies
-        hidden = self.layers.once(analysis, self._waits) * batches / plan.mesh.pp + idle
-        return copies + max(0.0, communicates - hidden) * self.layers.once(analysis, self._slowed)
+            return Besides(copies)
+        hidden = self.layers.once(analysis, self._waits) * batches / plan.mesh.pp
+        return Besides(copies, communicates, hidden, self.layers.once(analysis, self._slowed))
 
     def _waits(self, analysis: Analysis) -> float:
         """Least seconds for which all layers wait for collectives in the forward, twice, and backward of a micro batch.
@@ -236,7 +255,7 @@ class BoundsOf:
         if batches is None:
             return 0.0
         computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
-        everything = computes * batches / analysis.plan.mesh.pp + self._besides(analysis)
+        everything = computes * batches / analysis.plan.mesh.pp + self._besides(analysis).seconds()
         return max(self.layers.once(analysis, self._communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
@@ -246,7 +265,7 @@ class BoundsOf:
         if not everything:
             return 0.0
         learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
-        everything = max(everything, learnt + self._besides(analysis) if learnt else 0.0)
+        everything = max(everything, learnt + self._besides(analysis).seconds() if learnt else 0.0)
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
@@ -265,7 +284,7 @@ class BoundsOf:
         block = BlockBytes()
         with contextlib.suppress(Undecided):
             block = self.layers.once(analysis, self.forced.of_block)
-        return under_any_schedule(analysis, self.stages, block, functools.partial(self._besides, analysis))
+        return under_any_schedule(analysis, self.stages, block, self._besides(analysis).seconds)
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -287,7 +306,7 @@ class BoundsOf:
             analysis,
             self.stages,
             self.layers.once(analysis, self.forced.of_ranks),
-            functools.partial(self._besides, analysis),
+            self._besides(analysis).seconds,
         )
 
     def _learnt_pipeline(self, analysis: Analysis) -> float:
@@ -358,7 +377,7 @@ class BoundsOf:
         """
         if not is_staged(analysis):
             computes = self.shared.whatever_recomputes(analysis, self.layers.once(opened, self.forced.of_micro_batch))
-            return computes + self._besides(opened) if computes else 0.0
+            return computes + self._besides(opened).seconds() if computes else 0.0
         known = work.least and analysis.plan.compile is None
         problem = self.stage_problem(analysis, recomputes=False) if known else None
         if problem is None:

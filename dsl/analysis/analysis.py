@@ -7,7 +7,7 @@ Facts about one family of directives stand in the module of that family, each a 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,7 +57,11 @@ class Analysis:
     ) -> None:
         self._plan = plan.effective
         self._noted: Plan | None = None
-        self._inputs = None if kept is None else Inputs(kept, self._read)
+        self._inputs: Inputs | None = None
+        if kept is not None:
+            from legoai.dsl.analysis.noted import read
+
+            self._inputs = Inputs(kept, partial(read, self._plan))
         self.manifest = manifest
         self.directory = directory
         self.file = file if resolution is None else resolution.file.name
@@ -92,10 +96,13 @@ class Analysis:
         found: T = self._known[what]
         return found
 
-    def _read(self, name: Any) -> Any:
-        from legoai.dsl.analysis.noted import read
+    def unlike(self, other: Analysis) -> set[Hashable]:
+        """What may have another result than for another plan, of all that was computed for that one.
 
-        return read(self._plan, name)
+        Both must share what they keep.
+        """
+        assert self._inputs is not None and other._inputs is not None
+        return self._inputs.unlike(other._inputs)
 
     @property
     def start(self) -> Span:

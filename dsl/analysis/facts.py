@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.analysis import is_open, parts_of
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix
@@ -13,6 +14,9 @@ from legoai.specs.directives.hole import Undecided
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
     from legoai.specs.models.manifest import Manifest
+
+_MOST_PATHS: Final = 2**14
+"""Paths whose holders are kept: more than a model has modules and parameters."""
 
 
 def written(declared: Declared, field: str) -> bool:
@@ -53,11 +57,14 @@ def below(path: str, above: str) -> bool:
     return path != above and (above == "" or path.startswith(f"{above}."))
 
 
-def holders(path: str) -> Iterator[str]:
+@lru_cache(maxsize=_MOST_PATHS)
+def holders(path: str) -> tuple[str, ...]:
     """The modules that hold ``path``, innermost first, the model itself last."""
+    found = []
     while path:
         path = path.rpartition(".")[0]
-        yield path
+        found.append(path)
+    return tuple(found)
 
 
 def grouped(paths: Iterable[tuple[str, PathRule[Any]]]) -> Iterator[tuple[PathRule[Any], list[str]]]:

@@ -19,34 +19,39 @@ _Note = Callable[[Hashable], None]
 _D = TypeVar("_D", bound=Directive)
 
 _FIELDS: Final = frozenset(Plan.fields_)
-_EXTRA: Final = frozenset({"origins", "axes", "rules", "arguments"})
+_EXTRA: Final = ("origins", "axes", "rules", "arguments")
 """Values of a statement that are none of its options."""
 
 
-_VALUES: Final = _EXTRA | {item.field for item in (*Mesh.options, *Batch.options, *Pipeline.options)}
+def _telling(kind: type[Directive]) -> Callable[[Directive, str], Any]:
+    """Reads an attribute of a statement, and tells of it where it is one of its values."""
+    names = {field: (kind.keyword, field) for field in (*_EXTRA, *(item.field for item in kind.options))}
 
+    def told(self: Directive, name: str) -> Any:
+        if name in names:
+            object.__getattribute__(self, "note")(names[name])
+        return object.__getattribute__(self, name)
 
-def _value(self: Directive, name: str) -> Any:
-    """Read an attribute, and tell of it where it is a value of the statement."""
-    value = object.__getattribute__(self, name)
-    if name in _VALUES:
-        object.__getattribute__(self, "note")((self.keyword, name))
-    return value
+    return told
 
 
 class _NotedMesh(Mesh):
     __slots__ = ("note",)
-    __getattribute__ = _value
+    __getattribute__ = _telling(Mesh)
 
 
 class _NotedBatch(Batch):
     __slots__ = ("note",)
-    __getattribute__ = _value
+    __getattribute__ = _telling(Batch)
 
 
 class _NotedPipeline(Pipeline):
     __slots__ = ("note",)
-    __getattribute__ = _value
+    __getattribute__ = _telling(Pipeline)
+
+
+_HAS_PIPELINE: Final = ("pipeline", "keyword")
+"""Name of whether a plan has a pipeline."""
 
 
 class _NotedPlan(Plan):
@@ -59,8 +64,8 @@ class _NotedPlan(Plan):
             return object.__getattribute__(self, name)
         parts = object.__getattribute__(self, "parts")
         if name in parts:
-            if name == "pipeline":  # a plan may have none
-                object.__getattribute__(self, "note")(("pipeline", "keyword"))
+            if name == "pipeline":
+                object.__getattribute__(self, "note")(_HAS_PIPELINE)
             return parts[name]
         value = object.__getattribute__(self, name)
         object.__getattribute__(self, "note")(name)

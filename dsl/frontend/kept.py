@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
@@ -67,6 +68,11 @@ class Inputs(dict[Hashable, int]):
         found: T = self.kept.use(result)
         return found
 
+    def unlike(self, other: Inputs) -> set[Hashable]:
+        """What may have another result for these inputs than for others, of all that was computed for the others."""
+        self.kept.compare(self)
+        return {what for name in self.kept.varied if self[name] != other[name] for what in self.kept.readers[name]}
+
 
 class Kept:
     """Results of computations on plans that differ in a few values.
@@ -88,29 +94,36 @@ class Kept:
 
     def __init__(self, varies: Callable[[Any], bool] = lambda value: False) -> None:
         self.varies = varies
-        self.open: list[tuple[dict[Hashable, None], set[Result]]] = []
+        self.open: list[tuple[dict[Hashable, int], set[Result]]] = []
         """What is being computed: the inputs that were read for it, and the results."""
         self._trees: dict[Hashable, _Branch | Result] = {}
         self._results: dict[Hashable, list[Result]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._values: list[Any] = []
         """By their numbers. They are held, so that no other object comes to have the identity of one."""
+        self._of_objects: dict[int, int] = {}
+        """The numbers of these by which objects they are, which takes less time to ask than what they are."""
         self._known: dict[Hashable, int] = {}
         """Each input that was read for a result, with the number of its value at that time."""
-        self._varied: set[Hashable] = set()
-        """Inputs of which there is more than one value."""
+        self.varied: set[Hashable] = set()
+        """Inputs of which there is more than one value, as far as is known or expected."""
+        self.readers: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
+        """What is computed from each input."""
 
     def number(self, value: Any) -> int:
         """A number that the same values have, and no others, as :func:`identity` tells them apart."""
-        number = self._numbers.setdefault(identity(value), len(self._values))
-        if number == len(self._values):
-            self._values.append(value)
+        number = self._of_objects.get(id(value))
+        if number is None:
+            number = self._numbers.setdefault(identity(value), len(self._values))
+            if number == len(self._values):
+                self._values.append(value)
+                self._of_objects[id(value)] = number
         return number
 
     def note(self, name: Hashable) -> None:
         """Note that an input was read, where something is being computed."""
         if self.open:
-            self.open[-1][0][name] = None
+            self.open[-1][0][name] = 0
 
     def result(self, what: Hashable, inputs: Inputs, compute: Callable[[], Any]) -> Result:
         """The result of ``compute``, or of an earlier one for the same inputs; :meth:`use` gives its value.
@@ -120,18 +133,19 @@ class Kept:
             inputs: of the plan.
             compute: is called where the result is not known. It notes all that it reads.
         """
-        if inputs.compared < len(self._known):
-            self._compare(inputs)
+        self.compare(inputs)
         found = self._trees.get(what)
         while isinstance(found, _Branch):
             found = found.next.get(inputs[found.name])
         if found is None:
             found = self._computed(inputs, compute)
             self._results.setdefault(what, []).append(found)
-            for name in found.reads.keys() - self._known.keys():
-                if self.varies(self._values[found.reads[name]]):
-                    self._varied.add(name)
-                self._known[name] = found.reads[name]
+            for name, number in found.reads.items():
+                self.readers[name].add(what)
+                if name not in self._known:
+                    if self.varies(self._values[number]):
+                        self.varied.add(name)
+                    self._known[name] = number
             self._plant(what, found)
         return found
 
@@ -145,13 +159,13 @@ class Kept:
             reads, used = self.open[-1]
             if result not in used:
                 used.add(result)
-                reads.update(dict.fromkeys(result.reads))
+                reads.update(result.reads)
         if result.error is not None:
             raise result.error.with_traceback(None)
         return result.value
 
     def _computed(self, inputs: Inputs, compute: Callable[[], Any]) -> Result:
-        reads: dict[Hashable, None] = {}
+        reads: dict[Hashable, int] = {}
         value, raised = None, None
         self.open.append((reads, set()))
         try:
@@ -162,15 +176,17 @@ class Kept:
             self.open.pop()
         return Result(value, raised, {name: inputs[name] for name in reads})
 
-    def _compare(self, inputs: Inputs) -> None:
+    def compare(self, inputs: Inputs) -> None:
         """Make branches of the inputs in which a plan differs from those before it."""
+        if inputs.compared == len(self._known):
+            return
         for name in [*self._known][inputs.compared :]:
-            if name not in self._varied and inputs[name] != self._known[name]:
+            if name not in self.varied and inputs[name] != self._known[name]:
                 stale = [what for what, found in self._results.items() if any(name in one.reads for one in found)]
                 # In this order nothing is found by too few values if this is interrupted.
                 for what in stale:
                     self._trees.pop(what, None)
-                self._varied.add(name)
+                self.varied.add(name)
                 for what in stale:
                     for result in self._results[what]:
                         self._plant(what, result)
@@ -180,7 +196,7 @@ class Kept:
         table: dict[Hashable, _Branch | Result] = self._trees
         key = what
         for name, number in result.reads.items():
-            if name in self._varied:
+            if name in self.varied:
                 branch = table.get(key)
                 if not isinstance(branch, _Branch) or branch.name != name:
                     branch = table[key] = _Branch(name)

@@ -158,14 +158,19 @@ def by_second_half(analysis: Analysis, recomputed: Mapping[str, float]) -> dict[
         analysis: of the plan.
         recomputed: seconds to recompute each module once.
     """
-    manifest, found = analysis.manifest, dict.fromkeys(recomputed, 0.0)
-    assert manifest is not None
-    for path, module in manifest.modules.items():
-        if module.kind == "linear":
-            for holder in holders(path):
-                if holder in found:
-                    found[holder] += recomputed[holder]
+    found = dict.fromkeys(recomputed, 0.0)
+    for holder in _holders_of_linear(analysis) if found else ():
+        if holder in found:
+            found[holder] += recomputed[holder]
     return found
+
+
+@fact
+def _holders_of_linear(analysis: Analysis) -> list[str]:
+    """The modules that hold linear layers, once for each of these."""
+    assert analysis.manifest is not None
+    linear = [path for path, module in analysis.manifest.modules.items() if module.kind == "linear"]
+    return [holder for path in linear for holder in holders(path)]
 
 
 def _up_to_last(parts: Sequence[float]) -> float:

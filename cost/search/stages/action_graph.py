@@ -257,7 +257,7 @@ def _graph(ranks: tuple[tuple[Action, ...], ...], micro_batches: int, often: int
     return ActionGraph(
         [
             [
-                action._replace(micro_batch=action.micro_batch + micro_batches * again)
+                action._replace(micro_batch=action.micro_batch + micro_batches * again) if again else action
                 for again in range(often)
                 for action in actions
             ]
