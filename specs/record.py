@@ -71,7 +71,8 @@ class Record(metaclass=_RecordType):
     defaults_: ClassVar[dict[str, Any]] = {}
     setters_: ClassVar[tuple[Callable[[Any, Any], None], ...]] = ()
     by_position_: ClassVar[bool] = True
-    key_: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    key_: ClassVar[Callable[[Any], tuple[Any, ...]]] = _key_of(())
+    """Gives the values of a record, in order."""
     __dataclass_fields__: ClassVar[dict[str, Any]] = _DataclassFields()  # type: ignore[assignment]
 
     def __init__(self, *values: Any, **named: Any) -> None:
@@ -99,17 +100,18 @@ class Record(metaclass=_RecordType):
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
-        return self.key_(self) == self.key_(other) if type(other) is type(self) else NotImplemented
+        kind = type(self)
+        return kind.key_(self) == kind.key_(other) if type(other) is kind else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.key_(self))
+        return hash(type(self).key_(self))
 
     def __repr__(self) -> str:
         values = ", ".join(f"{field}={getattr(self, field)!r}" for field in self.fields_)
         return f"{type(self).__name__}({values})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.key_(self))
+        return _rebuild, (type(self), type(self).key_(self))
 
 
 def _rebuild(kind: type[T], values: tuple[Any, ...]) -> T:

@@ -27,7 +27,7 @@ from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.memory.stage_points import RankPoints, stage_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked, may_fork, processors
-from legoai.cost.trace.garbage import uncollected
+from legoai.cost.trace.garbage import collected, uncollected
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
@@ -315,7 +315,7 @@ class Simulation:
         job = (self.directory, self.profile, whole)
         if self._pool is None:
             manifest = candidate.manifest
-            return lambda: _outcome(program, candidate.plan, manifest, *job)
+            return lambda: _outcome_here(program, candidate.plan, manifest, *job)
         packed = self.pack(candidate.manifest)
         before, threads = set(multiprocessing.active_children()), set(threading.enumerate())
         with held_signals():
@@ -395,6 +395,11 @@ def _outcome_of_packed(  # noqa: PLR0917
     program: Program, plan: Plan, packed: bytes, directory: Path, profile: str | None, whole: bool
 ) -> Outcome:
     return _outcome(program, plan, _unpacked(packed), directory, profile, whole)
+
+
+def _outcome_here(*job: Any) -> Outcome:
+    with collected():
+        return _outcome(*job)
 
 
 def _outcome(  # noqa: PLR0917

@@ -25,6 +25,7 @@ from legoai.cost.search.looking_around import LookingAround
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes, split_of
 from legoai.cost.search.objective import Costs, is_timed
+from legoai.cost.trace.garbage import uncollected
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.pipeline import treats_stages_apart
 from legoai.dsl.open_plan import Candidate, OpenPlan, inside
@@ -123,7 +124,8 @@ class Search:
         """
         found = self.found
         try:
-            self._run()
+            with uncollected():  # what is known of candidates is kept, and lies in no cycles
+                self._run()
         except OutOfTimeError:
             found.status = "time_limit"
         except KeyboardInterrupt:

@@ -20,3 +20,15 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[None]:
+    """Enable the cyclic garbage collector for a part of what runs :func:`uncollected` that leaves cycles."""
+    enabled = gc.isenabled()
+    gc.enable()
+    try:
+        yield
+    finally:
+        if not enabled:
+            gc.disable()

@@ -112,7 +112,7 @@ def test_torch_gathers_the_stages_of_the_next_actions():
         else:
             at.append(set(active))
     actions = [Action(int(name[0]), name[1], int(name[2])) for name in names]
-    assert [_gathered(actions, place, 2, 3) for place in range(len(actions))] == at
+    assert _gathered(actions, 2, 3) == at
 
 
 def test_ranks_that_wait_for_each_other_are_refused():
