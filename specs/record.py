@@ -83,10 +83,13 @@ class Record(metaclass=_RecordType):
 
     def _complete(self, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         fields = self.fields_
-        given = dict(zip(fields, values, strict=False))
-        held = self.defaults_ | given | named
-        twice = bool(given) and any(field in named for field in given)
-        if twice or len(held) != len(fields) or len(values) > (len(fields) if self.by_position_ else 0):
+        held = {**self.defaults_, **named}
+        if values:
+            twice = any(field in named for field in fields[: len(values)])
+            if twice or len(values) > (len(fields) if self.by_position_ else 0):
+                raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
+            held.update(zip(fields, values, strict=False))
+        if len(held) != len(fields):
             raise TypeError(f"{type(self).__name__} has the fields {', '.join(fields)}")
         try:
             return tuple(map(held.__getitem__, fields))
@@ -123,4 +126,5 @@ def _rebuild(kind: type[T], values: tuple[Any, ...]) -> T:
 
 def replace(record: T, **changes: Any) -> T:
     """The record with other values for some of its fields."""
-    return type(record)(**{field: getattr(record, field) for field in record.fields_} | changes)
+    kind = type(record)
+    return kind(**dict(zip(kind.fields_, kind.key_(record), strict=True)) | changes)

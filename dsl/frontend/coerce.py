@@ -7,6 +7,7 @@ on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, TypeVar, cast
 
 from legoai.dsl.diagnostics.codes import names as rules
@@ -468,6 +469,7 @@ def flag_of(argument: Argument, declared: type[Declared], scope: Scope) -> Optio
     return next((item for item in declared.options if item.name == word and isinstance(item.kind, kinds.Boolean)), None)
 
 
+@cache
 def _counted(kind: kinds.Kind) -> kinds.Kind:
     """The kind without `rest`, which is no value that could be chosen or answered."""
     return replace(kind, rest=False) if isinstance(kind, kinds.Integer) else kind

@@ -71,7 +71,7 @@ class Inputs(dict[Hashable, int]):
     def unlike(self, other: Inputs) -> set[Hashable]:
         """What may have another result for these inputs than for others, of all that was computed for the others."""
         self.kept.compare(self)
-        return {what for name in self.kept.varied if self[name] != other[name] for what in self.kept.readers[name]}
+        return set().union(*[self.kept.readers[name] for name in self.kept.varied if self[name] != other[name]])
 
 
 class Kept:
