@@ -30,6 +30,7 @@ class SplitPoints:
         self.position = {path: index for index, path in enumerate(self.starts)}
         lists = {item.path for item in manifest.block_lists}
         self.blocks = tuple(path for path in self.starts if path.rpartition(".")[0] in lists)
+        self._holders: dict[str, str | None] = {}
         self._even: dict[tuple[int, float, float], tuple[int, ...]] = {}
 
     def even(self, stages: int, *, embedding: float = 0.0, loss: float = 0.0) -> tuple[str, ...]:
@@ -82,9 +83,12 @@ class SplitPoints:
 
     def holder(self, path: str) -> str | None:
         """The module that a stage can begin with and that is or holds ``path``; None for what is around them."""
-        while path and path not in self.position:
-            path = path.rpartition(".")[0]
-        return path or None
+        if path not in self._holders:
+            above = path
+            while above and above not in self.position:
+                above = above.rpartition(".")[0]
+            self._holders[path] = above or None
+        return self._holders[path]
 
     def nearest(self, path: str) -> str | None:
         """The module that holds ``path`` and that a stage can begin with; failing that, one whose name is alike."""

@@ -11,8 +11,8 @@ input. The output of a block's last layer is the next one's input, and is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.activations import bytes_of_feature, freed_with_blocks, fuses_attention
@@ -26,6 +26,9 @@ from legoai.specs.directives.checkpoint import Every, Full, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
+
+_LAYERS: Final = frozenset({"linear", "attention"})
+"""Kinds of the modules whose forward is bounded."""
 
 
 class Output(NamedTuple):
@@ -49,32 +52,52 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
     if analysis.plan.compile is not None:
         return {}
     try:
-        rules = recomputed_modules(analysis)
+        known = _recomputing(analysis)
     except Undecided:
         return {}
-    manifest, fused = analysis.manifest, fuses_attention(analysis)
     inside: dict[str, list[float]] = {}
+    for path, took in least.items() if known.of_layers else ():
+        if path in known.of_layers:
+            inside.setdefault(known.of_layers[path], []).append(took.forward)
+    return {path: sum(parts) if path in known.halved else _up_to_last(parts) for path, parts in inside.items()}
+
+
+class _Recomputing(NamedTuple):
+    """The module that recomputes each layer, and those of these that keep every second product."""
+
+    of_layers: Mapping[str, str]
+    halved: Collection[str]
+
+
+@fact
+def _recomputing(analysis: Analysis) -> _Recomputing:
+    """Which layers are computed again.
+
+    Raises:
+        Undecided: a treatment is a hole.
+    """
+    rules, manifest = recomputed_modules(analysis), analysis.manifest
+    if manifest is None or not rules:
+        return _Recomputing({}, ())
+    fused, of_layers = fuses_attention(analysis), dict[str, str]()
     halved = {
         path: _every_second(manifest, path)
         for path, rule in rules.items()
-        if manifest is not None and fused and _keeps_every_second(rule.treatment)
+        if fused and _keeps_every_second(rule.treatment)
     }
-    for path, took in least.items() if rules else ():
+    for path, module in manifest.modules.items():
         recomputing = [holder for holder in holders(path) if holder in rules]
         if not recomputing:
             continue
-        treatments = [rules[holder].treatment for holder in recomputing]
-        if isinstance(treatments[-1], Full | Every):
-            inside.setdefault(recomputing[-1], []).append(took.forward)
+        first, outermost = rules[recomputing[0]].treatment, rules[recomputing[-1]].treatment
+        if isinstance(outermost, Full | Every):
+            of_layers[path] = recomputing[-1]
         elif len(recomputing) == 1 and halved.get(recomputing[0]):
             if path in halved[recomputing[0]]:
-                inside.setdefault(recomputing[0], []).append(took.forward)
-        elif len(recomputing) == 1 and isinstance(treatments[0], Selective) and manifest is not None:
-            kept = _kinds_kept(treatments[0])
-            kind = manifest.modules[path].kind
-            if kind in ("linear", "attention") and kind not in kept:
-                inside.setdefault(recomputing[0], []).append(took.forward)
-    return {path: sum(parts) if halved.get(path) else _up_to_last(parts) for path, parts in inside.items()}
+                of_layers[path] = recomputing[0]
+        elif len(recomputing) == 1 and isinstance(first, Selective) and module.kind in _LAYERS - _kinds_kept(first):
+            of_layers[path] = recomputing[0]
+    return _Recomputing(of_layers, [path for path, layers in halved.items() if layers])
 
 
 def _keeps_every_second(treatment: object) -> bool:
@@ -84,13 +107,13 @@ def _keeps_every_second(treatment: object) -> bool:
     }  # fmt: skip
 
 
-def _every_second(manifest: Manifest | None, path: str) -> frozenset[str]:
+def _every_second(manifest: Manifest, path: str) -> frozenset[str]:
     """The linear layers of a module that are recomputed where every second product is kept; none if not known.
 
     Of the products of its forward the first, the third and so on are kept. The others before the last one are computed
     again, since the last one's input, which its backward reads, follows from them.
     """
-    products = _products(manifest, path) if manifest is not None and manifest.flow_error is None else None
+    products = _products(manifest, path) if manifest.flow_error is None else None
     return frozenset(products[1:-1:2]) if products else frozenset()
 
 
