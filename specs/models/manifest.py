@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.configs import Scalar
@@ -183,7 +183,12 @@ class BlockList:
     @property
     def paths(self) -> tuple[str, ...]:
         """Paths of the blocks, in order."""
-        return tuple(f"{self.path}.{name}" if self.path else name for name in self.names)
+        return _paths_below(self.path, self.names)
+
+
+@lru_cache(maxsize=64)  # the lists of a few models, each of which is asked very often
+def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{path}.{name}" if path else name for name in names)
 
 
 class _Template:

@@ -42,8 +42,8 @@ def kept_by_blocks(analysis: Analysis) -> int:
     Raises:
         Undecided: it depends on a hole.
     """
-    widths, mesh = _widths(analysis), analysis.plan.mesh
-    return sum(widths.values()) * bytes_of_feature(analysis) // (mesh.pp * mesh.tp) if widths else 0
+    width, mesh = _whole_width(analysis), analysis.plan.mesh
+    return width * bytes_of_feature(analysis) // (mesh.pp * mesh.tp) if width else 0
 
 
 def held_in_backward(analysis: Analysis) -> int:
@@ -54,12 +54,23 @@ def held_in_backward(analysis: Analysis) -> int:
     Raises:
         Undecided: it depends on a hole.
     """
-    widths, mesh = _widths(analysis), analysis.plan.mesh
-    if not widths:
+    width, mesh = _whole_width(analysis), analysis.plan.mesh
+    if not width:
         return 0
+    return (width // mesh.pp + _added_in_backward(analysis)) * bytes_of_feature(analysis) // mesh.tp
+
+
+@fact
+def _whole_width(analysis: Analysis) -> int:
+    """Features of a token that all blocks keep."""
+    return sum(_widths(analysis).values())
+
+
+@fact
+def _added_in_backward(analysis: Analysis) -> int:
+    """Features of a token that a block has in its feed-forward module's backward beyond what it keeps, at least."""
     inside, given = _in_feed_forward(analysis), _dim(analysis)
-    least = min(max(0, inside.get(block, 0) + given - width) for block, width in widths.items())
-    return (sum(widths.values()) // mesh.pp + least) * bytes_of_feature(analysis) // mesh.tp
+    return min(max(0, inside.get(block, 0) + given - width) for block, width in _widths(analysis).items())
 
 
 def kept_of_blocks(analysis: Analysis) -> dict[str, int]:
