@@ -18,6 +18,7 @@ from legoai.dsl.analysis.state import state_bytes
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.directives.base import has_hole
 from legoai.specs.directives.hole import Undecided
 
 HEAD = """\
@@ -208,6 +209,14 @@ def test_candidates_do_not_depend_on_those_before_them():
             assert one.plan.canonical() == other.plan.canonical()
             assert [_found(fact, one) for fact in FACTS] == [_found(fact, other) for fact in FACTS]
     assert 10 < legal < 70
+
+
+def test_a_statement_is_open_where_something_inside_of_it_is():
+    text = PIPELINED.replace("sequence = auto", "sequence").replace("[none, full, every(2)]", "[none, full]")
+    analysis = lint(HEAD + text, "test.plan", directory=Path()).analysis
+    assert analysis is not None
+    held = {directive.keyword for directive in analysis.plan.directives() if has_hole(directive)}
+    assert held == {"batch", "mesh", "pipeline", "fsdp", "checkpoint", "loss"}
 
 
 def _found(compute: Callable[[Analysis], object], candidate: Candidate) -> str:

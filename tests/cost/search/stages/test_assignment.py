@@ -70,6 +70,7 @@ def test_the_longest_path_is_the_time_of_torchs_order(schedule: str, ranks: int,
     # Where two actions overlap, torch waits for what both receive.
     assert seconds == pytest.approx(end) or (schedule == "DualPipeV" and 0.9 * end < seconds < end)
     assert path.seconds([SECONDS] * found.stages) == pytest.approx(seconds)
+    assert found.time([SECONDS] * found.stages) == seconds
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])

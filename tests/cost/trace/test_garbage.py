@@ -1,0 +1,18 @@
+"""Control of the garbage collector: what leaves cycles is collected inside of what is not."""
+
+from __future__ import annotations
+
+import gc
+
+from legoai.cost.trace.garbage import collected, uncollected
+
+
+def test_a_part_that_leaves_cycles_is_collected_inside_of_what_is_not():
+    seen = []
+    with uncollected():
+        seen.append(gc.isenabled())
+        with collected():
+            seen.append(gc.isenabled())
+        seen.append(gc.isenabled())
+    assert seen == [False, True, False]
+    assert gc.isenabled()
