@@ -96,8 +96,7 @@ class StreamDependencies(ABC):
             if not other.done:
                 other.followers.append(node)
                 node.waiting += 1
-                if other.soonest > node.soonest:
-                    node.soonest = other.soonest
+                node.soonest = max(node.soonest, other.soonest)
 
     def put(self, node: Node, stream: str, now: float) -> None:
         """Put a node at the end of its queue; it is the caller's to make it the queue's latest.

@@ -162,7 +162,7 @@ class Rank(StreamDependencies):
                 self.host_time += times.issues[0]
                 self.next, self.issues = (times, 0), self.host_time
                 return
-            elif type(record) in _ON_DEVICE:
+            if type(record) in _ON_DEVICE:
                 self.host_time += self.host.dispatch(record)  # type: ignore[arg-type]
             elif type(record) not in _BY_HOST:
                 if type(record) is Mark:
