@@ -8,10 +8,10 @@ the paper's loop scans all queues.
 Five things are added. The host dispatches operations one after another and each takes it time, so that a stream of
 small kernels runs at the host's pace. A collective runs on its communicator's own queue and not on the stream that
 asked for it, as NCCL's do (:mod:`legoai.cost.timing.dependencies`). While a collective runs, computation beside it is
-slower, because the collective takes some of the multiprocessors. And what several simulated ranks do together, sends
-and receives and the collectives whose group holds more than one of them, begins when the last of them is there and is
-over for all when it is over for the last; until then it keeps its queue, and no resource. And kernels
-of which only sums are asked for pass together (:mod:`legoai.cost.timing.runs`).
+slower, because the collective takes some of the multiprocessors. What several simulated ranks do together, sends and
+receives and the collectives whose group holds more than one of them, begins when the last of them is there and is over
+for all when it is over for the last; until then it keeps its queue, and no resource. And kernels of which only sums
+are asked for pass together (:mod:`legoai.cost.timing.runs`).
 
 Each rank has few things that may happen next: an operation ends on one of its six resources, or its host issues the
 next one. The rank where something happens first goes on until something would happen earlier on another, or until it
