@@ -30,6 +30,7 @@ from legoai.cost.timing.rank_timeline import ActionTime
 from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
+from legoai.dsl.analysis.allocator import expandable_segments
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.require import METRICS, Requirement
@@ -261,6 +262,7 @@ def estimate(
         raise CannotEstimateError(f"the plan has {world} ranks, counted from 0, and no rank {rank}")
     try:
         machine = machine_of(plan.cluster, world, directory=directory, override=profile)
+        machine = dataclasses.replace(machine, expandable_segments=expandable_segments(plan))
         peak, source = machine.peak(plan.precision.param)
         with _importable(directory):
             simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)

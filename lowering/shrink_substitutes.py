@@ -34,6 +34,9 @@ def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
                 changes.append(f"offload: `{field} = all`, since the limit is that of the whole model")
                 assert found.offload is not None
                 found = replace(found, offload=changed(found.offload, **{field: "all"}))
+    if plan.allocator is not None:
+        changes.append("allocator: left out, since a CPU has another")
+        found = replace(found, allocator=None)
     if plan.compile is not None:
         found = replace(found, compile=_compile(plan.compile, changes))
     return replace(found, shard=tuple(_without_drops(item, changes) for item in found.shard))

@@ -14,6 +14,7 @@ import torch
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.host_memory import keep_freed_memory
+from legoai.runtime.torch_internals.settings import set_allocator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,18 @@ class Device:
         """The process group backend: gloo for a CPU; for a GPU also NCCL, with gloo kept for CPU tensors."""
         return {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}.get(self.type, "gloo")
 
-    def activate(self) -> None:
-        """Make this the current device of the process; on a CPU, let the process keep the memory that it frees."""
+    def activate(self, *, allocator_settings: str = "") -> None:
+        """Make this the current device of the process; on a CPU, let the process keep the memory that it frees.
+
+        Args:
+            allocator_settings: of a GPU's caching allocator, before it takes memory.
+        """
         if self.type == "cpu":
             keep_freed_memory()
-        else:
-            self._module().set_device(self.index)
+            return
+        if self.type == "cuda" and allocator_settings:
+            set_allocator(allocator_settings)
+        self._module().set_device(self.index)
 
     def synchronize(self) -> None:
         """Wait until all that was started on the device has finished."""

@@ -61,6 +61,7 @@ class Recipe:
             has its own.
         offload_parameters: whether parameters, gradients and optimizer state are in host memory, from which
             `fully_shard` brings them; the optimizer then runs on the host.
+        allocator_settings: of a GPU's allocator, such as `PYTORCH_ALLOC_CONF` has; empty leaves it as it is.
         seed: of weights, data order and dropout.
         steps: of the whole training where the command line does not say, as what follows.
         data: what is trained on: see `RunOptions`.
@@ -97,6 +98,7 @@ class Recipe:
     attention_kernel: SDPBackend | None = None
     loss_parallel: bool = False
     offload_parameters: bool = False
+    allocator_settings: str = ""
     seed: int = 0
     steps: int = 1000
     data: str = "python"

@@ -84,7 +84,7 @@ class Trainer(Recipe):
             RunError: a user's mistake, on every rank that sees it.
         """
         device = Device.choose(options.device, planned=self.device_type)
-        device.activate()
+        device.activate(allocator_settings=self.allocator_settings)
         with (
             _deterministic(options.deterministic),
             attention_kernel(self.attention_kernel),

@@ -13,6 +13,7 @@ from legoai.specs.record import Record, replace
 from legoai.specs.span import DEFAULT, Origin
 
 if TYPE_CHECKING:
+    from legoai.specs.directives.allocator import Allocator
     from legoai.specs.directives.attention import Attention
     from legoai.specs.directives.batch import Batch
     from legoai.specs.directives.checkpoint import Checkpoint
@@ -81,6 +82,7 @@ class Plan(Record, kw_only=True):
     checkpoint: Checkpoint | None = None
     comm: Comm | None = None
     offload: Offload | None = None
+    allocator: Allocator | None = None
     precision: Precision
     attention: Attention
     loss: Loss

@@ -24,11 +24,13 @@ class Machine:
         cluster: the hosts, their devices, and the fabric between them.
         profile: of the device.
         network: of the cluster.
+        expandable_segments: whether segments of torch's allocator grow on its devices.
     """
 
     cluster: Cluster
     profile: Profile
     network: Network
+    expandable_segments: bool = False
 
     @property
     def device(self) -> Device:

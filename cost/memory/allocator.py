@@ -76,13 +76,16 @@ class Pool:
         segments: the end of each segment by its address; between two of them lies a unit that is of neither.
         top: address of the next segment.
         reserved: bytes of the segments.
-        grow: is asked for the bytes of a segment before it is taken from the device.
+        grow: is asked for the bytes of a segment before it is taken from the device; it asks for them again where it
+            gives something back first.
+        expands: whether the segment of a block may grow, so that not always the smallest block that fits is taken.
     """
 
-    __slots__ = ("ends", "free", "grow", "least", "reserved", "segments", "starts", "top", "used")
+    __slots__ = ("ends", "expands", "free", "grow", "least", "reserved", "segments", "starts", "top", "used")
 
-    def __init__(self, *, small: bool, grow: Callable[[int], None] | None = None) -> None:
+    def __init__(self, *, small: bool, grow: Callable[[Callable[[], int]], None] | None = None) -> None:
         self.grow = grow
+        self.expands = False
         self.free: list[int] = []
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
@@ -104,7 +107,7 @@ class Pool:
             OutOfMemoryError: one does not fit.
         """
         free, starts, ends = self.free, self.starts, self.ends
-        least = self.least << ADDRESS_BITS
+        least, expands = self.least << ADDRESS_BITS, self.expands
         if used is None:
             used = self.used
         for handle, size in zip(handles, sizes, strict=True):
@@ -127,7 +130,9 @@ class Pool:
                 continue
             wanted = size << ADDRESS_BITS
             place = bisect_left(free, wanted)
-            block = free.pop(place) if place < len(free) else self._segment(size)
+            if expands:
+                place = self.best(place)
+            block = free.pop(place) if place < len(free) else self.segment(size)
             start, left = block & ADDRESS, block - wanted
             del starts[start]
             if left >= least:
@@ -149,11 +154,15 @@ class Pool:
         self.starts = {block & ADDRESS: block for block in free}
         self.ends = {(block & ADDRESS) + (block >> ADDRESS_BITS): block for block in free}
 
-    def _segment(self, size: int) -> int:
+    def best(self, place: int) -> int:
+        """Return the place of the free block that is taken, from that of the smallest that fits on."""
+        return place
+
+    def segment(self, size: int) -> int:
         """Take the segment from the device that serves a block of a size."""
         wanted = segment_size(size * BLOCK)
         if self.grow is not None:
-            self.grow(wanted)
+            self.grow(lambda: wanted)
         start, units = self.top, wanted // BLOCK
         block = units << ADDRESS_BITS | start
         self.segments[start] = end = start + units
@@ -176,17 +185,20 @@ class Pool:
 class CachingAllocator:
     """The allocator of one device.
 
-    Attributes:
+    Args:
         capacity: bytes for segments; None for no limit.
+        kind: of its pools.
+
+    Attributes:
         pools: by stream, and whether their blocks are small.
         reserved: bytes taken from the device.
         peak_reserved: the most that `reserved` was.
         retries: how often cached segments were given back because memory had run out.
     """
 
-    def __init__(self, *, capacity: int | None = None) -> None:
-        """Make the allocator of a device with `capacity` bytes for segments; None for no limit."""
+    def __init__(self, *, capacity: int | None = None, kind: type[Pool] = Pool) -> None:
         self.capacity = capacity
+        self.kind = kind
         self.pools: dict[PoolKey, Pool] = {}
         self.reserved = self.peak_reserved = self.retries = 0
 
@@ -199,18 +211,20 @@ class CachingAllocator:
         """Return the pool of a key."""
         found = self.pools.get(key)
         if found is None:
-            found = self.pools[key] = Pool(small=key[1], grow=self._grow)
+            found = self.pools[key] = self.kind(small=key[1], grow=self._grow)
         return found
 
     def release_cached(self) -> None:
         """Give back the segments of which nothing is in use, as `torch.cuda.empty_cache` does."""
         self.reserved -= sum(pool.release() for pool in self.pools.values())
 
-    def _grow(self, size: int) -> None:
+    def _grow(self, wanted: Callable[[], int]) -> None:
         """Make room for a segment, and count it."""
+        size = wanted()
         if self.capacity is not None and self.reserved + size > self.capacity:
             self.retries += 1
             self.release_cached()
+            size = wanted()
             if self.reserved + size > self.capacity:
                 raise OutOfMemoryError(
                     f"a segment of {size} bytes does not fit: {self.reserved} of {self.capacity} are reserved, and "

@@ -32,6 +32,7 @@ from legoai.cost.memory.allocator import (
     PoolKey,
 )
 from legoai.cost.memory.effects import MemoryEffects, Slots, block_of, bytes_of, stream_of
+from legoai.cost.memory.expandable import ExpandablePool
 from legoai.cost.memory.following import Followed, Seen
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.rounds import Rounds
@@ -137,14 +138,14 @@ class _Served:
     before a step that it knows.
 
     Args:
-        small: whether its blocks are small.
+        pool: without blocks.
 
     Attributes:
         pool: its blocks that are in use; also those that are free, unless it is found as it was.
     """
 
-    def __init__(self, *, small: bool) -> None:
-        self.pool = Pool(small=small)
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
         self._steps: list[_Step] = []
         self._known: dict[tuple[int, ...], int] = {}
         self._at: int | None = None
@@ -308,10 +309,9 @@ def _by_pool(routes: dict[int, _Route], rounds: Rounds) -> dict[PoolKey, _Work]:
     return found
 
 
-def _served(work: _Work, items: Sequence[Item], rounds: Rounds, *, small: bool) -> int:
+def _served(work: _Work, items: Sequence[Item], rounds: Rounds, pool: Pool) -> int:
     """Serve what is asked of one pool; return the bytes that it reserves."""
-    served = _Served(small=small)
-    pool = served.pool
+    served = _Served(pool)
     for requests, place in work.before:
         served.serve(requests, items[place])
     seen: deque[tuple[int, list[int], dict[int, int]]] = deque(maxlen=_PERIODS)
@@ -338,13 +338,15 @@ def _served(work: _Work, items: Sequence[Item], rounds: Rounds, *, small: bool) 
     return pool.reserved
 
 
-def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
+def reserve(trace: Trace, *, capacity: int | None = None, expandable: bool = False) -> Reserved:
     """Run the storages of a trace through the allocator.
 
     Args:
         trace: of one rank, from the setup on.
         capacity: bytes of the device that are left for segments; None for no limit.
+        expandable: whether segments grow (:mod:`legoai.cost.memory.expandable`).
     """
+    kind = ExpandablePool if expandable else Pool
     items, seen = trace.items, trace.summary(Followed).seen
     rounds = Rounds(first=len(items), length=0, count=0, shift=0)
     if trace.rounds is not None and trace.rounds.count > 1:
@@ -352,18 +354,20 @@ def reserve(trace: Trace, *, capacity: int | None = None) -> Reserved:
         rounds = trace.rounds.behind_first
     routes = _routes(seen)
     works = _by_pool(routes, rounds)
-    reserved = sum(_served(work, items, rounds, small=key[1]) for key, work in works.items())
+    reserved = sum(_served(work, items, rounds, kind(small=key[1])) for key, work in works.items())
     if capacity is None or reserved <= capacity:
         return Reserved(peak_reserved=reserved, retries=0, fits=True)
     # What is active is at least reserved.
     active = max(one.behind if one.effect is None else one.before + one.effect.most for one in seen)
-    found = None if active > capacity else _together(items, routes, rounds, capacity)
+    allocator = CachingAllocator(capacity=capacity, kind=kind)
+    found = None if active > capacity else _together(items, routes, rounds, allocator)
     return Reserved(peak_reserved=reserved, retries=0, fits=False) if found is None else found
 
 
-def _together(items: Sequence[Item], routes: dict[int, _Route], rounds: Rounds, capacity: int) -> Reserved | None:
-    """Serve all pools together, on a device of some bytes; None where something does not fit."""
-    allocator = CachingAllocator(capacity=capacity)
+def _together(
+    items: Sequence[Item], routes: dict[int, _Route], rounds: Rounds, allocator: CachingAllocator
+) -> Reserved | None:
+    """Serve all pools together; None where something does not fit."""
     try:
         for place, item in enumerate(items):
             same = place  # in the first of the rounds

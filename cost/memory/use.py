@@ -53,7 +53,7 @@ def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
     workspace = _workspace(trace, machine)
     outside = _outside(trace, machine)
     left = None if capacity is None else capacity - workspace - sum(outside.values())
-    found = reserve(trace, capacity=left)
+    found = reserve(trace, capacity=left, expandable=machine.expandable_segments)
     return MemoryUse(
         reserved=found.peak_reserved + workspace, workspace=workspace, outside=outside, capacity=capacity,
         retries=found.retries, fits=None if capacity is None else found.fits,

@@ -22,6 +22,7 @@ from legoai.cost.replay.key import variation_of
 from legoai.cost.replay.store import keep_bytes, kept_bytes
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.pickling import restored
+from legoai.dsl.analysis.allocator import expandable_segments
 from legoai.lowering.program import Program
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
@@ -103,7 +104,7 @@ def _key(program: Program, plan: Plan, manifest: Manifest, machine: Machine) -> 
     )
     if variation is None:
         return None
-    profile = f"{machine.profile.name}@{machine.profile.hash}"
+    of_machine = [f"{machine.profile.name}@{machine.profile.hash}", repr(machine.cluster), expandable_segments(plan)]
     # The trace of a pipeline follows neither its depth nor its number of micro batches.
-    parts = [variation.key, variation.depths, variation.micro_batches, profile, repr(machine.cluster)]
+    parts = [variation.key, variation.depths, variation.micro_batches, *of_machine]
     return hashlib.sha256(json.dumps([*parts, state_of_code(*_SOURCES)]).encode()).hexdigest()

@@ -25,6 +25,8 @@ _VALUES: Final = frozenset({"lr", "warmup", "floor", "max_norm"})
 _MICRO_BATCHES: Final = "MICRO_BATCHES"
 _DEPTH: Final = "n_layers"
 """The field of a built-in model's config that is its number of blocks."""
+_ALLOCATOR: Final = "allocator_settings"
+"""The argument of `Trainer` that decides what is reserved for what is captured."""
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
 """Micro batches of a step from which on all are like a few: more where the program asks which is the last."""
@@ -70,9 +72,9 @@ def variation_of(
 ) -> Variation | None:
     """Return which piece a program's trace follows from, and how; None where the text does not say so.
 
-    The digest is over the program without comments, name, global batch, number of micro batches, learning rate, values
-    of its schedule and of clipping, and depth; over the ranks, the kind of device, and for compiled programs the
-    device; and over the versions and sources of what captures.
+    The digest is over the program without comments, name, global batch, number of micro batches, learning rate,
+    values of its schedule and of clipping, the allocator's settings, and depth; over the ranks, the kind of device,
+    and for compiled programs the device; and over the versions and sources of what captures.
 
     Args:
         text: of a program whose model is a built-in one.
@@ -194,6 +196,11 @@ class _Variable(ast.NodeTransformer):
             ):
                 self.micro_batches = count
                 node.value = ast.Constant(min(count, _FEW_ASKED if self.asks else _FEW))
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Leave out how the allocator serves what is captured."""
+        node.keywords = [one for one in node.keywords if one.arg != _ALLOCATOR]
         return self.generic_visit(node)
 
     def visit_keyword(self, node: ast.keyword) -> ast.AST:

@@ -91,8 +91,18 @@ def _memory(estimate: Estimate, causes: Causes) -> Diagnostic:
         f"{words.size(use.capacity)}",
         label=f"short of {words.size(use.total - use.capacity)}",
         others=_others(found),
-        help=[f"largest contributor: {found.words}{_place(found)}"],
+        help=[f"largest contributor: {found.words}{_place(found)}", *by_segments(estimate)],
     )
+
+
+def by_segments(estimate: Estimate) -> list[str]:
+    """Advice where a rank does not fit for what its allocator reserves beyond what is active."""
+    use, active = estimate.fullest.use, estimate.fullest.memory.peak
+    if use.fits is not False or use.capacity is None or estimate.machine.expandable_segments:
+        return []
+    if estimate.machine.device.kind == "cpu" or active + use.workspace + sum(use.outside.values()) > use.capacity:
+        return []
+    return ["what is active fits; `allocator (expandable_segments = true)` mostly reserves less beyond it"]
 
 
 def _others(found: Contributor) -> list[Label]:

@@ -60,6 +60,11 @@ class Causes:
             return self._statement(plan.replicate, _title(plan.replicate))
         return None
 
+    def of_segments(self) -> Cause:
+        """What decides how the allocator takes memory."""
+        assert self.plan.allocator is not None
+        return self._statement(self.plan.allocator, "allocator")
+
     def of_module(self, cost: ModuleCost) -> tuple[Cause, ...]:
         """What decides the time of a module's kernels, and what makes them run twice."""
         found = [self.of_kernel(cost.op, cost.first)]

@@ -175,7 +175,8 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
         for category, size in item.memory.by_category.items()
     ]
     if estimate.machine.device.kind != "cpu":
-        rows.append(("reserved by PyTorch", words.size(item.use.reserved), "", ""))
+        cause = _link(causes.of_segments()) if estimate.machine.expandable_segments else ""
+        rows.append(("reserved by PyTorch", words.size(item.use.reserved), "", cause))
         rows += [(words.OUTSIDE[name], words.size(size), "", "") for name, size in item.use.outside.items()]
     yield from _table(("", "n:bytes", "n:of the peak", "cause"), rows)
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from legoai.cost.estimate import Estimate, RankEstimate, RequirementResult
 from legoai.cost.report import words
+from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
 from legoai.cost.trace.records import Allocate
 
@@ -98,7 +99,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             cause = causes.of_memory(category)
             rows.append((f"    {words.CATEGORIES[category]}", words.size(size), cause.place))
     if estimate.machine.device.kind != "cpu":
-        rows.append(("  reserved by PyTorch", words.size(use.reserved), _workspace(item)))
+        rows.append(("  reserved by PyTorch", words.size(use.reserved), _of_reserved(estimate, causes)))
     for name, size in use.outside.items():
         rows.append((f"  {words.OUTSIDE[name]}", words.size(size), ""))
     if use.capacity is not None:
@@ -109,10 +110,16 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             )
         rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
     yield from _table(rows, right=(1,))
+    yield from (f"  {advice}" for advice in by_segments(estimate))
 
 
-def _workspace(item: RankEstimate) -> str:
-    return f"with {words.size(item.use.workspace)} for cuBLAS" if item.use.workspace else ""
+def _of_reserved(estimate: Estimate, causes: Causes) -> str:
+    """What reserved memory has in it, and the line that decides how it is taken."""
+    workspace = estimate.fullest.use.workspace
+    said = [f"with {words.size(workspace)} for cuBLAS"] if workspace else []
+    if estimate.machine.expandable_segments:
+        said.append(f"in expandable segments, {causes.of_segments().place}")
+    return ", ".join(said)
 
 
 def _where_peak(item: RankEstimate) -> str:

@@ -47,6 +47,10 @@ class Costs:
         value = candidate.figures.metric(self.objective.metric, dimension)
         return value if self.objective.direction == "minimize" else -value
 
+    def order(self, candidate: Evaluated) -> tuple[float, float]:
+        """What the best candidate has the least of: its cost, and of equal ones reserved memory."""
+        return self.of(candidate), candidate.figures.reserved
+
     def value(self, cost: float) -> float:
         """The objective at a cost."""
         return cost if self.objective.direction == "minimize" else -cost

@@ -131,7 +131,9 @@ class Solution:
     def ranked(self) -> list[Evaluated]:
         """The evaluated candidates, best first; behind them those that are not feasible."""
         sign = 1 if self.objective.direction == "minimize" else -1
-        return sorted(self.found.evaluated, key=lambda item: (not item.feasible, sign * self.of(item)))
+        return sorted(
+            self.found.evaluated, key=lambda item: (not item.feasible, sign * self.of(item), item.figures.reserved)
+        )
 
     def text(self, choices: Choices, *, pinned: bool = False, record: bool = True) -> str:
         """The plan's text with a candidate's answers behind its holes, and the solver's line.

@@ -328,7 +328,7 @@ class Search:
                 self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)
         found.evaluated.append(done)
-        if done.feasible and (found.best is None or self.costs.of(done) < self.costs.of(found.best)):
+        if done.feasible and (found.best is None or self.costs.order(done) < self.costs.order(found.best)):
             found.best = done
         self._learn(choices, candidate, outcome)
         if self._joint is not None and candidate.analysis is not None:
@@ -350,7 +350,7 @@ class Search:
             found.failed.append((found.evaluated.pop(place).choices, outcome.reason))
         else:
             found.evaluated[place] = evaluated(found.best.choices, candidate, outcome)
-        found.best = min((item for item in found.evaluated if item.feasible), key=self.costs.of, default=None)
+        found.best = min((item for item in found.evaluated if item.feasible), key=self.costs.order, default=None)
         return True
 
     def _learn(self, choices: Choices, candidate: Candidate, outcome: Figures) -> None:

@@ -200,6 +200,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("offload_activations activation_offload cpu_checkpointing activation_offloading", "activations offload",
           "offload (activations = all)"),
     Entry("cpu host pinned", "all"),
+    Entry("pytorch_alloc_conf pytorch_cuda_alloc_conf alloc_conf allocator_settings caching_allocator expandable",
+          "allocator expandable_segments", "allocator (expandable_segments = true)"),
     # Attention and loss.
     Entry("flash_attention flash_attn flash_attention_2 flash_attention_3 fa2 fa3 use_flash_attn", "flash attention",
           "attention flash"),

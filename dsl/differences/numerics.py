@@ -94,6 +94,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
         "parameters": ("rounding", "the optimizer computes on the host, or no longer does"),
         "activations": NONE,
     },
+    "allocator": {WHOLE: NONE, "expandable_segments": NONE},
     "precision": {WHOLE: _DTYPES, RULES: _DTYPES, "master": _DTYPES, "param": _DTYPES, "reduce": _DTYPES,
                   "output": _DTYPES, "gradient": _DTYPES},
     "attention": {WHOLE: _KERNELS, "kernel": _KERNELS},

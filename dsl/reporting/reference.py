@@ -82,6 +82,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "checkpoint": "checkpoint {\n  layers.*      = selective([attention, matmul])\n  layers.{0..3} = full\n}",
     "comm": "comm (prefetch = units(forward = 2, backward = 2))",
     "offload": "offload (optimizer = all)",
+    "allocator": "allocator (expandable_segments = true)",
     "precision": "precision (param = bf16, reduce = fp32)",
     "attention": "attention flash",
     "loss": "loss fused",

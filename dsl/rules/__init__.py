@@ -34,6 +34,7 @@ MODULES: Final = (
     "rules.checkpoint",
     "rules.comm",
     "rules.offload",
+    "rules.allocator",
     "rules.optimizer",
     "rules.parameter_groups",
     "rules.schedule",

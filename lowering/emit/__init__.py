@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from legoai.lowering.emit import (
+    allocator,
     attention,
     batch,
     checkpoint,
@@ -41,6 +42,7 @@ EMITTERS: Final[dict[str, Emit]] = {
     "replicate": replicate.emit,
     "comm": comm.emit,
     "offload": offload.emit,
+    "allocator": allocator.emit,
     "attention": attention.emit,
     "optimizer": optimizer.emit,
     "schedule": schedule.emit,

@@ -86,6 +86,7 @@ TRAINER_ARGUMENTS: Final = (
     "attention_kernel",
     "loss_parallel",
     "offload_parameters",
+    "allocator_settings",
     "steps",
     "seed",
     "data",

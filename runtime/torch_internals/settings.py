@@ -31,6 +31,11 @@ def enable_symmetric_memory(group: str) -> None:
     enable_symm_mem_for_group(dist.distributed_c10d.GroupName(group))
 
 
+def set_allocator(settings: str) -> None:
+    """Set options of CUDA's caching allocator, in the form of `PYTORCH_ALLOC_CONF`, which then no longer holds."""
+    torch._C._accelerator_setAllocatorSettings(settings)
+
+
 @contextlib.contextmanager
 def tagged_compile_cache(tag: str) -> Iterator[None]:
     """Keep what is compiled while entered apart from what was compiled with another tag, on disk too.

@@ -23,6 +23,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "checkpoint": ("checkpoint", "Checkpoint"),
     "comm": ("comm", "Comm"),
     "offload": ("offload", "Offload"),
+    "allocator": ("allocator", "Allocator"),
     "precision": ("precision", "Precision"),
     "attention": ("attention", "Attention"),
     "loss": ("loss", "Loss"),

@@ -12,6 +12,7 @@ import pytest
 
 from legoai.cli import main
 
+ROOT = Path(__file__).parents[2]
 PLAN = """plan small
 
 model   llama3("tiny")
@@ -54,6 +55,19 @@ def started(*argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=120
     )
+
+
+def test_segments_that_grow_reserve_less_and_the_step_is_the_same(here: Path):
+    text = (ROOT / "plans" / "llama3_8b_8.plan").read_text(encoding="utf-8")
+    Path("small.plan").write_text(text, encoding="utf-8")
+    Path("grown.plan").write_text(f"{text}allocator (expandable_segments = true)\n", encoding="utf-8")
+    [small, grown] = (json.loads(started("cost", name, "--json").stdout) for name in ("small.plan", "grown.plan"))
+    line = len(text.splitlines()) + 1
+    assert f"in expandable segments, grown.plan:{line}" in started("cost", "grown.plan").stdout
+    assert grown["step_time_s"] == small["step_time_s"]
+    active, reserved = "peak_active_bytes", "peak_reserved_bytes"
+    assert grown["memory"][active] == small["memory"][active]
+    assert grown["memory"][active] < grown["memory"][reserved] < small["memory"][reserved]
 
 
 def test_cost_prints_json_alone_and_writes_a_page_and_a_trace(here: Path):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legoai.cost.memory.allocator import BLOCK, GIVEN_BACK, CachingAllocator, OutOfMemoryError, Pool, pool_key
+from legoai.cost.memory.expandable import ExpandablePool
 from legoai.cost.memory.reserving import Reserved, reserve
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Allocate, Free, Mark
@@ -56,9 +57,9 @@ def trace_of(found: Sequence[Instance]) -> Trace:
     return Trace(rank=0, world=1, stage=0, items=tuple(items))
 
 
-def one_by_one(trace: Trace, capacity: int | None) -> Reserved | None:
+def one_by_one(trace: Trace, capacity: int | None, *, expandable: bool) -> Reserved | None:
     """The same, each record by itself; None where it does not fit."""
-    allocator = CachingAllocator(capacity=capacity)
+    allocator = CachingAllocator(capacity=capacity, kind=ExpandablePool if expandable else Pool)
     pools: dict[int, Pool] = {}
     try:
         for item in trace.records:
@@ -78,13 +79,14 @@ def one_by_one(trace: Trace, capacity: int | None) -> Reserved | None:
 @settings(max_examples=300, deadline=None)
 def test_repeated_requests_take_what_each_takes_by_itself(found):
     trace = trace_of(found)
-    whole = reserve(trace)
-    assert whole == one_by_one(trace, None)
-    for capacity in (80 * MIB, 120 * MIB, 180 * MIB):
-        expected = one_by_one(trace, capacity)
-        assert reserve(trace, capacity=capacity) == (
-            expected or Reserved(peak_reserved=whole.peak_reserved, retries=0, fits=False)
-        )
+    for expandable in (False, True):
+        whole = reserve(trace, expandable=expandable)
+        assert whole == one_by_one(trace, None, expandable=expandable)
+        for capacity in (80 * MIB, 120 * MIB, 180 * MIB):
+            expected = one_by_one(trace, capacity, expandable=expandable)
+            assert reserve(trace, capacity=capacity, expandable=expandable) == (
+                expected or Reserved(peak_reserved=whole.peak_reserved, retries=0, fits=False)
+            )
     flat = Trace(rank=0, world=1, stage=0, items=tuple(trace.records))
     mine, theirs = memory(trace), memory(flat)
     assert replace(mine, live=()) == replace(theirs, live=())

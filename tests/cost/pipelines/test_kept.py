@@ -72,6 +72,7 @@ def test_learning_rates_and_names_are_not_simulated_again(old, new, simulated):
         ("n_layers = 8", "n_layers = 12"),
         ("1F1B", "GPipe"),
         ("h100_sxm(devices = 4)", "h200(devices = 4)"),
+        ("plan small\n", "plan small\nallocator (expandable_segments = true)\n"),
         ("h100_sxm(devices = 4)", "h100_sxm(hosts = 2, devices = 2, fabric = infiniband_ndr)"),
     ],
 )

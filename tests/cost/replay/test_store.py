@@ -57,6 +57,7 @@ def changed(old: str, new: str) -> str:
         ("global = 32", "global = 64"),
         ("plan small", "# a comment\n\nplan other"),
         ("plan small\n", "plan small\nrequire peak_memory <= 70GiB\n"),
+        ("plan small\n", "plan small\nallocator (expandable_segments = true)\n"),
     ],
 )
 def test_depth_micro_batches_and_names_are_not_in_the_key(old, new):

@@ -102,7 +102,7 @@ def everything(text: str) -> dict:
     """All forms of an estimate."""
     from legoai.cost.estimate import estimate
     from legoai.cost.report.bars import rank_tracks
-    from legoai.cost.report.budgets import advice, violations
+    from legoai.cost.report.budgets import advice, by_segments, violations
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.chrome import Lines, chrome_trace
     from legoai.cost.report.curve import memory_curve
@@ -120,7 +120,19 @@ def everything(text: str) -> dict:
     causes = Causes(analysis)
     curve = memory_curve(found.ranks[0])
     tight = replace(found.ranks[0].use, capacity=2**30, fits=False)
+    outside = sum(tight.outside.values()) + tight.workspace
+    room = replace(tight, capacity=outside + 2**30)
+    small, large = (replace(found.ranks[0].memory, peak=peak) for peak in (2**29, 2**31))
+    grown = replace(found.machine, expandable_segments=True)
     return {
+        "segments": {
+            "active fits": by_segments(replace(found, ranks=(replace(found.ranks[0], use=room, memory=small),))),
+            "active does not": by_segments(replace(found, ranks=(replace(found.ranks[0], use=room, memory=large),))),
+            "they grow": by_segments(
+                replace(found, machine=grown, ranks=(replace(found.ranks[0], use=room, memory=small),))
+            ),
+            "all fits": by_segments(found),
+        },
         "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
         "advice": {case: list(advice(item, causes)) for case, item in recomputing(found).items()},
         "document": json.loads(json.dumps(document(found, causes))),
@@ -224,6 +236,12 @@ def test_a_device_without_enough_memory_is_a_finding_at_the_cluster(told: dict):
     assert re.fullmatch(
         r"rank 0 needs [\d.]+ MiB and [\d.]+ GiB outside of PyTorch, and `h100_sxm` has 1.00 GiB", found.message
     )
+
+
+def test_segments_that_grow_are_advised_where_what_is_active_fits(told: dict):
+    found = told["segments"]
+    assert [len(found[case]) for case in ("active fits", "active does not", "they grow", "all fits")] == [1, 0, 0, 0]
+    assert "allocator (expandable_segments = true)" in found["active fits"][0]
 
 
 @pytest.mark.slow
