@@ -132,21 +132,22 @@ class Draft:
     ) -> None:
         """Add a function that changes the model, on ``mesh`` if there is one, and its call in `parallelize`.
 
-        Both stand in front of the function ``before`` and its call, or last; ``why`` says why there. ``meshes`` are
-        further ones by the names of their parameters.
+        The call stands in front of that of ``before``, or last, and the function in front of those that are called
+        behind it; ``why`` says why there. ``meshes`` are further ones by the names of their parameters.
         """
         self.reasons[function] = why
         given = {**({} if mesh is None else {"mesh": mesh}), **(meshes or {})}
         parameters = ", ".join(["model: nn.Module", *(f"{name}: DeviceMesh" for name in given)])
         made = Function(f"{function}({parameters}) -> None", tuple(body))
         line = Line(call(function, "model", *given.values()), "", note)
-        place = [item.signature.startswith(f"{before}(") for item in self.functions].index(True) if before else None
         calls = [
-            isinstance(item, Line) and not isinstance(item.value, str) and item.value.opening == f"{before}("
+            item.value.opening[:-1] if isinstance(item, Line) and not isinstance(item.value, str) else ""
             for item in self.parallelize
         ]
-        self.functions.insert(len(self.functions) if place is None else place, made)
-        self.parallelize.insert(calls.index(True) if before else len(calls), line)
+        at = calls.index(before) if before else len(calls)
+        behind = [item.signature.partition("(")[0] in calls[at:] for item in self.functions]
+        self.functions.insert(behind.index(True) if True in behind else len(behind), made)
+        self.parallelize.insert(at, line)
 
     def order_of_application(self) -> tuple[str, ...]:
         """The docstring of `parallelize`: its calls in their order, each with the reason for its place."""

@@ -37,6 +37,15 @@ def test_the_program_converts_layers_before_it_shards_them():
     assert text.index("def apply_float8") < text.index("def apply_tensor_parallel")
 
 
+def test_layers_are_converted_before_activations_are_offloaded():
+    """Which is done by the runtime, and not by a function of the program."""
+    text = lowered(
+        f"{HEAD}{TRAINING}offload (activations = all)\nprecision {{ layers.*.attention.wq = float8 }}\n"
+    ).text
+    body = text.partition("def parallelize(")[2]
+    assert 0 < body.index("    apply_float8(model)") < body.index("    offload_activations(model)")
+
+
 def test_what_torchao_cannot_train_is_refused():
     found = refusals(f"{HEAD}{TRAINING}precision {{ layers.*.feed_forward.* = mxfp8 }}")
     assert found
