@@ -209,8 +209,8 @@ def identity(value: Any) -> Hashable:
 
     Holes are not told apart: two in the same place are the same question.
     """
-    if isinstance(value, bool):
-        return bool, value  # which would equal a number
+    if isinstance(value, bool | float):
+        return type(value), value  # which would equal an integer, and may mean something else: a share, or bytes
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, Hole):

@@ -84,7 +84,7 @@ def test_an_input_counts_from_the_time_on_at_which_it_has_a_second_value():
 
 def test_a_boolean_is_no_number_and_two_objects_are_two():
     kept = Kept()
-    for value in (True, 1, [1], [1, 2]):
+    for value in (True, 1, 1.0, [1], [1, 2]):
 
         def named(value: object = value) -> object:
             kept.note("a")
