@@ -23,6 +23,7 @@ from legoai.cost.memory.use import MemoryUse, memory_use, needs_of
 from legoai.cost.pieces import PieceOf, piece_of
 from legoai.cost.pipelines.kept import kept_or_simulated
 from legoai.cost.profiles import ProfileError
+from legoai.cost.requirements import RequirementResult, checked
 from legoai.cost.timing.breakdown import Breakdown, breakdown
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import since
@@ -76,21 +77,6 @@ class RankEstimate:
     use: MemoryUse
     bubble: float = 0.0
     actions: tuple[ActionTime, ...] = field(default=(), repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequirementResult:
-    """A `require` line and the estimate's value for it.
-
-    Attributes:
-        requirement: of the plan.
-        value: in the requirement's dimension.
-        ok: whether the value is within the bound.
-    """
-
-    requirement: Requirement
-    value: float
-    ok: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,20 +422,8 @@ def _importable(directory: Path) -> Iterator[None]:
 
 
 def _with_requirements(found: Estimate, required: Sequence[Requirement]) -> Estimate:
-    pairs = [(item, found.metric(item.metric, item.dimension)) for item in required]
-    results = [RequirementResult(requirement=item, value=value, ok=within(value, item)) for item, value in pairs]
-    return dataclasses.replace(found, requirements=tuple(results))
-
-
-def within(value: float, item: Requirement) -> bool:
-    """Whether a figure, in the dimension of a requirement, meets it."""
-    return {
-        "<=": value <= item.bound,
-        "<": value < item.bound,
-        ">=": value >= item.bound,
-        ">": value > item.bound,
-        "==": value == item.bound,
-    }[item.comparison]
+    results = tuple(checked(item, found.metric(item.metric, item.dimension)) for item in required)
+    return dataclasses.replace(found, requirements=results)
 
 
 def _mean(values: Sequence[float]) -> float:

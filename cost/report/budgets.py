@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from legoai.cost.estimate import Estimate, RequirementResult
+from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.requirements import RequirementResult
 from legoai.dsl.diagnostics.codes.budgets import MemoryLeftByRecomputation, OutOfMemory, RequirementViolated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.specs.directives.checkpoint import Full

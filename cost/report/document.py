@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from legoai.cost.estimate import Estimate, RankEstimate, RequirementResult
+from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.requirements import RequirementResult
 
 FORMAT_VERSION: Final = 2
 """Adding a field keeps the version; removing or changing one increments it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from legoai.cost.estimate import Estimate, RankEstimate, RequirementResult
+from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
+from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
 
 _SHOWN: Final = 5

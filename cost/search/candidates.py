@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from legoai.cost.estimate import within
+from legoai.cost.requirements import within
 from legoai.cost.search.evaluator import Figures
 from legoai.dsl.open_plan import Candidate, OpenHole
 from legoai.specs.directives.batch import Batch
