@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.runtime.checkpoint import META, CheckpointMeta, Files, State, cause, checksum, verified_meta
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.process_group import gather_objects, on_every_rank, on_first_rank
+from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
 
 DRAFT = ".tmp"
 """Ends the name of a folder that is being written or removed."""
@@ -126,7 +126,7 @@ class Checkpoints:
         size = sum(gather_objects(sum(_local_bytes(tensor) for tensor in state.values())))
         try:
             on_first_rank(lambda: _make_empty(draft))
-            save_distributed(dict(state), storage_writer=FileSystemWriter(draft))
+            save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
             files: Files = {}
             for part in on_every_rank(lambda: _checksums(draft, _own_files(draft))):
                 files |= part

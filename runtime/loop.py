@@ -14,6 +14,7 @@ import torch.distributed as dist
 from legoai.runtime.batches import Batch, Batches
 from legoai.runtime.checkpoint import CheckpointMeta, training_state
 from legoai.runtime.checkpoint_folder import Checkpoints
+from legoai.runtime.checkpoint_writer import CheckpointWriter, Writing
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.loss import add_losses, local_value, loss_context
@@ -89,6 +90,11 @@ class TrainingLoop:
         self.checkpoints = (
             Checkpoints(options.out / "checkpoints", keep=options.keep) if options.out is not None else None
         )
+        self.writer = (
+            CheckpointWriter(self.checkpoints, pinned=device.type == "cuda")
+            if self.checkpoints is not None and options.save_async
+            else None
+        )
 
     def run(self) -> History:
         """Train until the last step or a stop signal, save, and return what was done.
@@ -97,7 +103,7 @@ class TrainingLoop:
             RunError: a user's mistake, or a loss that is not finite under `--on-nan stop`.
         """
         self.device.reset_peak_memory()
-        with self._metrics() as log:
+        with self._metrics() as log, self._writing():
             for warning in self._warnings():
                 log.say(f"warning: {warning}")
             if self.training.graph is not None:
@@ -114,6 +120,7 @@ class TrainingLoop:
                     saved = self._save(log)
             if self.step > saved:
                 self._save(log)
+            self._written(log, None if self.writer is None else self.writer.finish())
             stopped_by = self._leave(log)
         return History(
             steps=tuple(self.records),
@@ -296,9 +303,28 @@ class TrainingLoop:
             torch=torch.__version__,
             optimizer=optimizer_name(training.optimizer),
         )
-        path = self.checkpoints.save(training_state(training.model, training.optimizer), meta)
+        state = training_state(training.model, training.optimizer)
+        if self.writer is not None:
+            self._written(log, self.writer.save(state, meta))
+            return self.step
+        path = self.checkpoints.save(state, meta)
         log.event("checkpoint", step=self.step, path=str(path), seconds=time.perf_counter() - started)
         return self.step
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let a checkpoint that is on its way be finished, also where the training ends with an error."""
+        try:
+            yield
+        except BaseException:
+            if self.writer is not None:
+                self.writer.leave()
+            raise
+
+    def _written(self, log: MetricsLog, one: Writing | None) -> None:
+        """Tell of a checkpoint that was written beside the training."""
+        if one is not None:
+            log.event("checkpoint", step=one.step, path=str(one.path), seconds=one.seconds, waited=one.waited)
 
     def _leave(self, log: MetricsLog) -> int | None:
         """Tell how the run ended; return the signal that ended it early, the same on every rank."""

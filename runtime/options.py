@@ -28,6 +28,7 @@ class RunOptions:
         seed: of weights, data order and dropout; None takes the plan's.
         device: `auto` (what the plan is for), `cpu`, `cuda`, or the name of a registered device backend.
         save_every: steps between checkpoints; 0 saves only at the end. Without `out` none are saved.
+        save_async: write checkpoints beside the training, which waits only until they are copied to the host.
         keep: complete checkpoints kept; 0 keeps all.
         resume: `auto` (the newest complete checkpoint in `out`, else from the start), `never`, or a
             checkpoint's path. From an older one than the newest a branch begins, which `auto` then follows.
@@ -39,6 +40,7 @@ class RunOptions:
         evaluate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
         on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
         deterministic: demand deterministic kernels everywhere; slower on a GPU.
+        record_collectives: of each rank so many of the last are written where one over NCCL times out; 0 for none.
         timeout: seconds after which a collective that does not end fails, once the first step is done; until then they
             are 600, if that is more.
     """
@@ -50,6 +52,7 @@ class RunOptions:
     seed: int | None = None
     device: str = "auto"
     save_every: int = 0
+    save_async: bool = False
     keep: int = 3
     resume: str = "auto"
     resume_other_plan: bool = False
@@ -60,10 +63,11 @@ class RunOptions:
     evaluate_batches: int = 8
     on_nan: OnNotFinite = "stop"
     deterministic: bool = False
+    record_collectives: int = 2000
     timeout: float = 600.0
 
 
-PLANNED = ("steps", "data", "data_field", "save_every", "keep", "evaluate_every", "evaluate_batches")
+PLANNED = ("steps", "data", "data_field", "save_every", "save_async", "keep", "evaluate_every", "evaluate_batches")
 """Options whose defaults a plan decides."""
 
 
@@ -176,6 +180,12 @@ def _add_checkpoints(parser: argparse.ArgumentParser, out: Path) -> None:
         "--save-every", type=_count, metavar="N", default=0, help="steps between checkpoints; 0 saves only at the end"
     )
     group.add_argument(
+        "--save-async",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="write checkpoints beside the training, which waits only until they are copied to the host's memory",
+    )
+    group.add_argument(
         "--keep",
         type=_count,
         metavar="N",
@@ -213,6 +223,13 @@ def _add_reporting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reporting", "`evaluate` of the plan gives the defaults.")
     group.add_argument(
         "--log-every", type=_count, metavar="N", default=10, help="steps between terminal lines; 0 for none"
+    )
+    group.add_argument(
+        "--record-collectives",
+        type=_count,
+        metavar="N",
+        default=2000,
+        help="on GPUs, write each rank's last N collectives into OUT/flight_recorder where one times out; 0 for none",
     )
     group.add_argument(
         "--evaluate-every", type=_count, metavar="N", default=0, help="steps between validations; 0 for none"

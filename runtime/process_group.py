@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import torch
@@ -92,6 +94,49 @@ def _join(device: Device, timeout: timedelta) -> None:
         dist.init_process_group(device.collective_backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
+def record_collectives(device: Device, folder: Path | None, *, entries: int) -> None:
+    """Let NCCL's groups of a GPU record their last collectives, and write them where one of them times out.
+
+    That is torch's Flight Recorder, whose settings it reads from the environment when a group is made. What the
+    environment has already stays. Each rank writes `rank_N`, which `torchfrtrace` compares.
+
+    Args:
+        device: of the run.
+        folder: for what is written; None records nothing.
+        entries: the last so many collectives; 0 for none.
+    """
+    if device.type != "cuda" or folder is None or not entries:
+        return
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(entries))
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    if "TORCH_FR_DUMP_TEMP_FILE" not in os.environ:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = str(folder / "rank_")
+
+
+class _OfThread(threading.local):
+    group: dist.ProcessGroup | None = None
+
+
+_of_thread: Final = _OfThread()
+"""The group over which this thread's objects go; None for that of the run."""
+
+
+@contextlib.contextmanager
+def talking_over(group: dist.ProcessGroup) -> Iterator[None]:
+    """Let what this thread says to all ranks go over another group of all ranks, and not meet what others say."""
+    before, _of_thread.group = _of_thread.group, group
+    try:
+        yield
+    finally:
+        _of_thread.group = before
+
+
+def group_of_thread() -> dist.ProcessGroup | None:
+    """Return the group over which this thread talks to all ranks; None for that of the run."""
+    return _of_thread.group
+
+
 def sum_over_world(values: torch.Tensor) -> list[float]:
     """Add the values of all ranks, elementwise: [n] to n numbers."""
     if dist.get_world_size() > 1:
@@ -107,7 +152,7 @@ def on_first_rank(function: Callable[[], Result]) -> Result:
             outcome[0] = function()
         except Exception as error:
             outcome[1] = error
-    dist.broadcast_object_list(outcome, src=0)
+    dist.broadcast_object_list(outcome, src=0, group=group_of_thread())
     if outcome[1] is not None:
         raise outcome[1]
     result: Result = outcome[0]
@@ -131,5 +176,5 @@ def on_every_rank(function: Callable[[], Result]) -> list[Result]:
 def gather_objects(value: Result) -> list[Result]:
     """Return the values of all ranks, on every rank."""
     values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group_of_thread())
     return values

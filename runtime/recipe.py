@@ -67,6 +67,7 @@ class Recipe:
         data: what is trained on: see `RunOptions`.
         data_field: the field of a JSONL object that holds its text.
         save_every: steps between checkpoints; 0 saves only at the end.
+        save_async: write checkpoints beside the training.
         keep: complete checkpoints kept; 0 keeps all.
         evaluate_every: steps between validations; 0 for none.
         evaluate_batches: micro batches per rank in one validation.
@@ -104,6 +105,7 @@ class Recipe:
     data: str = "python"
     data_field: str = "text"
     save_every: int = 0
+    save_async: bool = False
     keep: int = 3
     evaluate_every: int = 0
     evaluate_batches: int = 8

@@ -30,7 +30,7 @@ from legoai.runtime.loss import LossFunction
 from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.parameter_groups import ParameterGroups
-from legoai.runtime.process_group import on_first_rank, process_group
+from legoai.runtime.process_group import on_first_rank, process_group, record_collectives
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
 from legoai.runtime.signals import StopRequest, unhurried
@@ -85,6 +85,8 @@ class Trainer(Recipe):
         """
         device = Device.choose(options.device, planned=self.device_type)
         device.activate(allocator_settings=self.allocator_settings)
+        flights = None if options.out is None else options.out / "flight_recorder"
+        record_collectives(device, flights, entries=options.record_collectives)
         with (
             _deterministic(options.deterministic),
             attention_kernel(self.attention_kernel),

@@ -113,7 +113,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
     "steps": {WHOLE: NONE, "count": NONE},
     "seed": {WHOLE: ("training", "other first weights and another order of samples"),
              "value": ("training", "other first weights and another order of samples")},
-    "save": {WHOLE: NONE, "every": NONE, "keep": NONE},
+    "save": {WHOLE: NONE, "every": NONE, "keep": NONE, "asynchronous": NONE},
     "evaluate": {WHOLE: NONE, "every": NONE, "batches": NONE},
 }  # fmt: skip
 """Effect of a change by keyword, and by option, `rules`, `axes` or the whole statement."""

@@ -92,6 +92,7 @@ TRAINER_ARGUMENTS: Final = (
     "data",
     "data_field",
     "save_every",
+    "save_async",
     "keep",
     "evaluate_every",
     "evaluate_batches",

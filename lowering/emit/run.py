@@ -13,7 +13,7 @@ _ARGUMENTS: Final = {
     "data": {"source": "data", "field": "data_field"},
     "steps": {"count": "steps"},
     "seed": {"value": "seed"},
-    "save": {"every": "save_every", "keep": "keep"},
+    "save": {"every": "save_every", "asynchronous": "save_async", "keep": "keep"},
     "evaluate": {"every": "evaluate_every", "batches": "evaluate_batches"},
 }
 """The argument of `legoai.runtime.Trainer` that each option of each statement gives."""
@@ -61,6 +61,8 @@ def _emit(lowering: Lowering, draft: Draft, keyword: str) -> None:
         return
     for name, argument in _ARGUMENTS[keyword].items():
         value = getattr(statement, name)
+        if isinstance(value, bool) and value == statement.option(name).default:
+            continue
         if isinstance(value, int):
             draft.train_with(argument, literal(value), lowering.note(statement, name))
         elif name == "source" or value != statement.option(name).default:

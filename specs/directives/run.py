@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import Directive, option
-from legoai.specs.directives.kinds import Integer, Text
+from legoai.specs.directives.kinds import Boolean, Integer, Text
 
 
 class Data(Directive):
@@ -28,6 +28,14 @@ class Save(Directive):
 
     every: int = option(Integer(minimum=1), doc="Steps between checkpoints.")
     keep: int = option(Integer(minimum=0), doc="Complete checkpoints kept; 0 keeps all.", default=3)
+    asynchronous: bool = option(
+        Boolean(),
+        doc=(
+            "Written beside the training, which waits only until they are copied to the host's memory. "
+            "`--save-async` and `--no-save-async` replace it."
+        ),
+        default=False,
+    )
 
 
 class Evaluate(Directive):

@@ -89,9 +89,10 @@ def check(plan: DrawnPlan, one: Callable[[list[Part]], Part]) -> bool:
 def has_effect(found: Linted, text: str, part: Part) -> bool:
     """Whether a diagnostic is about the part, or the plan without it is another: in its program, or it has errors.
 
-    A part that says what is so without it, such as `stages = 2` on two ranks, has an effect if another value has one.
+    A part that says what is so without it, such as `stages = 2` on two ranks, has an effect if another value has one, or
+    is told to have none.
     """
-    if any(item.label.span.line in (part.statement, *part.lines) for item in found.diagnostics):
+    if is_told(found, part):
         return True
     without = linted(part.without)
     assert found.analysis is not None
@@ -101,7 +102,12 @@ def has_effect(found: Linted, text: str, part: Part) -> bool:
     if meaning(found.analysis) == meaning(without.analysis) or program(without) != text:
         return True
     others = map(linted, part.instead)
-    return any(other.has_errors or program(other) != text for other in others)
+    return any(other.has_errors or is_told(other, part) or program(other) != text for other in others)
+
+
+def is_told(found: Linted, part: Part) -> bool:
+    """Whether a diagnostic is about a part."""
+    return any(item.label.span.line in (part.statement, *part.lines) for item in found.diagnostics)
 
 
 def meaning(analysis: Analysis) -> list[object]:

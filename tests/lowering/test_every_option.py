@@ -40,6 +40,7 @@ SAYS_NOTHING = {
     ("precision", "gradient", "fp32"): "the dtype of the stored parameters, in which gradients accumulate anyway",
     ("checkpoint", "every", "n", 1): "the same as `full`",
     ("checkpoint", "preserve_rng", False): "what built-in models do by themselves",
+    ("save", "asynchronous", False): "written while the training waits, as without it",
     ("comm", "bucket", "by", "module"): "what a unit is by itself; a module that is none is refused",
 }
 """Values that mean what is so without them."""

@@ -1,0 +1,106 @@
+"""Checkpoints that are written beside the training: copied to the host, and written by a thread of each rank.
+
+The training waits for the copy alone. The threads talk over a group of their own, so that their collectives and those
+of the training never meet. What they raise is raised where the training comes to the next checkpoint or to its end, on
+every rank.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from legoai.runtime.checkpoint import CheckpointMeta, State
+from legoai.runtime.checkpoint_folder import Checkpoints
+from legoai.runtime.process_group import talking_over
+
+_LAST_SECONDS: Final = 30.0
+"""Seconds that a checkpoint has to be finished when the training ends with an error."""
+
+
+@dataclass(slots=True)
+class Writing:
+    """A checkpoint on its way.
+
+    Attributes:
+        step: of the checkpoint.
+        begun: a time of `time.perf_counter`.
+        waited: seconds for which the training waited until it was copied.
+        seconds: until it could be found; 0 until then.
+        path: where it is then.
+        error: why it could not be written.
+    """
+
+    step: int
+    begun: float
+    waited: float = 0.0
+    seconds: float = 0.0
+    path: Path | None = None
+    error: BaseException | None = None
+    thread: threading.Thread = field(init=False)
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one run, one at a time. All methods but :meth:`leave` are collective.
+
+    Args:
+        checkpoints: of the run.
+        pinned: whether they are copied from a GPU, to memory of the host that it can reach by itself.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, *, pinned: bool) -> None:
+        self.checkpoints = checkpoints
+        self._group = dist.new_group(backend="gloo")
+        options = StagingOptions(
+            use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self._stager = DefaultStager(options)
+        self._writing: Writing | None = None
+
+    def save(self, state: State, meta: CheckpointMeta) -> Writing | None:
+        """Copy a checkpoint and begin to write it; return the one before, which is finished first.
+
+        Raises:
+            RunError: the one before could not be written.
+        """
+        before = self.finish()
+        one = self._writing = Writing(meta.step, time.perf_counter())
+        staged = self._stager.stage(dict(state))
+        assert isinstance(staged, dict), "staging was not asked to run beside the training"
+        one.waited = time.perf_counter() - one.begun
+        one.thread = threading.Thread(target=self._write, args=(one, staged, meta), name="checkpoint", daemon=True)
+        one.thread.start()
+        return before
+
+    def finish(self) -> Writing | None:
+        """Wait until what is on its way is written, and return it; None where nothing is.
+
+        Raises:
+            RunError: it could not be written.
+        """
+        one, self._writing = self._writing, None
+        if one is not None:
+            one.thread.join()
+            if one.error is not None:
+                raise one.error
+        return one
+
+    def leave(self) -> None:
+        """Give what is on its way some time, where the training ends with an error, which is raised in its place."""
+        if self._writing is not None:
+            self._writing.thread.join(_LAST_SECONDS)
+
+    def _write(self, one: Writing, state: dict[str, torch.Tensor], meta: CheckpointMeta) -> None:
+        try:
+            with talking_over(self._group):
+                one.path = self.checkpoints.save(state, meta)
+            one.seconds = time.perf_counter() - one.begun
+        except BaseException as error:
+            one.error = error
