@@ -251,6 +251,8 @@ TABLE: Final[tuple[Entry, ...]] = (
           "save_every",
           "save every", "save (every = 100, keep = 3)"),
     Entry("keep_latest_k save_total_limit", "keep save", "save (every = 100, keep = 3)"),
+    Entry("async_mode async_save async_checkpoint async_checkpointing", "asynchronous save",
+          "save (every = 100, asynchronous = true)"),
     Entry("output_dir dump_folder", note=_TRAINER),
     Entry("dataset data_path dataset_path train_data train_data_path mock_data", "data source",
           'data (source = "texts.jsonl")'),
@@ -333,6 +335,7 @@ TORCHTITAN: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("optimizer", ("lr", "beta1", "beta2", "weight_decay")),
     ("lr_scheduler", ("warmup_steps", "decay_ratio", "min_lr_factor")),
     ("checkpoint", ("interval", "keep_latest_k")),
+    ("checkpoint", ("async_mode",)),
     ("validation", ("enable",)),
     ("quantize.linear", ("float8",)),
 )

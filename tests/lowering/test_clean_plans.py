@@ -89,8 +89,8 @@ def check(plan: DrawnPlan, one: Callable[[list[Part]], Part]) -> bool:
 def has_effect(found: Linted, text: str, part: Part) -> bool:
     """Whether a diagnostic is about the part, or the plan without it is another: in its program, or it has errors.
 
-    A part that says what is so without it, such as `stages = 2` on two ranks, has an effect if another value has one, or
-    is told to have none.
+    A part that says what is so without it, such as `stages = 2` on two ranks, has an effect if another value has one,
+    or is told to have none.
     """
     if is_told(found, part):
         return True

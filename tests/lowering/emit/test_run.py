@@ -45,6 +45,13 @@ def test_the_command_line_wins():
     assert found.save_every == 10
 
 
+def test_checkpoints_are_written_beside_the_training_where_one_of_both_says_so():
+    asynchronous = RUN.replace("keep = 0", "keep = 0, asynchronous = true")
+    assert [options(PLAN + text)[1].save_async for text in (RUN, asynchronous)] == [False, True]
+    assert options(PLAN + RUN, "--save-async")[1].save_async
+    assert not options(PLAN + asynchronous, "--no-save-async")[1].save_async
+
+
 def test_without_statements_the_trainer_decides():
     _, found = options(PLAN)
     assert (found.steps, found.data, found.save_every, found.keep, found.evaluate_every) == (
