@@ -10,7 +10,7 @@ from legoai.lowering.program import Program
 from legoai.runtime import torchrun
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.lock import locked
-from legoai.runtime.options import parse_options
+from legoai.runtime.options import RunOptions, parse_options
 from legoai.specs.plan import Plan
 
 
@@ -28,6 +28,7 @@ def start(
     arguments: Sequence[str] = (),
     usage: str = "legoai run PLAN",
     say: Callable[[str], None] = lambda text: None,
+    begin: Callable[[RunOptions], None] = lambda options: None,
 ) -> int:
     """Write a program into the folder of its run, start it with torchrun, and wait for it.
 
@@ -39,6 +40,7 @@ def start(
         arguments: for the trainer.
         usage: the command that starts this run, for the trainer's help and messages.
         say: is told what is started.
+        begin: is called before that, when nothing speaks against it any more.
 
     Returns:
         0, the status of a failed rank, or 128 + n after signal n.
@@ -67,6 +69,7 @@ def start(
             raise RunError(
                 RunErrorCode.FOLDER_NOT_WRITABLE, f"{path} cannot be written: {error.strerror or error}"
             ) from error
+    begin(options)
     count = nproc or plan.mesh.world_size
     say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
     return torchrun.launch(path, nproc=count, arguments=given, directory=directory)

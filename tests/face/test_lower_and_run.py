@@ -1,5 +1,6 @@
 """`legoai lower` and `legoai run` make a program and start it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
     Path("good.plan").write_text(
         GOOD + "variant two {\n  batch (global = 32, micro = 4, seq_len = 64)\n}\n", encoding="utf-8"
     )
-    status, out, err = called(capsys, "run", "good.plan", "--", "--steps", "3", "--out", "elsewhere")
+    status, out, err = called(capsys, "run", "good.plan", "--no-prediction", "--", "--steps", "3", "--out", "elsewhere")
     assert (status, out) == (7, "")
     assert err == "legoai: wrote runs/small/small.py; starting it in 4 processes\n"
     assert called(capsys, "run", "good.plan", "--nproc", "1", "--variant", "two")[0] == 7
@@ -112,6 +113,28 @@ def test_run_writes_the_program_into_its_folder_and_launches_it(
     status, out, _ = called(capsys, "run", "good.plan", "--", "--help")
     assert status == 0 and "--load-weights FOLDER" in out and out.startswith("usage: legoai run good.plan -- ")
     assert len(calls) == 2
+
+
+def test_run_shows_what_was_predicted_beside_what_was_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def launch(program: Path, **_: object) -> int:
+        metrics = Path("runs/small/metrics.jsonl")
+        step = json.dumps({"event": "step", "seconds": 0.5, "data_seconds": 0.0, "peak_memory": 1})
+        metrics.write_text("\n".join([json.dumps({"event": "start"}), *[step] * 8, ""]), encoding="utf-8")
+        return 0
+
+    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", launch)
+    status, out, err = called(capsys, "run", "good.plan")
+    assert (status, out) == (0, "")
+    lines = err.splitlines()
+    assert lines[0].startswith("legoai: predicted: ") and lines[0].endswith(" tokens/s/device")
+    assert lines[2].startswith("predicted beside measured, the median of 5 steps")
+    assert [line.split()[0] for line in lines[4:7]] == ["step", "tokens/s/device", "MFU"]
+    added = json.loads(Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert added["event"] == "prediction" and added["measured"]["step_time_s"] == 0.5
+    for argument in (("--nproc", "2"), ("--", "--device", "cuda")):
+        assert "predicted" not in called(capsys, "run", "good.plan", *argument)[2]
 
 
 def test_a_program_does_not_take_the_name_of_a_module_that_it_needs(capsys: pytest.CaptureFixture[str]):

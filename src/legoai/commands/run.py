@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered
+
+if TYPE_CHECKING:
+    from legoai.cost.report.run import Predicted
+    from legoai.dsl.lint import Linted
+    from legoai.lowering.program import Program
+    from legoai.runtime.options import RunOptions
 
 _DESCRIPTION = """\
 Lower a plan and train it on this machine under torchrun, one process per device of its mesh. The program,
 the metrics and the checkpoints go to a folder, runs/NAME, or runs/NAME-VARIANT. Running again goes on from
 the newest checkpoint there. What follows -- goes to the trainer.
+
+Before it starts, a step is predicted as by `legoai cost`; at the end both are shown beside each other, and
+added to the metrics.
 
 The exit status is 1 if the plan has errors, and otherwise that of the training.
 """
@@ -28,7 +41,8 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai run`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.usage = (
-        "%(prog)s [-h] [--nproc N] [--no-factories] [--set NAME=VALUE] [--variant NAME] FILE [-- ARGUMENT ...]"
+        "%(prog)s [-h] [--nproc N] [--no-prediction] [--no-factories] [--set NAME=VALUE] [--variant NAME] "
+        "FILE [-- ARGUMENT ...]"
     )
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
     parser.add_argument(
@@ -36,6 +50,9 @@ def configure(parser: ArgumentParser) -> None:
         type=_positive,
         metavar="N",
         help="processes on this machine (default: the devices of the plan's mesh)",
+    )
+    parser.add_argument(
+        "--no-prediction", dest="predicts", action="store_false", help="predict nothing, and start at once"
     )
     add_no_factories(parser)
     add_resolution(parser)
@@ -54,8 +71,16 @@ def run(arguments: Namespace) -> int:
     from legoai.lowering.start import start
     from legoai.runtime.errors import RunError, RunErrorCode
 
+    predictions: list[tuple[Predicted, Path]] = []
+
+    def begin(options: RunOptions) -> None:
+        assert options.out is not None
+        found = _prediction(linted, program, options, arguments) if arguments.predicts else None
+        if found is not None:
+            predictions.append((found, options.out / "metrics.jsonl"))
+
     try:
-        return start(
+        status = start(
             program,
             linted.plan,
             directory=linted.analysis.directory,
@@ -63,10 +88,61 @@ def run(arguments: Namespace) -> int:
             arguments=arguments.arguments,
             usage=f"legoai run {arguments.file}",
             say=announce,
+            begin=begin,
         )
     except RunError as error:
         print(error, file=sys.stderr)
         return 2 if error.code == RunErrorCode.WORLD_SIZE else 1
+    for predicted, metrics in predictions:
+        _compare(predicted, metrics)
+    return status
+
+
+def _prediction(linted: Linted, program: Program, options: RunOptions, arguments: Namespace) -> Predicted | None:
+    """What is predicted of a step, which is told; None where it is not, or would be of another run."""
+    plan, analysis = linted.plan, linted.analysis
+    assert plan is not None and analysis is not None and analysis.manifest is not None
+    manifest = analysis.manifest
+    kind = None if analysis.device is None else analysis.device.kind
+    if options.device not in ("auto", kind) or arguments.nproc not in (None, plan.mesh.world_size):
+        return None
+
+    if plan.model.family == "python":
+        announce(f"building the model with {plan.model.target}, to predict a step")
+
+    def simulate() -> Predicted | str:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        from legoai.cost.estimate import CannotEstimateError, estimate
+        from legoai.cost.report.run import Predicted
+
+        try:
+            found = estimate(program, plan, manifest, directory=analysis.directory)
+            return Predicted.of(found, text=bool(plan.batch.seq_len))
+        except CannotEstimateError as error:
+            return str(error)
+
+    from legoai.cost.search.evaluator import apart
+
+    found = apart(simulate)
+    if isinstance(found, str):
+        announce(f"nothing is predicted: {found}")
+        return None
+    rate = found.rate(found.step_time_s)
+    announce(f"predicted: {found.step_time_s:.3g} s a step, {rate:,.0f} {found.unit}/s/device")
+    return found
+
+
+def _compare(predicted: Predicted, metrics: Path) -> None:
+    """Show what was predicted beside what was measured, where there is enough of it."""
+    from legoai.cost.report.run import beside, measured, note
+
+    run = measured(metrics)
+    if run is None:
+        return
+    for line in beside(predicted, run):
+        print(line, file=sys.stderr)
+    with contextlib.suppress(OSError):  # the run's folder may be full, which it has told
+        note(metrics, predicted, run)
 
 
 def _positive(text: str) -> int:

@@ -1,0 +1,145 @@
+"""Predicted figures of a plan beside those that a run of it measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.estimate import Estimate
+from legoai.cost.report import words
+
+_CPU: Final = "cpu"
+"""The profile of the catalogue's CPU."""
+_FIRST: Final = 3
+"""Steps of a run that do not count: they allocate, and compile."""
+_FEWEST: Final = 3
+"""Steps that must be left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a step was predicted to take.
+
+    Attributes:
+        step_time_s: seconds.
+        samples_per_step: tokens of the global batch, or samples where these have no text.
+        unit: `tokens` or `samples`.
+        devices: of the mesh.
+        model_flops: operations that the model asks for in a step; 0 where they are not known.
+        peak_flops_per_s_per_device: of the device.
+        profile: on which the figures rest.
+        of_this_machine: False for the catalogue's CPU, which was measured on another.
+        peak_memory_bytes: active on rank 0 at the peak; None on a CPU, where a run measures all of its process.
+    """
+
+    step_time_s: float
+    samples_per_step: int
+    unit: str
+    devices: int
+    model_flops: float
+    peak_flops_per_s_per_device: float
+    profile: str
+    of_this_machine: bool
+    peak_memory_bytes: int | None
+
+    @classmethod
+    def of(cls, found: Estimate, *, text: bool) -> Predicted:
+        """The figures of an estimate of a plan whose samples are text, or not."""
+        first = next((item for item in found.ranks if item.rank == 0), found.fullest)
+        return cls(
+            step_time_s=found.step_time,
+            samples_per_step=found.tokens_per_step,
+            unit="tokens" if text else "samples",
+            devices=found.world_size,
+            model_flops=found.model_flops or 0.0,
+            peak_flops_per_s_per_device=found.peak_flops or 0.0,
+            profile=found.machine.profile.name,
+            of_this_machine=found.machine.profile.name != _CPU,
+            peak_memory_bytes=None if found.machine.device.kind == "cpu" else first.memory.peak,
+        )
+
+    def rate(self, seconds: float) -> float:
+        """Tokens or samples of a second on each device, if a step takes so many seconds."""
+        return self.samples_per_step / seconds / self.devices
+
+    def mfu(self, seconds: float) -> float:
+        """Model FLOP/s utilisation, if a step takes so many seconds; 0 where that is not known."""
+        peak = self.peak_flops_per_s_per_device * self.devices
+        return self.model_flops / seconds / peak if peak else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the steps of a run took.
+
+    Attributes:
+        steps: that count.
+        step_time_s: the median of their seconds, without what was waited for data.
+        peak_memory_bytes: on rank 0 since the run began.
+    """
+
+    steps: int
+    step_time_s: float
+    peak_memory_bytes: int
+
+
+def measured(metrics: Path) -> Measured | None:
+    """What the last run tells in its metrics; None where it took too few steps, or there are none."""
+    try:
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found: list[Mapping[str, Any]] = []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # a run that was killed may have left half a line
+            continue
+        if event.get("event") == "start":
+            found = []
+        elif event.get("event") == "step":
+            found.append(event)
+    if len(found) < _FIRST + _FEWEST:
+        return None
+    seconds = [float(event["seconds"]) - float(event["data_seconds"]) for event in found[_FIRST:]]
+    return Measured(
+        steps=len(seconds),
+        step_time_s=statistics.median(seconds),
+        peak_memory_bytes=int(found[-1]["peak_memory"]),
+    )
+
+
+def beside(predicted: Predicted, run: Measured) -> Iterator[str]:
+    """The lines of a table of both."""
+    one, two = predicted.step_time_s, run.step_time_s
+    rows = [
+        ("step time", words.seconds(one), words.seconds(two), one / two - 1.0),
+        (
+            f"{predicted.unit}/s/device",
+            f"{predicted.rate(one):,.0f}",
+            f"{predicted.rate(two):,.0f}",
+            two / one - 1.0,
+        ),
+    ]
+    if predicted.mfu(one):
+        rows.append(("MFU", words.share(predicted.mfu(one)), words.share(predicted.mfu(two)), two / one - 1.0))
+    if predicted.peak_memory_bytes is not None:
+        active, real = predicted.peak_memory_bytes, run.peak_memory_bytes
+        rows.append(("peak active", words.size(active), words.size(real), active / real - 1.0))
+    yield f"predicted beside measured, the median of {run.steps} steps behind the first {_FIRST}"
+    yield f"  {'':<16}{'predicted':>12}{'measured':>12}{'error':>9}"
+    for name, said, seen, error in rows:
+        yield f"  {name:<16}{said:>12}{seen:>12}{error:>+9.1%}"
+    if not predicted.of_this_machine:
+        yield f"  profile `{predicted.profile}` was measured on another machine; `legoai calibrate` measures this one"
+
+
+def note(metrics: Path, predicted: Predicted, run: Measured) -> None:
+    """Add both to the metrics of the run."""
+    event = {"event": "prediction", "predicted": asdict(predicted), "measured": asdict(run)}
+    with metrics.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(event) + "\n")

@@ -1,0 +1,68 @@
+"""Predicted figures beside those of a run's metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.report.run import Measured, Predicted, beside, measured, note
+
+GIB = 2**30
+PREDICTED = Predicted(
+    step_time_s=0.2, samples_per_step=8192, unit="tokens", devices=4, model_flops=4e14,
+    peak_flops_per_s_per_device=1e15, profile="h100_sxm", of_this_machine=True, peak_memory_bytes=33 * GIB,
+)  # fmt: skip
+
+
+def step(seconds: float, *, data: float = 0.0, memory: int = 30 * GIB) -> str:
+    return json.dumps({"event": "step", "seconds": seconds, "data_seconds": data, "peak_memory": memory})
+
+
+def told(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_the_steps_of_the_last_run_count_without_its_first_and_without_waits_for_data(tmp_path: Path):
+    earlier = [json.dumps({"event": "start"}), *[step(9.0)] * 9]
+    last = [
+        json.dumps({"event": "start"}), *[step(5.0)] * 3, step(1.0), json.dumps({"event": "checkpoint"}),
+        step(0.35, data=0.1), step(0.25, memory=32 * GIB), '{"event": "st',
+    ]  # fmt: skip
+    assert measured(told(tmp_path / "metrics.jsonl", *earlier, *last)) == Measured(
+        steps=3, step_time_s=0.25, peak_memory_bytes=32 * GIB
+    )
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_too_few_steps_are_not_compared(count: int, tmp_path: Path):
+    assert measured(told(tmp_path / "metrics.jsonl", *[step(1.0)] * count)) is None
+    assert measured(tmp_path / "nothing") is None
+
+
+def test_errors_are_shares_of_what_was_measured():
+    lines = list(beside(PREDICTED, Measured(steps=7, step_time_s=0.25, peak_memory_bytes=30 * GIB)))
+    assert "7 steps" in lines[0]
+    rows = {line[2:18].strip(): line[18:].split() for line in lines[2:]}
+    assert rows["step time"] == ["200", "ms", "250", "ms", "-20.0%"]
+    assert rows["tokens/s/device"] == ["10,240", "8,192", "+25.0%"]
+    assert rows["MFU"] == ["50.0%", "40.0%", "+25.0%"]
+    assert rows["peak active"] == ["33.0", "GiB", "30.0", "GiB", "+10.0%"]
+
+
+def test_a_cpu_compares_no_memory_and_names_the_profile_of_another_machine(tmp_path: Path):
+    one = Predicted(
+        step_time_s=0.2, samples_per_step=16, unit="samples", devices=4, model_flops=0.0,
+        peak_flops_per_s_per_device=0.0, profile="cpu", of_this_machine=False, peak_memory_bytes=None,
+    )  # fmt: skip
+    run = Measured(steps=3, step_time_s=0.4, peak_memory_bytes=GIB)
+    lines = list(beside(one, run))
+    assert [line[2:18].strip() for line in lines[2:4]] == ["step time", "samples/s/device"]
+    assert len(lines) == 5 and "legoai calibrate" in lines[-1]
+    metrics = told(tmp_path / "metrics.jsonl", step(1.0), "")
+    note(metrics, one, run)
+    added = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
+    assert added["event"] == "prediction"
+    assert (added["predicted"]["step_time_s"], added["measured"]["step_time_s"]) == (0.2, 0.4)
