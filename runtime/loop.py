@@ -23,6 +23,7 @@ from legoai.runtime.metrics import MetricsLog, StepRecord
 from legoai.runtime.optim import learning_rate, schedule_end, set_schedule_step
 from legoai.runtime.options import RunOptions
 from legoai.runtime.process_group import on_first_rank, sum_over_world
+from legoai.runtime.profiling import profiled, trace_path
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.resume import (
     differences,
@@ -136,7 +137,8 @@ class TrainingLoop:
         started = time.perf_counter()
         rate = learning_rate(self.training.optimizer, self.training.scheduler)
         batches = Batches(self.training, self.stream)
-        result = take_step(self.recipe, self.training, batches, step=self.step)
+        with self._profiled(log):
+            result = take_step(self.recipe, self.training, batches, step=self.step)
         samples = self.recipe.global_batch_at(self.step)
         if batches.taken * self.recipe.micro_batch * self.training.degree != samples:
             raise self._wrong_count(batches.taken, samples)
@@ -161,6 +163,18 @@ class TrainingLoop:
         log.step(record)
         if self.training.graph is not None:
             self._tell(log, self.training.graph.end_step())
+
+    @contextlib.contextmanager
+    def _profiled(self, log: MetricsLog) -> Iterator[None]:
+        """Profile the step, if it is the one that is to be."""
+        if self.options.out is None or self.step + 1 != self.options.profile_step:
+            yield
+            return
+        path = trace_path(self.options.out, self.step + 1)
+        with profiled(path, self.device):
+            yield
+        log.event("profile", step=self.step + 1, path=str(path))
+        log.say(f"step {self.step + 1} is profiled, and slower for it: {path}")
 
     def _tell(self, log: MetricsLog, notices: Iterable[Notice]) -> None:
         for notice in notices:

@@ -40,6 +40,7 @@ class RunOptions:
         evaluate_batches: micro batches per rank in one validation; a pipeline rounds up to whole passes.
         on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
         deterministic: demand deterministic kernels everywhere; slower on a GPU.
+        profile_step: the step that is profiled on each rank, into `out`; 0 for none.
         record_collectives: of each rank so many of the last are written where one over NCCL times out; 0 for none.
         timeout: seconds after which a collective that does not end fails, once the first step is done; until then they
             are 600, if that is more.
@@ -63,6 +64,7 @@ class RunOptions:
     evaluate_batches: int = 8
     on_nan: OnNotFinite = "stop"
     deterministic: bool = False
+    profile_step: int = 0
     record_collectives: int = 2000
     timeout: float = 600.0
 
@@ -223,6 +225,13 @@ def _add_reporting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reporting", "`evaluate` of the plan gives the defaults.")
     group.add_argument(
         "--log-every", type=_count, metavar="N", default=10, help="steps between terminal lines; 0 for none"
+    )
+    group.add_argument(
+        "--profile-step",
+        type=_count,
+        metavar="N",
+        default=0,
+        help="profile step N with torch's profiler, and write a Chrome trace of each rank into OUT/profile; 0 for none",
     )
     group.add_argument(
         "--record-collectives",
