@@ -1,4 +1,4 @@
-"""Corpora: the bytes that a run trains on, and their cache."""
+"""Corpora: the texts that a run trains on, as tokens, and their cache."""
 
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from legoai.runtime.errors import RunError, RunErrorCode
-
-VOCABULARY = 256
-"""Tokens are bytes."""
+from legoai.runtime.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 
 BUILTIN = "python"
 """The corpus that every machine has: the sources of the Python standard library that runs the program."""
 
-SEPARATOR = b"\x00"
-"""Ends a document; it does not occur in text."""
-
 VALIDATION_EVERY = 20
-"""Every 20th document is validation; a corpus of fewer documents gives the last 20th of its bytes."""
+"""Every 20th document is validation; a corpus of fewer documents gives the last 20th of its tokens."""
 
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".tex"})
 """The files of a folder that are text; a file that is named itself is taken whatever its suffix."""
@@ -42,44 +38,51 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """A byte-level text corpus, cut into a training part and a validation part that share no document.
+    """A text corpus, cut into a training part and a validation part that share no document.
 
     Attributes:
         name: as given on the command line.
-        digest: of the documents' names and sizes; the same on every machine that has the same files.
-        train: [bytes], uint8, memory-mapped.
-        validation: [bytes], uint8, memory-mapped.
+        digest: of the documents' names and sizes, and of their tokenizer; the same on every machine that has the same
+            files.
+        train: [tokens], unsigned, memory-mapped.
+        validation: [tokens], unsigned, memory-mapped.
+        unit: what a token is called.
+        vocabulary: different tokens that there may be.
     """
 
     name: str
     digest: str
-    train: NDArray[np.uint8]
-    validation: NDArray[np.uint8]
+    train: NDArray[Any]
+    validation: NDArray[Any]
+    unit: str = Bytes.unit
+    vocabulary: int = Bytes.count
 
     def unigram_entropy(self) -> float:
-        """Return the entropy of a byte of the training part in nats.
+        """Return the entropy of a token of the training part in nats.
 
-        It is the loss of a model that knows only how often each byte occurs.
+        It is the loss of a model that knows only how often each token occurs.
         """
-        counts = np.zeros(VOCABULARY, dtype=np.int64)
+        counts = np.zeros(self.vocabulary, dtype=np.int64)
         chunk = 1 << 24
         for start in range(0, len(self.train), chunk):
-            counts += np.bincount(self.train[start : start + chunk], minlength=VOCABULARY)
+            counts += np.bincount(self.train[start : start + chunk], minlength=self.vocabulary)
         frequencies = counts[counts > 0] / counts.sum()
         return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
 
 
-def open_corpus(source: str, *, field: str = "text", cache: Path | None = None) -> Corpus:
+def open_corpus(source: str, *, field: str = "text", tokenizer: str = "", cache: Path | None = None) -> Corpus:
     """Open a corpus, building its memory-mapped files on first use.
 
     Args:
         source: `python`, a text file, a JSONL file, or a folder of such files.
         field: the field of a JSONL object that holds its text.
+        tokenizer: as of `tokens_of`.
         cache: where the files are kept; the user's cache folder by default.
 
     Raises:
-        RunError: the source is missing, has no text, or is not what its suffix says.
+        RunError: the source is missing, has no text, or is not what its suffix says; or the tokenizer is not there.
     """
+    tokens = tokens_of(tokenizer)
     files = _library_files() if source == BUILTIN else _local_files(Path(source))
     if not files:
         raise RunError(
@@ -87,13 +90,15 @@ def open_corpus(source: str, *, field: str = "text", cache: Path | None = None) 
             f"{source} has no text files",
             help=f"text files end in {', '.join(sorted(TEXT_SUFFIXES))}",
         )
-    digest = _digest(files, field)
+    digest = _digest(files, field, tokens)
     folder = (cache or cache_folder()) / "corpora"
     parts = [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
     if not all(part.exists() for part in parts):
-        _build(files, field, parts, source)
-    train, validation = (_open_bytes(part) for part in parts)
-    return Corpus(name=source, digest=digest, train=train, validation=validation)
+        _build(files, field, parts, source, tokens)
+    train, validation = (_open_tokens(part, tokens) for part in parts)
+    return Corpus(
+        name=source, digest=digest, train=train, validation=validation, unit=tokens.unit, vocabulary=tokens.count
+    )
 
 
 def cache_folder() -> Path:
@@ -140,8 +145,10 @@ def _local_files(source: Path) -> list[_SourceFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def _digest(files: Iterable[_SourceFile], field: str) -> str:
+def _digest(files: Iterable[_SourceFile], field: str, tokens: Tokens) -> str:
     digest = hashlib.sha256(f"{FORMAT_VERSION}:{field}".encode())
+    if tokens.identity:
+        digest.update(f"\n{tokens.identity}".encode())
     for file in files:
         digest.update(f"\n{file.identity}".encode())
     return digest.hexdigest()
@@ -198,35 +205,35 @@ def _json_text(line: str, field: str, place: str) -> bytes:
     return text.encode("utf-8", errors="surrogateescape")
 
 
-def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str) -> None:
+def _build(files: list[_SourceFile], field: str, parts: list[Path], source: str, tokens: Tokens) -> None:
     """Write both parts under temporary names and rename them; two builders write the same bytes."""
     parts[0].parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parts[0].parent, prefix="building-") as temporary:
         drafts = [Path(temporary, part.name) for part in parts]
         documents = 0
+        texts = (text for file in files for text in _documents(file, field, is_library=source == BUILTIN) if text)
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
-            for file in files:
-                for document in _documents(file, field, is_library=source == BUILTIN):
-                    if document:
-                        documents += 1
-                        kept = validation if documents % VALIDATION_EVERY == 0 else train
-                        kept.write(document + SEPARATOR)
+            for numbers in tokens.of(texts):
+                documents += 1
+                kept = validation if documents % VALIDATION_EVERY == 0 else train
+                kept.write(numbers.tobytes())
         if documents == 0:
             raise RunError(RunErrorCode.DATA_EMPTY, f"{source} has no text: every file in it is empty")
         if documents < VALIDATION_EVERY:
-            _split_tail(*drafts)
+            _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
         for draft, part in zip(drafts, parts, strict=True):
             draft.replace(part)
 
 
-def _split_tail(train: Path, validation: Path) -> None:
+def _split_tail(train: Path, validation: Path, size: int) -> None:
+    """Give the last of the tokens, of so many bytes each, to validation."""
     content = train.read_bytes()
-    cut = len(content) - len(content) // VALIDATION_EVERY
+    cut = len(content) - len(content) // size // VALIDATION_EVERY * size
     train.write_bytes(content[:cut])
     validation.write_bytes(content[cut:])
 
 
-def _open_bytes(path: Path) -> NDArray[np.uint8]:
+def _open_tokens(path: Path, tokens: Tokens) -> NDArray[Any]:
     if path.stat().st_size == 0:
-        return np.empty(0, dtype=np.uint8)
-    return np.memmap(path, dtype=np.uint8, mode="r")
+        return np.empty(0, dtype=tokens.dtype)
+    return np.memmap(path, dtype=tokens.dtype, mode="r")

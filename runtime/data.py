@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +89,7 @@ class TokenStream:
     together have consumed, so a run resumes in the middle of an epoch, and with another degree.
 
     Args:
-        tokens: [corpus], uint8.
+        tokens: [corpus], unsigned.
         seq_len: tokens in a sequence.
         micro_batch: sequences in the micro batch of one rank.
         rank: this rank's place among those that read different samples.
@@ -103,7 +104,7 @@ class TokenStream:
 
     def __init__(
         self,
-        tokens: NDArray[np.uint8],
+        tokens: NDArray[Any],
         *,
         seq_len: int,
         micro_batch: int,

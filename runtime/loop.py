@@ -37,6 +37,7 @@ from legoai.runtime.resume import (
 from legoai.runtime.samples import Data, Stream, check_vocabulary, open_data
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import take_step
+from legoai.runtime.tokens import Bytes
 from legoai.runtime.training import Notice, StepResult, Training
 from legoai.runtime.units import reshard_units
 
@@ -271,10 +272,11 @@ class TrainingLoop:
                 f"{end[0]} on the learning rate {after}"
             )
         if vocabulary is not None and self.data.tokens is not None and vocabulary > 4 * self.data.tokens:
+            are = "are bytes," if self.data.unit == Bytes.unit else "have"
+            beyond = ", and losses say nothing about tokenized text" if self.data.unit == Bytes.unit else ""
             yield (
-                f"the data are bytes, {self.data.tokens} different tokens, and the model's vocabulary has "
-                f"{vocabulary:,}: most of the embedding and the logits is never used, and losses say nothing about "
-                "tokenized text"
+                f"the data {are} {self.data.tokens:,} different tokens, and the model's vocabulary has "
+                f"{vocabulary:,}: most of the embedding and the logits is never used{beyond}"
             )
 
     def _choose_branch(self, path: Path | None, log: MetricsLog, *, resume: str) -> None:
@@ -427,6 +429,7 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             seq_len=recipe.seq_len,
             dtype=recipe.master_dtype,
             field=options.data_field,
+            tokenizer=options.tokenizer,
         )
         check_vocabulary(data, recipe.vocab_size)
         return data

@@ -24,6 +24,7 @@ class RunOptions:
         data: `python` (the standard library's sources), a text file, a JSONL file, or a folder; `synthetic` for
             a model of images.
         data_field: the field of a JSONL object that holds its text.
+        tokenizer: the file of a Hugging Face tokenizer, or its folder; empty trains on bytes.
         out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
         seed: of weights, data order and dropout; None takes the plan's.
         device: `auto` (what the plan is for), `cpu`, `cuda`, or the name of a registered device backend.
@@ -49,6 +50,7 @@ class RunOptions:
     steps: int = 1000
     data: str = "python"
     data_field: str = "text"
+    tokenizer: str = ""
     out: Path | None = None
     seed: int | None = None
     device: str = "auto"
@@ -69,7 +71,17 @@ class RunOptions:
     timeout: float = 600.0
 
 
-PLANNED = ("steps", "data", "data_field", "save_every", "save_async", "keep", "evaluate_every", "evaluate_batches")
+PLANNED = (
+    "steps",
+    "data",
+    "data_field",
+    "tokenizer",
+    "save_every",
+    "save_async",
+    "keep",
+    "evaluate_every",
+    "evaluate_batches",
+)
 """Options whose defaults a plan decides."""
 
 
@@ -142,11 +154,17 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="SOURCE",
         default="python",
-        help="text to train on, byte by byte: 'python' for the standard library's sources, a text file, a JSONL file, "
+        help="text to train on: 'python' for the standard library's sources, a text file, a JSONL file, "
         "or a folder of them; 'synthetic' for made patterns, where the model reads images",
     )
     group.add_argument(
         "--data-field", metavar="NAME", default="text", help="field of a JSONL object that holds its text"
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        default="",
+        help="a Hugging Face tokenizer.json, or the folder that has it; without one each byte is a token",
     )
     group.add_argument(
         "--seed",

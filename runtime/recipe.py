@@ -66,6 +66,7 @@ class Recipe:
         steps: of the whole training where the command line does not say, as what follows.
         data: what is trained on: see `RunOptions`.
         data_field: the field of a JSONL object that holds its text.
+        tokenizer: the file of a tokenizer, or its folder; empty trains on bytes.
         save_every: steps between checkpoints; 0 saves only at the end.
         save_async: write checkpoints beside the training.
         keep: complete checkpoints kept; 0 keeps all.
@@ -104,6 +105,7 @@ class Recipe:
     steps: int = 1000
     data: str = "python"
     data_field: str = "text"
+    tokenizer: str = ""
     save_every: int = 0
     save_async: bool = False
     keep: int = 3

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from legoai.runtime.corpus import VOCABULARY, Corpus, open_corpus
+from legoai.runtime.corpus import Corpus, open_corpus
 from legoai.runtime.data import MicroBatch, SampleBatch, TokenStream
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import seed_of
@@ -56,11 +56,13 @@ class Data(Protocol):
         name: as given on the command line.
         digest: the same on every machine that has the same data.
         tokens: different tokens that a text of them may have; None where they have no text.
+        unit: what a token is called.
     """
 
     name: str
     digest: str
     tokens: int | None
+    unit: str
 
     def stream(self, *, validation: bool, micro_batch: int, rank: int, degree: int, seed: int | None) -> Stream:
         """Return a rank's stream; one without seed is in the data's own order."""
@@ -86,13 +88,19 @@ def check_vocabulary(data: Data, vocabulary: int | None) -> None:
     if (largest := data.largest_token()) >= vocabulary:
         raise RunError(
             RunErrorCode.VOCABULARY,
-            f"{data.name} has the byte {largest}, and the model's vocabulary has {vocabulary} tokens, from 0",
+            f"{data.name} has the {data.unit} {largest}, and the model's vocabulary has {vocabulary} tokens, from 0",
             help=f"give the model a vocabulary of {data.tokens}",
         )
 
 
 def open_data(
-    source: str, reads: Reads, *, seq_len: int, dtype: torch.dtype = torch.float32, field: str = "text"
+    source: str,
+    reads: Reads,
+    *,
+    seq_len: int,
+    dtype: torch.dtype = torch.float32,
+    field: str = "text",
+    tokenizer: str = "",
 ) -> Data:
     """Open what a model that reads so can be trained on.
 
@@ -102,12 +110,13 @@ def open_data(
         seq_len: tokens in a text.
         dtype: of images.
         field: as of `open_corpus`.
+        tokenizer: as of `open_corpus`.
 
     Raises:
         RunError: there is nothing of that name, or the model reads something else.
     """
     if not isinstance(reads, Images | ImagesWithTexts):
-        return TextData(open_corpus(source, field=field), reads, seq_len=seq_len)
+        return TextData(open_corpus(source, field=field, tokenizer=tokenizer), reads, seq_len=seq_len)
     if source != SYNTHETIC:
         raise RunError(
             RunErrorCode.DATA_KIND,
@@ -118,13 +127,14 @@ def open_data(
 
 
 class TextData:
-    """A corpus, for a model that predicts the next byte of a text, or of the text that goes on from another."""
+    """A corpus, for a model that predicts the next token of a text, or of the text that goes on from another."""
 
-    tokens: int | None = VOCABULARY
+    tokens: int | None
 
     def __init__(self, corpus: Corpus, reads: Reads, *, seq_len: int) -> None:
         self.corpus = corpus
         self.name, self.digest = corpus.name, corpus.digest
+        self.tokens, self.unit = corpus.vocabulary, corpus.unit
         self._reads = reads
         self._seq_len = seq_len
 
@@ -147,12 +157,12 @@ class TextData:
         return f"{len(self.corpus.train):,} tokens"
 
     def largest_token(self) -> int:
-        """The largest byte of both parts."""
+        """The largest token of both parts."""
         parts = (self.corpus.train, self.corpus.validation)
         return max(int(part.max()) for part in parts if len(part))
 
     def ignorant_loss(self, micro_batch: int) -> tuple[str, float]:
-        """What one who knows the bytes' frequencies would reach."""
+        """What one who knows the tokens' frequencies would reach."""
         return "knowing only how often each token occurs", self.corpus.unigram_entropy()
 
 
@@ -200,6 +210,7 @@ class SyntheticData:
 
     name = SYNTHETIC
     tokens: int | None = None
+    unit = "token"
 
     def __init__(self, reads: Images | ImagesWithTexts, *, seq_len: int, dtype: torch.dtype) -> None:
         self._reads = reads

@@ -109,7 +109,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
     "clip": {WHOLE: _LEARNED, "norm": _LEARNED},
     "schedule": {WHOLE: _LEARNED, "form": ("training", "learning rates are others")},
     "data": {WHOLE: ("training", "other samples"), "source": ("training", "other samples"),
-             "field": ("training", "other samples")},
+             "field": ("training", "other samples"), "tokenizer": ("training", "other tokens of the same texts")},
     "steps": {WHOLE: NONE, "count": NONE},
     "seed": {WHOLE: ("training", "other first weights and another order of samples"),
              "value": ("training", "other first weights and another order of samples")},

@@ -91,6 +91,7 @@ TRAINER_ARGUMENTS: Final = (
     "seed",
     "data",
     "data_field",
+    "tokenizer",
     "save_every",
     "save_async",
     "keep",

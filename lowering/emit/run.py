@@ -10,7 +10,7 @@ from legoai.specs.directives.schedule import Constant
 from legoai.specs.plan import Plan
 
 _ARGUMENTS: Final = {
-    "data": {"source": "data", "field": "data_field"},
+    "data": {"source": "data", "field": "data_field", "tokenizer": "tokenizer"},
     "steps": {"count": "steps"},
     "seed": {"value": "seed"},
     "save": {"every": "save_every", "asynchronous": "save_async", "keep": "keep"},

@@ -9,7 +9,7 @@ from legoai.specs.directives.kinds import Boolean, Integer, Text
 
 
 class Data(Directive):
-    """What is trained on, byte by byte. `--data` and `--data-field` replace them."""
+    """What is trained on. `--data`, `--data-field` and `--tokenizer` replace them."""
 
     keyword: ClassVar[str] = "data"
 
@@ -19,6 +19,14 @@ class Data(Directive):
         'where the program is started; `"synthetic"` for made patterns, where the model reads images.',
     )
     field: str = option(Text(), doc="The field of a JSONL object that holds its text.", default="text")
+    tokenizer: str = option(
+        Text("a quoted name"),
+        doc=(
+            "A Hugging Face `tokenizer.json`, or the folder that has it, relative to where the program is started; it "
+            "needs `pip install 'legoai[tokenizers]'`. Without one each byte is a token."
+        ),
+        default="",
+    )
 
 
 class Save(Directive):

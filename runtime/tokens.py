@@ -1,0 +1,151 @@
+"""Tokens of texts: their bytes, or the numbers that a tokenizer gives."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+VOCABULARY: Final = 256
+"""Different bytes."""
+
+SEPARATOR: Final = b"\x00"
+"""Ends a document of bytes; it does not occur in text."""
+
+FILE: Final = "tokenizer.json"
+"""The name that Hugging Face gives the file of a tokenizer; `tokenizer_config.json` beside it says what ends a text."""
+
+_ENDS: Final = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[SEP]")
+"""What ends a text in tokenizers whose configuration does not say so."""
+
+_AT_ONCE: Final = 512
+"""Texts that are encoded together, beside each other."""
+_LONGEST: Final = 1 << 20
+"""Characters of a text from which on it is encoded in pieces of whole lines."""
+
+
+class Tokens(Protocol):
+    """What a text is made of for a model.
+
+    Attributes:
+        unit: what a token is called.
+        count: different tokens.
+        dtype: of their numbers.
+        identity: changes when a text may come to other tokens; empty for bytes.
+    """
+
+    unit: str
+    count: int
+    dtype: np.dtype[Any]
+    identity: str
+
+    def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        """Yield the tokens of documents, each with what ends it."""
+
+
+class Bytes:
+    """Each byte is a token."""
+
+    unit = "byte"
+    count = VOCABULARY
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    identity = ""
+
+    def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        """As of :class:`Tokens`."""
+        return (np.frombuffer(document + SEPARATOR, dtype=np.uint8) for document in documents)
+
+
+class Tokenized:
+    """Tokens of a tokenizer as Hugging Face's models have it; the file is data, and runs nothing.
+
+    Args:
+        path: of its file, or of the folder that has a `tokenizer.json`.
+
+    Raises:
+        RunError: there is none, it cannot be read, or nothing ends a text; or the package `tokenizers` is missing.
+    """
+
+    unit = "token"
+
+    def __init__(self, path: Path) -> None:
+        file = path / FILE if path.is_dir() else path
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise RunError(
+                RunErrorCode.TOKENIZER,
+                f"--tokenizer {path} needs the package `tokenizers`, which is not installed",
+                help="`pip install 'legoai[tokenizers]'` installs it",
+            ) from None
+        try:
+            content = file.read_bytes()
+            self._tokenizer = Tokenizer.from_buffer(content)
+        except OSError as error:
+            raise RunError(RunErrorCode.TOKENIZER, f"--tokenizer {path}: {error.strerror or error}: {file}") from None
+        except Exception as error:  # of the library's own, without a common class
+            raise RunError(RunErrorCode.TOKENIZER, f"--tokenizer {path}: {file} is no tokenizer: {error}") from None
+        self.count = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self.dtype: np.dtype[Any] = np.dtype(np.uint16 if self.count <= 1 << 16 else np.uint32)
+        self._end = self._end_of_text(file)
+        self.identity = f"{hashlib.sha256(content).hexdigest()}:{self._end}"
+
+    def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
+        """As of :class:`Tokens`."""
+        texts = (document.decode("utf-8", errors="replace") for document in documents)
+        while several := list(itertools.islice(texts, _AT_ONCE)):
+            pieces = [_pieces(text) for text in several]
+            encoded = self._tokenizer.encode_batch([one for text in pieces for one in text], add_special_tokens=False)
+            found = iter(encoded)
+            for text in pieces:
+                ids = [number for one in itertools.islice(found, len(text)) for number in one.ids]
+                yield np.array([*ids, self._end], dtype=self.dtype)
+
+    def _end_of_text(self, file: Path) -> int:
+        names = [name for name in (_configured_end(file), *_ENDS) if name is not None]
+        for name in names:
+            number = self._tokenizer.token_to_id(name)
+            if number is not None:
+                return int(number)
+        raise RunError(
+            RunErrorCode.TOKENIZER,
+            f"nothing ends a text in {file}: it has none of {', '.join(names)}",
+            help="name the token as `eos_token` in tokenizer_config.json beside it",
+        )
+
+
+def tokens_of(tokenizer: str) -> Tokens:
+    """Return the tokens of a tokenizer's file or folder; bytes for an empty name.
+
+    Raises:
+        RunError: as of :class:`Tokenized`.
+    """
+    return Tokenized(Path(tokenizer)) if tokenizer else Bytes()
+
+
+def _configured_end(file: Path) -> str | None:
+    """Return what ends a text as the configuration beside a tokenizer's file says, if it does."""
+    try:
+        found = json.loads(file.with_name("tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) else None
+
+
+def _pieces(text: str) -> list[str]:
+    """Cut a long text behind ends of lines."""
+    found, start = [], 0
+    while len(text) - start > _LONGEST:
+        stop = text.rfind("\n", start, start + _LONGEST) + 1 or start + _LONGEST
+        found.append(text[start:stop])
+        start = stop
+    return [*found, text[start:]]
