@@ -19,6 +19,7 @@ from legoai.lowering.emit.base import TRAINER_ARGUMENTS, Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Writer, call, quoted
 from legoai.lowering.emit.graph import graph_passes
 from legoai.specs.models.manifest import ManifestError
+from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
 
@@ -199,8 +200,13 @@ def _cluster(lowering: Lowering) -> str:
 
 
 def _torchrun(lowering: Lowering) -> str:
-    plan = lowering.plan
+    hosts, each = hosts_and_processes(lowering.plan)
+    if hosts == 1:
+        return f"--nproc-per-node {each}"
+    return f"--nnodes {hosts} --nproc-per-node {each} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+
+
+def hosts_and_processes(plan: Plan) -> tuple[int, int]:
+    """On how many hosts a program is started, and the processes on each; on one where the mesh leaves devices idle."""
     hosts, devices = plan.cluster.hosts, plan.mesh.world_size
-    if hosts == 1 or devices % hosts:
-        return f"--nproc-per-node {devices}"
-    return f"--nnodes {hosts} --nproc-per-node {devices // hosts} --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+    return (1, devices) if devices % hosts else (hosts, devices // hosts)

@@ -29,6 +29,7 @@ examples:
   legoai lower plan.tiny                       to standard output
   legoai lower plan.tiny -o tiny.py            to a file
   legoai lower plan.tiny --set hosts=4 -o -    with another value of a `let` name
+  legoai lower plan.llama3_70b_256 -o llama.py --slurm llama.sbatch
   legoai lower plan.g --dump-graphs graphs     of `backend = graph`, also the step's graph after each pass
 """
 
@@ -44,6 +45,12 @@ def configure(parser: ArgumentParser) -> None:
         type=output_file,
         default=Path("-"),
         help="write it to this file (default: -, the terminal)",
+    )
+    parser.add_argument(
+        "--slurm",
+        metavar="SCRIPT",
+        type=output_file,
+        help="with -o, also write a batch script of Slurm that starts the program on all hosts of the plan",
     )
     parser.add_argument(
         "--dump-graphs",
@@ -89,6 +96,8 @@ def run(arguments: Namespace) -> int:
             return 1
         _dump(linted, program, arguments.dump_graphs)
     if arguments.output == Path("-"):
+        if arguments.slurm is not None:
+            raise WrongUsage("--slurm starts a program that is in a file: name it with -o")
         sys.stdout.write(program.text)
         return 0
     assert linted.plan is not None
@@ -100,9 +109,18 @@ def run(arguments: Namespace) -> int:
             f"{arguments.output} would be imported in the place of {whose} `{arguments.output.stem}`, since torchrun "
             "looks for modules beside a program first; choose another name"
         )
-    try:
-        replace_file(arguments.output, program.text)
-    except OSError as error:
-        raise WrongUsage(f"{arguments.output} cannot be written: {error.strerror}") from error
-    print(f"wrote {arguments.output}", file=sys.stderr)
+    _write(arguments.output, program.text)
+    if arguments.slurm is not None:
+        from legoai.lowering.slurm import batch_script
+
+        assert linted.analysis is not None
+        _write(arguments.slurm, batch_script(linted.analysis, arguments.output))
     return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        replace_file(path, text)
+    except OSError as error:
+        raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
+    print(f"wrote {path}", file=sys.stderr)

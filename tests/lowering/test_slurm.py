@@ -1,0 +1,77 @@
+"""Batch script of Slurm: it starts the program on every host, of which stand-ins of Slurm's commands make two here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from legoai.cli import main
+
+PLAN = """plan small
+model   llama3("tiny")
+cluster {cluster}
+batch   (global = 32, micro = 1, seq_len = 64)
+mesh    (dp_shard = {ranks})
+fsdp blocks on dp_shard
+"""
+SRUN = """#!/bin/sh
+[ "$1" = --kill-on-bad-exit=1 ] || exit 9
+shift
+"$@" & first=$!
+"$@" || exit 1
+wait $first
+"""
+"""Each of two tasks runs here."""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def script(cluster: str, ranks: int) -> str:
+    Path("small.plan").write_text(PLAN.format(cluster=cluster, ranks=ranks), encoding="utf-8")
+    assert main(["lower", "small.plan", "-o", "small.py", "--slurm", "small.sbatch"]) == 0
+    return Path("small.sbatch").read_text(encoding="utf-8")
+
+
+def test_hosts_gpus_and_processes_are_those_of_the_plan():
+    text = script("h100_sxm(hosts = 4, fabric = infiniband_ndr)", 32)
+    for line in ("--nodes=4", "--ntasks-per-node=1", "--gpus-per-node=8", "--job-name=small"):
+        assert f"#SBATCH {line}\n" in text
+    assert "--nnodes=4 --nproc-per-node=8" in text
+    assert "--gpus-per-node" not in script("cpu(devices = 2)", 2)
+
+
+def test_a_script_needs_a_program_in_a_file(capsys: pytest.CaptureFixture[str]):
+    Path("small.plan").write_text(PLAN.format(cluster="cpu(devices = 2)", ranks=2), encoding="utf-8")
+    assert main(["lower", "small.plan", "--slurm", "small.sbatch"]) == 2
+    assert "name it with -o" in capsys.readouterr().err
+    assert not Path("small.sbatch").exists()
+
+
+def test_two_hosts_train_together(here: Path):
+    script("cpu(hosts = 2, devices = 1, fabric = ethernet_100)", 2)
+    commands = here / "bin"
+    commands.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho localhost\necho other\n")):
+        (commands / name).write_text(text, encoding="utf-8")
+        (commands / name).chmod(0o755)
+    (here / "text.txt").write_text("some text to read " * 400, encoding="utf-8")
+    environment = os.environ | {
+        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "SLURM_SUBMIT_DIR": str(here), "SLURM_JOB_NODELIST": "host[1-2]", "SLURM_JOB_ID": str(os.getpid()),
+        "XDG_CACHE_HOME": str(here / "cache"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = ["bash", str(here / "small.sbatch"), "--steps", "2", "--data", "text.txt", "--out", "run"]
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    events = list(map(json.loads, (here / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()))
+    assert events[0]["world"] == 2
+    assert [event["step"] for event in events if event["event"] == "step"] == [1, 2]
