@@ -10,15 +10,16 @@ import contextlib
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.cost.compilation.modules import compilation
-from legoai.cost.pipelines.actions import UnequalError
-from legoai.cost.replay.blocks import shorten
+from legoai.cost.pipelines.actions import FEWEST
+from legoai.cost.pipelines.patterns import DepthError, UnequalError
+from legoai.cost.replay.blocks import class_of_name, classes_of_held, shorten
 from legoai.cost.replay.building import piece_of
 from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
@@ -57,7 +58,11 @@ from legoai.runtime.training import StepFunction, Training
 from legoai.specs.cluster import Device as CatalogueDevice
 
 if TYPE_CHECKING:
-    from legoai.cost.pipelines.other_ranks import OtherItems
+    from legoai.cost.pipelines.deep_stages import Told
+    from legoai.runtime.pipeline import Pipeline
+
+_LEAST_LEFT_OUT: Final = 3
+"""Blocks of a stage that must be left out: repeating what was captured of the others takes as long as two of them."""
 
 STEPS: Final = 2
 """Optimizer steps that are taken: the first makes the optimizer's state, the second is like all that follow."""
@@ -128,7 +133,7 @@ def capture_piece(
     for containers in (classes, ()) if classes else ((),):
         try:
             found = _shortened(program, world=world, rank=rank, kind=kind, gpu=gpu, containers=containers)
-        except UnequalError:  # of a pipeline, of which no blocks are left out
+        except UnequalError:  # of actions of a pipeline
             taken = _few_actions(program, world=world, rank=rank, kind=kind, gpu=gpu, ways=(True,))
             return None if taken is None else dataclasses.replace(taken[1], items=taken[0].finished())
         if found is not None:
@@ -171,7 +176,7 @@ def capture_alike(
         return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
     done, trace = taken
     found = [dataclasses.replace(trace, items=done.finished())]
-    for other, (items, translation) in zip(others, done.others, strict=False):
+    for other, (items, translation) in zip(others, done.told.others if done.told else (), strict=False):
         found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
     return found
 
@@ -192,9 +197,14 @@ def _few_actions(
     built has parameters that are freed, and tried where the actions are unequal otherwise. `ways` are those that were
     not tried yet.
     """
+    take = functools.partial(_taken, program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, others=others)
+    classes = program.block_classes if isinstance(program, Program) else ()
     for freed in ways:
         with contextlib.suppress(UnequalError):
-            return _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, freed=freed, others=others)
+            if classes:
+                with contextlib.suppress(SimulationError, DepthError):  # the program may need all of its blocks
+                    return take(containers=classes, freed=freed)
+            return take(containers=(), freed=freed)
     return None
 
 
@@ -210,7 +220,7 @@ def _shortened(
     """Take few micro batches, and few blocks of some containers; None where they are not equal."""
     try:
         taken, trace = _taken(program, world=world, rank=rank, kind=kind, gpu=gpu, few=True, containers=containers)
-    except SimulationError:
+    except (SimulationError, DepthError):
         if containers:
             return None  # the program may need all of its blocks
         raise
@@ -232,14 +242,14 @@ class _Taken:
         staged: whether a pipeline's actions were taken, each as a use of a part.
         wanted: micro batches of the second step; 0 where they are not counted.
         runs: blocks that were left out.
-        others: of other ranks of a pipeline, the items of their traces and how their segments are translated.
+        told: of a pipeline, what is told of its ranks.
     """
 
     recorder: Capture
     staged: bool
     wanted: int
     runs: list[RepeatedBlocks]
-    others: Sequence[OtherItems]
+    told: Told | None
 
     def editable(self) -> EditableTrace:
         """Return the records as an editable trace, on which they can be repeated."""
@@ -248,6 +258,8 @@ class _Taken:
 
     def finished(self) -> Sequence[Item]:
         """Return the records with their final numbers."""
+        if self.told is not None and self.told.own:
+            return self.told.own
         segmented = any(isinstance(item, Instance) for item in self.recorder.records)
         return tuple(self.recorder.records) if segmented else self.editable().finished()
 
@@ -272,7 +284,7 @@ def _taken(
     runs: list[RepeatedBlocks] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
         trainer = _outside_of_fake(trainer_of(program), kind)
-        if containers and trainer.pipeline is None:  # of a stage's few blocks too few would be left out
+        if containers and (trainer.pipeline is None or _may_be_short(trainer.pipeline)):
             ahead = program.look_ahead if isinstance(program, Program) else 1
             trainer = _without_blocks(trainer, runs, containers, ahead)
             recorder.operands = {}
@@ -280,19 +292,20 @@ def _taken(
         recorder.staged = trainer.pipeline is not None
         hearing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         then: Callable[[], object] | None = None
-        found: list[OtherItems] = []
+        told: Told | None = None
         if recorder.staged:
             from legoai.cost.pipelines.stages import listened_to, schedules_heard
 
             pipeline = trainer.pipeline
             trainer, heard = listened_to(trainer, recorder, repeat=few, freed=freed)
             hearing = schedules_heard(heard)
-            if others and pipeline is not None:
-                from legoai.cost.pipelines.other_ranks import items_of_others, others_of
+            if (others or containers) and pipeline is not None:
+                from legoai.cost.pipelines.deep_stages import Told
+                from legoai.cost.pipelines.other_ranks import others_of
 
-                stride = world // len(pipeline.stages_of_rank)
-                alike = others_of(pipeline, rank // stride, others, stride=stride)
-                then = functools.partial(_tell, found, functools.partial(items_of_others, heard, alike))
+                told, stride = Told(), world // len(pipeline.stages_of_rank)
+                own, *alike = others_of(pipeline, rank // stride, [rank // stride, *others], stride=stride)
+                then = functools.partial(told.tell, heard, runs, own, alike)
         casts = contextlib.nullcontext() if trainer.autocast_dtype is None else autocast_rules(kind)
         with (
             casts,
@@ -307,17 +320,39 @@ def _taken(
             wanted = _take_steps(recorder, trainer, training, device, few=few, then=then)
             stage = training.mesh.get_local_rank("pp") if "pp" in (training.mesh.mesh_dim_names or ()) else 0
             del training
-    return _Taken(recorder, recorder.staged, wanted, runs, found), Trace(rank=rank, world=world, stage=stage, items=())
+    return _Taken(recorder, recorder.staged, wanted, runs, told), Trace(rank=rank, world=world, stage=stage, items=())
+
+
+def _may_be_short(pipeline: Pipeline) -> bool:
+    """Whether stages may be taken of few blocks: actions are repeated, and no placeholders among the blocks."""
+    return pipeline.microbatches >= FEWEST and not pipeline.placeholders
 
 
 def _without_blocks(trainer: Trainer, runs: list[RepeatedBlocks], containers: BlockClasses, ahead: int) -> Trainer:
-    """Let a program parallelize its model without the blocks that others stand for, and note which."""
+    """Let a program parallelize its model, or the stages of it, without the blocks that others stand for.
+
+    Args:
+        trainer: of the program.
+        runs: is told which blocks are left out.
+        containers: the lists of blocks, each with the class of every block.
+        ahead: blocks that a block looks ahead or back at most.
+    """
+    classes: dict[str, Mapping[str, int]] = {}
+
+    def build_model() -> nn.Module:
+        model = trainer.build_model()
+        classes.update((path, class_of_name(model.get_submodule(path), of_block)) for path, of_block in containers)
+        return model
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-        runs.extend(shorten(model, dict(containers), ahead=ahead))
+        held = {path: classes_of_held(model.get_submodule(path), of_name) for path, of_name in classes.items()}
+        if trainer.pipeline is None:
+            runs.extend(shorten(model, held, ahead=ahead))
+        else:
+            runs.extend(shorten(model, held, ahead=ahead, staged=True, least=_LEAST_LEFT_OUT))
         return trainer.parallelize(model, mesh)
 
-    return dataclasses.replace(trainer, parallelize=parallelize)
+    return dataclasses.replace(trainer, build_model=build_model, parallelize=parallelize)
 
 
 def _outside_of_fake(trainer: Trainer, kind: Kind) -> Trainer:
@@ -348,13 +383,6 @@ def _outside_of_fake(trainer: Trainer, kind: Kind) -> Trainer:
         build_model=build_model,
         build_mesh=outside(trainer.build_mesh),
     )
-
-
-def _tell(found: list[OtherItems], items: Callable[[], Iterator[OtherItems]]) -> None:
-    """Add what ranks do that are like the one that was captured, up to the first of which that cannot be told."""
-    with contextlib.suppress(UnequalError):
-        for other in items():
-            found.append(other)
 
 
 def _take_steps(

@@ -17,86 +17,43 @@ happens.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from legoai.cost.pipelines.classes import FIRST, Action, Class, Classes, first_micro_batches
+from legoai.cost.pipelines.patterns import (
+    STORAGE,
+    WORK,
+    Entry,
+    Own,
+    Pattern,
+    Place,
+    Result,
+    UnequalError,
+    outside_of,
+    storages_of,
+)
 from legoai.cost.simulated.device import SIM, backend
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.simulated.results import tensor_like
+from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.numbers import NONE, alike
 from legoai.cost.trace.records import Free, Record
-from legoai.cost.trace.segments import KIND_OF, Instance, Segment, first_instance
+from legoai.cost.trace.segments import Instance, Segment, first_instance
 from legoai.cost.trace.trace import records_of
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
-from legoai.runtime.torch_internals.fake_world import DTensorSpec
 from legoai.runtime.torch_internals.units import freed_after_forward
 
-Place: TypeAlias = tuple[Literal["other", "latest", "made", "fixed"], object, int]
-"""How a number is told that an action names and does not make: by the slot that it has in another action of the same
-micro batch, or in the latest of a kind; by itself, where any other action made it; and by itself, where none did."""
-
-_FEWEST: Final = 5
+FEWEST: Final = 5
 """Micro batches of a pass below which nothing is left out."""
-
-_STORAGE, _WORK, _EVENT = range(3)
-
-
-class UnequalError(BaseException):
-    """Actions are not equal, or cannot be seen to be.
-
-    Not an ordinary exception: torch's schedules log those, with all of their actions, before they raise them again.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor with which the schedule goes on.
-
-    Attributes:
-        shape: of the local tensor.
-        stride: of it.
-        dtype: of it.
-        spec: of the DTensor whose local tensor it is; None for a plain tensor.
-        place: of its storage among those that the action made.
-        work: of the collective whose result it is and for which nobody has waited yet; None for none.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    spec: DTensorSpec | None
-    place: int
-    work: int | None
-
-
-@dataclass(slots=True)
-class _Pattern:
-    """What an action was seen to do.
-
-    Attributes:
-        instance: its records.
-        outside: how each number is told that it names and does not make.
-        results: tensors with which the schedule goes on.
-        on_buffers: of a backward, for each input: whether its gradient is that of the buffer in which it was received.
-        gives_up: the record at which the outputs of the stage are given up; -1 where they are not.
-        segments: recorded where the action is not run: all but the end of tensors with which the schedule goes on, two
-            where the outputs are given up between them.
-    """
-
-    instance: Instance
-    outside: tuple[Place, ...]
-    results: tuple[_Tensor | None, ...]
-    on_buffers: tuple[bool, ...] = ()
-    gives_up: int = -1
-    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(slots=True)
@@ -119,7 +76,7 @@ class Repeats:
     classes: Classes = field(default_factory=lambda: Classes({}, False))
     step: int = 0
     passes: int = 0
-    patterns: dict[tuple[int, str, Class], _Pattern] = field(default_factory=dict)
+    patterns: dict[tuple[int, str, Class], Pattern] = field(default_factory=dict)
     made: dict[Action, Instance] = field(default_factory=dict)
     """What each action of this pass made."""
     maker: dict[tuple[int, int], tuple[Action, int]] = field(default_factory=dict)
@@ -134,7 +91,7 @@ class Repeats:
     """Storages of tensors with which the schedule goes on; their end is seen as it happens."""
     outputs: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """The storages of what the forward of a stage returned for a micro batch."""
-    firsts: dict[tuple[int, int, int, str], _Pattern] = field(default_factory=dict)
+    firsts: dict[tuple[int, int, int, str], Pattern] = field(default_factory=dict)
     """What the first action of each kind of each stage did in each pass, by step, pass, stage and kind."""
     alone: dict[tuple[int, int, int, str], list[Instance]] = field(default_factory=dict)
     """What was done for no micro batch in particular, by step, pass, stage and name."""
@@ -145,6 +102,10 @@ class Repeats:
     gathered: set[int] = field(default_factory=set)
     """Stages whose parameters were gathered as before, and for which nobody has waited yet."""
     replayed: Counter[tuple[int, int, int, str]] = field(default_factory=Counter)
+    numbers: dict[tuple[int, int, Action], Own] = field(default_factory=dict)
+    """Of actions that are to be written, by step and pass: the numbers of what they make, where these are known."""
+    entries: dict[int, Entry] = field(default_factory=dict)
+    """What the instances among the records stand for, by their identity."""
 
     def begin_pass(self) -> None:
         """Note that a pass begins.
@@ -152,11 +113,14 @@ class Repeats:
         Raises:
             UnequalError: what a pattern names by itself is no longer there.
         """
-        living = {(_STORAGE, item.number) for item in self.recorder.storages.values()} if self.staying else set()
+        living = {(STORAGE, item.number) for item in self.recorder.storages.values()} if self.staying else set()
         if not self.staying <= living:
             raise UnequalError("an action goes on with what another one left, which is gone in the next pass")
-        self.passes = self.passes + 1 if self.step == self.recorder.step else 0
-        self.step = self.recorder.step
+        self.clear(self.recorder.step, self.passes + 1 if self.step == self.recorder.step else 0)
+
+    def clear(self, step: int, passes: int) -> None:
+        """Forget what was done in the pass before a pass of a step."""
+        self.step, self.passes = step, passes
         self.made.clear()
         self.maker.clear()
         self.written.clear()
@@ -181,7 +145,7 @@ class Repeats:
         """Whether the actions of a micro batch of this pass are run."""
         if self.replays:
             return False
-        if self.micro_batches < _FEWEST:
+        if self.micro_batches < FEWEST:
             return True
         if self.step == 1 and not self.passes and micro_batch in self.compared[stage]:
             return True
@@ -193,7 +157,7 @@ class Repeats:
         Raises:
             UnequalError: some of them are kept in larger shards.
         """
-        if not self.freed or self.micro_batches < _FEWEST or not any(of == stage for of, *_ in self.made):
+        if not self.freed or self.micro_batches < FEWEST or not any(of == stage for of, *_ in self.made):
             return
         units = freed_after_forward(model)
         if units is None:
@@ -216,23 +180,28 @@ class Repeats:
             results: tensors with which the schedule goes on.
             on_buffers: of a backward, which of them are gradients of buffers.
         """
-        if self.micro_batches < _FEWEST:
+        if self.micro_batches < FEWEST:
             return
+        instance, operands = self._compacted(start)
+        described = tuple(self._described(item, instance) for item in results)
+        self.entries[id(instance)] = Entry(instance, action, described, on_buffers, operands=operands)
+        self.take(action, instance, described, on_buffers)
+
+    def take(
+        self, action: Action, instance: Instance, described: tuple[Result | None, ...], on_buffers: tuple[bool, ...]
+    ) -> None:
+        """Take what an action did: keep it as the pattern, or compare it."""
         stage, kind, micro_batch = action
         found = self.classes.enter(action)
-        records = self.recorder.records
-        instance = first_instance(list(records_of(records[start:])))
         self.made[action] = instance
-        outside = tuple(self._place(of, number, micro_batch) for of, number in _outside(instance))
-        for of, numbers in enumerate(instance.own):
-            self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
-        described = tuple(self._described(item, instance) for item in results)
-        pattern = _Pattern(instance, outside, described, on_buffers)
+        outside = tuple(self._place(of, number, micro_batch) for of, number in outside_of(instance))
+        self._made(action, instance)
+        self.tied |= storages_of(described, instance.own)
+        pattern = Pattern(instance, outside, described, on_buffers)
         if kind == "F":
-            self.outputs[stage, micro_batch] = _storages(described, instance.own)
+            self.outputs[stage, micro_batch] = storages_of(described, instance.own)
         pattern.gives_up = self._first_end(instance, self.outputs.get((stage, micro_batch), set()))
         self.latest[self._line(action)] = micro_batch
-        records[start:] = [instance]
         if micro_batch == self._first(stage, kind):
             self.firsts[self.step, self.passes, stage, kind] = pattern
             return
@@ -241,6 +210,18 @@ class Repeats:
             self.patterns[stage, kind, found] = pattern
         elif not self._equal(known, pattern):
             raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
+
+    def pass_over(self, action: Action, instance: Instance | None, described: tuple[Result | None, ...]) -> None:
+        """Go on behind an action that was written; what it made is told where it is given."""
+        self.classes.enter(action)
+        self.latest[self._line(action)] = action[2]
+        if instance is not None:
+            self._made(action, instance)
+            self.tied |= storages_of(described, instance.own)
+
+    def _made(self, action: Action, instance: Instance) -> None:
+        for of, numbers in enumerate(instance.own):
+            self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
 
     def _line(self, action: Action) -> tuple[int, str, str]:
         """Actions of which the latest may have made what the next one names: a kind, or its class by itself."""
@@ -264,11 +245,23 @@ class Repeats:
 
     def keep(self, stage: int, name: str, start: int) -> None:
         """Keep what was recorded from an index on, for no micro batch in particular."""
-        if self.micro_batches >= _FEWEST:
-            records = self.recorder.records
-            instance = first_instance(list(records_of(records[start:])))
-            records[start:] = [instance]
+        if self.micro_batches >= FEWEST:
+            instance, operands = self._compacted(start)
+            self.entries[id(instance)] = Entry(instance, None, name=(stage, name), operands=operands)
             self.alone.setdefault((self.step, self.passes, stage, name), []).append(instance)
+
+    def _compacted(self, start: int) -> tuple[Instance, dict[int, Operands]]:
+        """Put an instance in the place of what was recorded from an index on; return it, and what its kernels used."""
+        records, operands = self.recorder.records, self.recorder.operands
+        instance = first_instance(list(records_of(records[start:])))
+        used = {}
+        if operands is not None:
+            if any(isinstance(item, Instance) for item in records[start:]):
+                raise UnequalError("an action among the records of another")
+            behind = list(itertools.takewhile(lambda index: index >= start, reversed(operands)))
+            used = {index - start: operands.pop(index) for index in behind}
+        records[start:] = [instance]
+        return instance, used
 
     def again(self, stage: int, name: str) -> None:
         """Record what was kept of the same place in a pass like this one."""
@@ -286,22 +279,20 @@ class Repeats:
                 return index
         return -1
 
-    def _described(self, value: Any, instance: Instance) -> _Tensor | None:
+    def _described(self, value: Any, instance: Instance) -> Result | None:
         if value is None:
             return None
         spec = value._spec if isinstance(value, DTensor) else None
         local = value._local_tensor if isinstance(value, DTensor) else value
         local = local.elem if isinstance(local, AsyncCollectiveTensor) else local
         number = self.recorder.number_of(local)
-        if number is None or number not in instance.own[_STORAGE]:
+        if number is None or number not in instance.own[STORAGE]:
             raise UnequalError("an action returns what it did not make")
-        self.tied.add(number)
         work = self.recorder.pending.get(number)
-        if work is not None and work not in instance.own[_WORK]:
+        if work is not None and work not in instance.own[WORK]:
             raise UnequalError("an action returns what another one gathers")
-        place = None if work is None else instance.own[_WORK].index(work)
-        storage = instance.own[_STORAGE].index(number)
-        return _Tensor(tuple(local.shape), local.stride(), local.dtype, spec, storage, place)
+        place, waits = instance.own[STORAGE].index(number), None if work is None else instance.own[WORK].index(work)
+        return Result(tuple(local.shape), local.stride(), local.dtype, spec, place, waits)
 
     def _place(self, kind: int, number: int, micro_batch: int) -> Place:
         """Tell a number that an action names and does not make."""
@@ -312,7 +303,7 @@ class Repeats:
                 return "other", (stage, name), slot
             latest = self._line(found[0])
             # What the first makes and others use may stay from pass to pass, as storages of gathered parameters do.
-            stays = self.freed and latest[-1] == FIRST and kind == _STORAGE
+            stays = self.freed and latest[-1] == FIRST and kind == STORAGE
             if other == self.latest.get(latest) and not stays:
                 return "latest", latest, slot
             self.staying.add((kind, number))
@@ -321,7 +312,7 @@ class Repeats:
 
     def _writer(self, kind: int, number: int) -> tuple[Action, int] | None:
         """Return the action that was not run and that makes a number, and its slot there."""
-        if kind == _STORAGE:
+        if kind == STORAGE:
             place = bisect.bisect_right(self.written, number, key=lambda item: item[0]) - 1
             candidates = self.written[max(0, place) : place + 1]
         else:
@@ -332,7 +323,7 @@ class Repeats:
                 return action, numbers.index(number) * 3 + kind
         return None
 
-    def _equal(self, known: _Pattern, other: _Pattern) -> bool:
+    def _equal(self, known: Pattern, other: Pattern) -> bool:
         """Whether two are equal but for the end of tensors with which the schedule goes on."""
         mine, theirs = self._told(known), self._told(other)
         return (
@@ -342,7 +333,7 @@ class Repeats:
             and all(one[1] == two[1] and alike(one[0], two[0]) for one, two in zip(mine, theirs, strict=True))
         )
 
-    def _told(self, pattern: _Pattern) -> list[tuple[Record, object]]:
+    def _told(self, pattern: Pattern) -> list[tuple[Record, object]]:
         instance = pattern.instance
         return [
             (record, slot if slot >= NONE else pattern.outside[-2 - slot])
@@ -362,27 +353,30 @@ class Repeats:
         found = self.classes.enter(action)
         pattern = self._pattern(action, found)
         pattern.segments = pattern.segments or self._segments(pattern)
-        own = pattern.instance.own if first else self._reserved(pattern.instance)
+        own = pattern.instance.own if first else self._own(action, pattern.instance)
         outside = tuple(self._number(action, place) for place in pattern.outside)
-        if own[_STORAGE] and not self.replays:
-            self.written.append((own[_STORAGE][0], action))
+        if own[STORAGE] and not self.replays:
+            self.written.append((own[STORAGE][0], action))
         instances = [Instance(segment, own, outside) for segment in pattern.segments]
+        if not self.replays:
+            self.entries[id(instances[0])] = Entry(instances[0], action, pattern.results, pattern=pattern)
         self.recorder.records.append(instances[0])
         if pattern.gives_up >= 0:
             give_up()
             self.recorder.records.append(instances[1])
         self.made[action] = instances[0]
         if kind == "F":
-            self.outputs[stage, micro_batch] = _storages(pattern.results, own)
+            self.outputs[stage, micro_batch] = storages_of(pattern.results, own)
         self.latest[self._line(action)] = micro_batch
-        return [None if item is None else self._tensor(item, own) for item in pattern.results]
+        return [None if item is None else self.tensor(item, own) for item in pattern.results]
 
-    def _pattern(self, action: Action, of_class: Class) -> _Pattern:
+    def _pattern(self, action: Action, of_class: Class) -> Pattern:
         """What an action of a class does that is not run."""
         stage, kind, micro_batch = action
         if self.replays and micro_batch == self._first(stage, kind):
             found = self.firsts.get((self.step, self.passes, stage, kind))
-            if found is not None and any(of in ("latest", "made") for of, *_ in found.outside):
+            other = not self.numbers  # than the rank that was captured, whose actions may have another order
+            if found is not None and other and any(of in ("latest", "made") for of, *_ in found.outside):
                 raise UnequalError(f"the first {kind} of stage {stage} goes on with what another action left")
         else:
             found = self.patterns.get((stage, kind, of_class))
@@ -394,7 +388,7 @@ class Repeats:
         """For each input of a backward that is not run, whether its gradient is that of the buffer."""
         return self._pattern(action, self.classes.found[action]).on_buffers
 
-    def _segments(self, pattern: _Pattern) -> tuple[Segment, ...]:
+    def _segments(self, pattern: Pattern) -> tuple[Segment, ...]:
         instance = pattern.instance
         kept: tuple[list[tuple[Record, int]], ...] = ([], [])
         for index, (record, slot) in enumerate(zip(instance.segment.records, instance.segment.slots, strict=True)):
@@ -418,6 +412,15 @@ class Repeats:
             raise UnequalError(f"{other[1]} of stage {other[0]} makes less than the first one made")
         return made.number(slot)
 
+    def _own(self, action: Action, instance: Instance) -> Own:
+        """Return numbers for what an action makes that is not run: those that it has, where others name them."""
+        found = self.numbers.get((self.step, self.passes, action))
+        if found is None:
+            return self._reserved(instance)
+        if list(map(len, found)) != list(map(len, instance.own)):
+            raise UnequalError("an action makes less than others of its class")
+        return found
+
     def _reserved(self, instance: Instance) -> tuple[range, range, range]:
         """Set numbers aside for what an action makes that is not run."""
         recorder = self.recorder
@@ -428,7 +431,7 @@ class Repeats:
         event = min([backend.next_event() for _ in range(events)], default=0)
         return range(storage, storage + storages), range(work, work + works), range(event, event + events)
 
-    def _tensor(self, item: _Tensor, own: Sequence[Sequence[int]]) -> torch.Tensor:
+    def tensor(self, item: Result, own: Sequence[Sequence[int]]) -> torch.Tensor:
         """A tensor of which nothing was computed, on the storage that the records name."""
         recorder = self.recorder
         if self.like is None:
@@ -439,24 +442,10 @@ class Repeats:
                 recorder.paused = before
         assert isinstance(self.like, FakeTensor)
         tensor: torch.Tensor = tensor_like(self.like, item.shape, item.stride, item.dtype)
-        number = own[_STORAGE][item.place]
+        number = own[STORAGE][item.place]
         recorder.adopt(tensor, number)
         self.tied.add(number)
         if item.work is not None:
-            recorder.pending[number] = own[_WORK][item.work]
+            recorder.pending[number] = own[WORK][item.work]
             tensor = AsyncCollectiveTensor(tensor)
         return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def _storages(results: Iterable[_Tensor | None], own: Sequence[Sequence[int]]) -> set[int]:
-    """Return the storages of tensors with which the schedule goes on."""
-    return {own[_STORAGE][item.place] for item in results if item is not None}
-
-
-def _outside(instance: Instance) -> Iterator[tuple[int, int]]:
-    """Yield the kind and the number of each of those that an instance names and does not make, in their order."""
-    seen = 0
-    for record, slot in zip(instance.segment.records, instance.segment.slots, strict=True):
-        if slot == -2 - seen:
-            yield KIND_OF[type(record)], instance.outside[seen]
-            seen += 1

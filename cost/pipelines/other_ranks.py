@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 
 from legoai.cost.memory.effects import MemoryEffects
-from legoai.cost.pipelines.actions import UnequalError
+from legoai.cost.pipelines.patterns import UnequalError
 from legoai.cost.pipelines.stages import Heard, computing
 from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.segments import Instance, Item
@@ -122,7 +122,8 @@ def _pass(heard: Heard, other: Other, *, step: int, first: bool) -> list[Item]:
     else:
         stage.stage_index = other.stages[0]  # by which torch's 1F1B knows how many forwards come first
     try:
-        schedule.step(target=None, losses=None, return_outputs=False)
+        losses: list[Any] = []  # which end behind the pass
+        schedule.step(target=None, losses=losses, return_outputs=False)
     finally:
         stage.stage_index = index
         for name, value in before.items():

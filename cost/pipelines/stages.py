@@ -26,6 +26,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle, Sched
 
 from legoai.cost.pipelines.actions import Repeats
 from legoai.cost.pipelines.classes import Action
+from legoai.cost.pipelines.patterns import DepthError, Result
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
 from legoai.cost.simulated.process import collectives_as_traced
@@ -70,6 +71,8 @@ def listened_to(
         with collectives_as_traced():
             stage = pipeline.build_stage(model, index, mesh, device)
         if isinstance(stage.submod, StageModule):
+            if recorder.operands is not None:
+                raise DepthError("the blocks of a graph overlap")
             stage.submod.on_node.append(recorder.at_node)
             stage.submod.on_sum.append(recorder.at_sum)
         _Stage(stage, recorder, repeats)
@@ -99,6 +102,21 @@ class Pass:
     end: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Buffer:
+    """A buffer in which a stage receives, unless the stage before or behind it is of the same rank and hands it on.
+
+    Attributes:
+        info: of torch's stage, which holds the buffer.
+        number: of its storage.
+        like: what it is like.
+    """
+
+    info: Any
+    number: int
+    like: Result
+
+
 @dataclasses.dataclass(slots=True)
 class Heard:
     """What is heard of a pipeline.
@@ -110,6 +128,7 @@ class Heard:
         schedule: of torch.
         prepared: where the stages of the latest pass were prepared.
         passes: those that were taken.
+        buffers: that stages were given to receive in, where few of their blocks are captured.
     """
 
     recorder: Capture
@@ -118,6 +137,16 @@ class Heard:
     schedule: Any = None
     prepared: int = 0
     passes: list[Pass] = dataclasses.field(default_factory=list)
+    buffers: list[Buffer] = dataclasses.field(default_factory=list)
+
+    def restore_buffers(self) -> None:
+        """Give stages the buffers that they were given before their first pass, where they have others."""
+        taken = len(self.recorder.records)
+        for buffer in self.buffers:
+            held = buffer.info.buffer
+            if held is None or self.recorder.number_of(held) != buffer.number:
+                buffer.info.buffer = self.repeats.tensor(buffer.like, ((buffer.number,), (), ()))
+        del self.recorder.records[taken:]  # what they have ends as it does in a pass
 
 
 def _begin(recorder: Capture, name: str, phase: Phase) -> None:
@@ -163,8 +192,7 @@ class _Stage:
     """
 
     def __init__(self, stage: Any, recorder: Capture, repeats: Repeats) -> None:
-        self.stage, self.recorder, self.repeats = stage, recorder, repeats
-        self.index = stage.stage_index
+        self.stage, self.recorder, self.repeats, self.index = stage, recorder, repeats, stage.stage_index
         self.forward, self.backward = stage.forward_one_chunk, stage.backward_one_chunk
         self.weights, self.reduce = stage.backward_weight_one_chunk, stage.perform_reduce_grad
         override(stage, f"{_STAGE}.forward_one_chunk", self.forward_one_chunk)
@@ -274,6 +302,8 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
     def initialize_pp_stages(*args: Any, **kwargs: Any) -> Any:
         result = prepare(*args, **kwargs)
         heard.prepared = len(recorder.records)
+        if recorder.operands is not None and not heard.buffers:
+            heard.buffers = list(_buffers_of(heard))
         return result
 
     @functools.wraps(compute)
@@ -293,6 +323,17 @@ def _listen_to_schedule(schedule: Any, heard: Heard) -> None:
     override(schedule, f"{_SCHEDULE}._initialize_pp_stages", initialize_pp_stages)
     if isinstance(schedule, PipelineScheduleRuntime):
         _listen_to_parameters(schedule, repeats)
+
+
+def _buffers_of(heard: Heard) -> Iterator[Buffer]:
+    """Yield the buffers of all stages in which they receive."""
+    for stage in heard.stages:
+        for received in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+            for info in received or ():
+                buffer = getattr(info, "buffer", None)
+                if buffer is not None and (number := heard.recorder.number_of(buffer)) is not None:
+                    like = Result(tuple(buffer.shape), buffer.stride(), buffer.dtype, None, 0, None)
+                    yield Buffer(info, number, like)
 
 
 def _listen_to_parameters(schedule: Any, repeats: Repeats) -> None:

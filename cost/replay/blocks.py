@@ -17,26 +17,47 @@ from torch import nn
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks, Run, runs_of
 
 
-def shorten(model: nn.Module, classes: Mapping[str, Sequence[int]], *, ahead: int = 1) -> list[RepeatedBlocks]:
+def shorten(
+    model: nn.Module,
+    classes: Mapping[str, Sequence[int]],
+    *,
+    ahead: int = 1,
+    staged: bool = False,
+    least: int = 1,
+) -> list[RepeatedBlocks]:
     """Leave out blocks in the middle of every long run of repeated ones, in place.
 
     Args:
         model: on the meta device, not parallelized.
         classes: of the blocks of a container, by its path: to those of a class the program does the same.
         ahead: blocks that a block looks ahead or back at most, such as those that it is told to gather.
+        staged: whether it is a stage of a pipeline, whose blocks keep their names among those of others.
+        least: blocks of a container that are left out, or else none of them are.
 
     Returns:
         The runs of which blocks were left out.
     """
     shortened: list[RepeatedBlocks] = []
     for path, container in _outermost(model):
-        if path in classes:
-            shortened += _shortened(path, container, classes[path], ahead)
+        if path in classes and sum(run.left_out for run in runs_of(classes[path], ahead)) >= least:
+            shortened += _shortened(path, container, classes[path], ahead, staged)
     return shortened
 
 
+def class_of_name(container: nn.Module, classes: Sequence[int]) -> dict[str, int]:
+    """Return the class of each block of a whole model's container by its name; of none where there are others."""
+    names = [name for name, _ in container.named_children()]
+    return dict(zip(names, classes, strict=True)) if len(names) == len(classes) else {}
+
+
+def classes_of_held(container: nn.Module, classes: Mapping[str, int]) -> list[int]:
+    """Return the class of each block that a container holds, as that of a stage; of none where one has none."""
+    names = [name for name, _ in container.named_children()]
+    return [classes[name] for name in names] if classes.keys() >= set(names) else []
+
+
 def _shortened(
-    path: str, container: nn.ModuleList | nn.ModuleDict, classes: Sequence[int], ahead: int
+    path: str, container: nn.ModuleList | nn.ModuleDict, classes: Sequence[int], ahead: int, staged: bool
 ) -> Iterator[RepeatedBlocks]:
     names = tuple(name for name, _ in container.named_children())
     blocks = list(container.children())
@@ -52,14 +73,16 @@ def _shortened(
         return  # a program names the blocks of a list by their places, which would be others
     left_out = {place for run in runs for place in range(run.start, run.stop)} - {p for run in runs for p in run.kept}
     own = {place: name for place, name in enumerate(names) if place not in left_out}
-    if not isinstance(container, nn.ModuleDict):
+    if not staged and not isinstance(container, nn.ModuleDict):
         own = {place: str(order) for order, place in enumerate(own)}  # a list counts its own
     container._modules.clear()
     container._modules.update({name: blocks[place] for place, name in own.items()})
     if not whole:
         container.__class__ = ShortenedDict
     for run in runs:
-        bounds = "" if run.stop - run.start == len(names) else f"[{names[run.start]}..{names[run.stop - 1]}]"
+        bounds = (
+            "" if run.stop - run.start == len(names) and not staged else f"[{names[run.start]}..{names[run.stop - 1]}]"
+        )
         yield RepeatedBlocks(
             prefix=f"{path}." if path else "",
             kept=tuple(own[place] for place in run.kept),

@@ -40,6 +40,23 @@ def piece_of(
         return None
 
 
+def stretched(trace: EditableTrace, runs: Sequence[RepeatedBlocks]) -> tuple[Sequence[Item], list[BlockRepetition]]:
+    """Return the items of an excerpt of a trace as they are with all blocks, and how these repeat.
+
+    What blocks make has other numbers than in the excerpt, and what none of them makes has the same. That all is made
+    and ends as it should is not checked, as what an excerpt leaves out may do so.
+
+    Args:
+        trace: of few blocks, with the operands of all kernels.
+        runs: blocks of which some were left out.
+
+    Raises:
+        Unequal: its blocks are not equal.
+    """
+    building = _Building(trace, runs)
+    return building.piece(0, 1, 0, check=False).trace().items, building.repetitions
+
+
 class _Where(NamedTuple):
     """What neighbouring records of a part have in common.
 
@@ -71,8 +88,8 @@ class _Building:
         self.segments: dict[object, Segment] = {}
         self.middles: dict[tuple[int, int], tuple[Sequence[Record], range]] = {}
 
-    def piece(self, rank: int, world: int, wanted: int) -> Piece:
-        """Return the piece of the trace."""
+    def piece(self, rank: int, world: int, wanted: int, *, check: bool = True) -> Piece:
+        """Return the piece of the trace; it is checked where the trace has all that was done."""
         taken = self._set_micro_batch(wanted)
         nodes = list(self._nodes())
         regions = [tuple(node for region, node in nodes if region == here) for here in range(3)]
@@ -88,7 +105,8 @@ class _Building:
             behind=regions[2],
             period=max(self.trace.numbers, default=0) // 3 + 1,
         )
-        self._check(piece)
+        if check:
+            self._check(piece)
         return piece
 
     def _set_micro_batch(self, wanted: int) -> int:
@@ -133,7 +151,7 @@ class _Building:
         kept = _living(zip(self.trace.records, self.trace.numbers, strict=True))
         added = 0
         for one, depth in zip(self.repetitions, depths.values(), strict=True):
-            ours = {number for number, made in one.made.items() if made.block == one.middle}
+            ours = one.made_by_middle
             added += one.repeated.groups(depth - len(one.repeated.kept)) * len(kept & ours)
         if len(storages) != len(kept) + added:
             raise Unequal

@@ -8,15 +8,17 @@ it, and counted from the block that names it.
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from legoai.cost.replay.lists import find_stretched
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.replay.walk import Unequal, Walk
 from legoai.cost.trace.editing import EditableTrace, key_of
-from legoai.cost.trace.numbers import MAKES, NONE
+from legoai.cost.trace.numbers import KINDS, MAKES, NONE
 from legoai.cost.trace.records import Mark, Record
 from legoai.cost.trace.translation import in_module
+
+_STORAGE: Final = KINDS.index("storage")
 
 
 class Made(NamedTuple):
@@ -83,6 +85,15 @@ class BlockRepetition(Walk):
         if self.fixed & self.relative:
             raise Unequal
         self.stretched = find_stretched(self)
+
+    @property
+    def made_by_middle(self) -> set[int]:
+        """The numbers that the middle block makes."""
+        return {number for number, made in self.made.items() if made.block == self.middle}
+
+    def storages_of_middle(self) -> set[int]:
+        """Return the storages that the middle block makes, by their numbers in records."""
+        return {number // len(KINDS) for number in self.made_by_middle if number % len(KINDS) == _STORAGE}
 
     def _place_numbers(self) -> None:
         for index, sweep in enumerate(self.sweeps):

@@ -144,7 +144,11 @@ def list_kernel(
         return None
     if not used.whole or kernel.flops:
         raise Unequal
-    owners = {n: (c, one.owners[n]) for c, one in enumerate(repetitions) if c in spanned for n in one.owners}
+    owners = {
+        number: (index, repetitions[index].owners[number])
+        for index in spanned
+        for number in {*used.inputs, *used.outputs} & repetitions[index].owners.keys()
+    }
     inputs = _entries(kernel.inputs, used.inputs, list(zip(used.read, used.written, strict=True)), owners)
     outputs = _entries(kernel.outputs, used.outputs, [(0, new) for new in used.new], owners)
     joined = bool(spanned) and len(outputs) == 1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.trace.editing import EditableTrace, Operands, is_micro_batch
+from legoai.cost.trace.marks import ACTION, ACTION_APART, BACKWARD_ACTION, END_ACTION, GATHER_APART
 from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Allocate, Categorise, Collective, Copy, Free, Kernel, Mark, Record, Resize
 
 OTHER: Final = NONE - 1
 """In the place of a block: one of the same container that is of another run."""
+
+_BOUNDS: Final = ("step ", "end step ", ACTION, END_ACTION)
 
 
 class Unequal(Exception):  # noqa: N818 (it never leaves the repetition of blocks)
@@ -50,6 +54,7 @@ class Walk:
         self.place = {name: index // repeated.period for index, name in enumerate(repeated.kept)}
         self.order = {name: index % repeated.period for index, name in enumerate(repeated.kept)}
         self.blocks: dict[str, int] = {}
+        self.apart = self._apart()
         self.owners = self._owners()
         self.sweeps = self._sweeps()
 
@@ -91,7 +96,20 @@ class Walk:
                 for source, target in zip(used.inputs, used.outputs, strict=True):
                     if source in owners and target != NONE:
                         owners.setdefault(target, owners[source])
+        for span in self.apart:  # a unit's parameters are copied, gathered and copied again
+            if not _named(trace.records[span.start], GATHER_APART):
+                continue
+            for used in trace.operands[span.start : span.stop]:
+                if used is not None and (block := _only_owner(owners, used)) != NONE:
+                    owners.update({number: block for number in (*used.inputs, *used.outputs) if number != NONE})
         return owners
+
+    def _apart(self) -> list[range]:
+        """Return where the trace does something for no micro batch, of one of pipelines."""
+        records = self.trace.records
+        marks = [index for index, item in enumerate(records) if isinstance(item, Mark)]
+        pairs = zip(marks, [*marks[1:], len(records)], strict=True)
+        return [range(index, end) for index, end in pairs if _named(records[index], ACTION_APART)]
 
     def _labels(self) -> list[int]:
         """Return for each record the block on whose behalf it is made, where that is certain; `OTHER` of other runs."""
@@ -121,10 +139,7 @@ class Walk:
 
     def _block_used_by(self, used: Operands | None) -> int:
         """Return the only block whose storages a kernel uses."""
-        if used is None:
-            return NONE
-        blocks = {self.owners.get(number, NONE) for number in (*used.inputs, *used.outputs)} - {NONE}
-        return blocks.pop() if len(blocks) == 1 else NONE
+        return NONE if used is None else _only_owner(self.owners, used)
 
     def _between_passes(self) -> list[bool]:
         """Return which records are neither of a forward nor of a backward."""
@@ -141,16 +156,21 @@ class Walk:
                     start, last = index, index
             elif isinstance(record, Kernel | Collective | Copy) and record.phase in ("backward", "recompute"):
                 last = index
+        for span in self.apart:  # which goes through parameters, as an optimizer does
+            between[span.start : span.stop] = [True] * len(span)
         return between
 
     def _sweeps(self) -> list[Sweep]:
         """Find where the trace goes through the blocks."""
         runs: list[tuple[int, int]] = []
         before = None
-        backward = False
+        backward = apart = False
         for index, (record, label) in enumerate(zip(self.trace.records, self._labels(), strict=True)):
-            if isinstance(record, Kernel):
+            if isinstance(record, Kernel) and not apart:
                 backward = record.phase in ("backward", "recompute")
+            elif isinstance(record, Mark) and record.name.startswith((ACTION, END_ACTION)):
+                before, backward = None, record.name.startswith(BACKWARD_ACTION)
+                apart = record.name.startswith(ACTION_APART)
             if label != NONE and (label, backward) != before:
                 runs.append((index, label))
                 before = label, backward
@@ -192,5 +212,15 @@ class Walk:
 
     @staticmethod
     def _begins_or_ends(record: Record) -> bool:
-        """Whether a record is where a step or a micro batch begins or a step ends: no block does what is behind it."""
-        return isinstance(record, Mark) and (is_micro_batch(record) or record.name.startswith(("step ", "end step ")))
+        """Whether a step, micro batch or action begins or ends with a record: no block does what is behind it."""
+        return isinstance(record, Mark) and (is_micro_batch(record) or record.name.startswith(_BOUNDS))
+
+
+def _named(record: Record, name: str) -> bool:
+    return isinstance(record, Mark) and record.name.startswith(name)
+
+
+def _only_owner(owners: Mapping[int, int], used: Operands) -> int:
+    """Return the only block whose storages a kernel uses."""
+    blocks = {owners.get(number, NONE) for number in (*used.inputs, *used.outputs)} - {NONE}
+    return blocks.pop() if len(blocks) == 1 else NONE

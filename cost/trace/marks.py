@@ -10,6 +10,15 @@ ACTION: Final = "action "
 END_ACTION: Final = "end action "
 """Behind it."""
 
+BACKWARD_ACTION: Final = "action backward "
+"""Before a backward in a trace of actions that each stand there once."""
+
+ACTION_APART: Final = "action apart "
+"""Before what is done for no micro batch in such a trace."""
+
+GATHER_APART: Final = "action apart gather "
+"""Before such where parameters are gathered or freed."""
+
 BATCH: Final = "batch"
 """Before sends and receives that are issued as one operation."""
 

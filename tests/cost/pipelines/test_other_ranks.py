@@ -12,9 +12,10 @@ import torch
 from legoai.cost.capture import capture, capture_alike
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.memory.storages import memory
-from legoai.cost.pipelines.actions import Repeats, UnequalError
+from legoai.cost.pipelines.actions import Repeats
 from legoai.cost.pipelines.classes import Action
 from legoai.cost.pipelines.equal_stages import equal_coordinates
+from legoai.cost.pipelines.patterns import UnequalError
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.breakdown import breakdown
 from legoai.cost.timing.engine import simulate_ranks

@@ -1,0 +1,290 @@
+"""Stages of which a few blocks were captured do what whole stages do."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legoai.api import lower
+from legoai.cost import capture as capturing
+from legoai.cost.capture import capture, capture_alike
+from legoai.cost.memory.reserving import reserve
+from legoai.cost.memory.storages import memory
+from legoai.cost.pipelines import deep_stages
+from legoai.cost.pipelines.equal_stages import equal_coordinates
+from legoai.cost.replay.walk import Unequal
+from legoai.cost.step import simulate_pipeline
+from legoai.cost.timing.timeline import Cost, Host, Resource
+from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.trace import Trace
+from legoai.lowering.program import Program
+from support.simulated import in_a_fork
+
+PLAN = """\
+plan tiny
+
+model     {model}
+cluster   cpu(devices = {ranks})
+batch     (global = {batch}, micro = 2, seq_len = 16)
+optimizer adamw(lr = 1e-2)
+clip      (norm = 1.0)
+mesh      (pp = {pp}{mesh})
+{body}pipeline on pp (schedule = {schedule}, microbatches = {micro_batches})
+"""
+LLAMA = 'llama3("tiny", n_layers = {layers})'
+CHECKPOINT = {
+    "none": "",
+    "full": "checkpoint { layers.* = full }\n",
+    "selective": "checkpoint { layers.* = selective([attention]) }\n",
+}
+AXES = {
+    "": ("", 1, ""),
+    "tp": (", tp = 2", 2, "shard standard on tp (sequence)\n"),
+    "cp": (", cp = 2", 2, "context on cp\n"),
+}
+TWO_STAGES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble")
+"""Schedules whose actions are all run where stages are sharded, so that none of their blocks is left out."""
+
+
+def program_of(
+    folder: Path,
+    schedule: str,
+    *,
+    layers: int,
+    model: str = LLAMA,
+    reshard: str = "",
+    checkpoint: str = "none",
+    axis: str = "",
+    pp: int = 2,
+    passes: int = 1,
+    micro_batches: int = 8,
+    body: str = "",
+) -> tuple[Program, int]:
+    """A program of a pipeline of many blocks, sharded where it says when units are resharded, and its ranks."""
+    shards = 2 if reshard else 1
+    more, times, text = AXES[axis]
+    if reshard:
+        text += f"fsdp on dp_shard {{ layers.* = unit(reshard = {reshard}), root = unit }}\nprecision (param = bf16)\n"
+    ranks = pp * shards * times
+    file = folder / "tiny.plan"
+    file.write_text(
+        PLAN.format(
+            model=model.format(layers=layers),
+            ranks=ranks,
+            batch=2 * shards * micro_batches * passes,
+            pp=pp,
+            mesh=(", dp_shard = 2" if reshard else "") + more,
+            body=text + CHECKPOINT[checkpoint] + body,
+            schedule=schedule,
+            micro_batches=micro_batches,
+        )
+    )
+    return lower(file), ranks
+
+
+def _compared(program: Program, ranks: int, pp: int, least: int = 1) -> list[tuple[int, int, bool]]:
+    """For each rank how many runs of blocks were short, and whether its trace is that of a whole capture."""
+    runs: list[int] = []
+    real = capturing._taken
+
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        runs.append(len(found[0].runs) if found[0].told.own else 0)
+        return found
+
+    said = []
+    for group in equal_coordinates(program, pp):
+        capturing._taken, capturing._LEAST_LEFT_OUT = taken, least
+        found = capture_alike(program, world=ranks, pp=pp, coordinate=group[0], others=group[1:])
+        capturing._taken = real
+        for coordinate, trace in zip(group, found, strict=False):
+            whole = capture(program, world=ranks, rank=coordinate * (ranks // pp), replay=False)
+            said.append((coordinate, runs[-1], trace == whole))
+    return said
+
+
+def check(folder: Path, schedule: str, *, pp: int = 2, runs: int | None = None, **options: Any) -> None:
+    """Compare the traces of all ranks; each has as many runs of blocks as stages, or as it is told."""
+    program, ranks = program_of(folder, schedule, pp=pp, **options)
+    stages = 2 if schedule in TWO_STAGES else 1
+    expected = stages if runs is None else runs
+    assert in_a_fork(_compared, program, ranks, pp) == [(place, expected, True) for place in range(pp)]
+
+
+def test_a_sharded_stage_of_few_blocks_has_the_trace_of_the_whole_one(tmp_path: Path):
+    """Of 8 blocks one stage has the embedding too, and the other one the output."""
+    check(tmp_path, "1F1B", layers=16, reshard="after_backward")
+
+
+def test_stages_of_different_depths_on_one_rank_have_the_traces_of_whole_ones(tmp_path: Path):
+    check(tmp_path, "Interleaved1F1B", layers=25, reshard="after_backward")
+
+
+def test_what_half_a_backward_keeps_of_the_blocks_ends_as_in_whole_stages(tmp_path: Path):
+    """The second rank hands on what its one stage makes to its other one, in the place of what it would receive."""
+    check(tmp_path, "ZBVZeroBubble", layers=26)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("checkpoint", CHECKPOINT)
+@pytest.mark.parametrize("reshard", ["after_backward", "after_forward"])
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
+def test_stages_of_few_blocks_have_the_traces_of_whole_ones(
+    schedule: str, reshard: str, checkpoint: str, axis: str, tmp_path: Path
+):
+    layers = 29 if schedule in TWO_STAGES else 15
+    check(tmp_path, schedule, layers=layers, reshard=reshard, checkpoint=checkpoint, axis=axis)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reshard", ["", "after_backward"])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", *TWO_STAGES])
+def test_stages_of_few_blocks_have_the_traces_of_whole_ones_under_every_schedule(
+    schedule: str, passes: int, reshard: str, tmp_path: Path
+):
+    runs = 0 if reshard and schedule in SPLITS_BACKWARD else None
+    check(tmp_path, schedule, layers=29, passes=passes, reshard=reshard, runs=runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1F1B", "Interleaved1F1B"])
+def test_ranks_that_are_like_a_rank_of_few_blocks_are_told_as_if_captured(schedule: str, tmp_path: Path):
+    check(tmp_path, schedule, layers=60, pp=4, reshard="after_backward", checkpoint="full")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model",
+    [
+        'gpt3("125m", dim = 64, n_heads = 4, n_layers = {layers}, vocab_size = 256, tie_embeddings = false)',
+        'mixtral("tiny", n_layers = {layers})',
+    ],
+)
+def test_stages_of_other_models_of_few_blocks_have_the_traces_of_whole_ones(model: str, tmp_path: Path):
+    check(tmp_path, "1F1B", model=model, layers=16, reshard="after_backward")
+
+
+@pytest.mark.slow
+def test_blocks_of_a_stage_that_are_treated_apart_are_all_captured(tmp_path: Path):
+    """Of the first stage's eight blocks those behind the one are too few, of the second's all are equal."""
+    program, ranks = program_of(tmp_path, "1F1B", layers=16, body="checkpoint { layers.3 = full }\n")
+    assert in_a_fork(_compared, program, ranks, 2) == [(0, 0, True), (1, 1, True)]
+
+
+def test_stages_of_few_blocks_more_than_are_needed_are_captured_whole(tmp_path: Path):
+    """Of 15 blocks one stage has seven and the other one eight: two and three are too many."""
+    program, ranks = program_of(tmp_path, "1F1B", layers=15)
+    short = [runs for _, runs, _ in in_a_fork(_compared, program, ranks, 2, least=capturing._LEAST_LEFT_OUT)]
+    assert sorted(short) == [0, 1]
+
+
+@pytest.mark.slow
+def test_stages_of_few_micro_batches_are_captured_whole(tmp_path: Path):
+    check(tmp_path, "1F1B", layers=16, micro_batches=4, runs=0)
+
+
+def _whole_in_vain(program: Program, ranks: int) -> tuple[list[str], bool]:
+    """Why stages of few blocks were of no use, and whether the trace is that of a whole capture all the same."""
+    said: list[str] = []
+    real = capturing._taken
+
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return real(*args, **kwargs)
+        except deep_stages.DepthError as error:
+            said.append(str(error))
+            raise
+
+    def unequal(*_: Any) -> Any:
+        raise Unequal
+
+    capturing._taken, capturing._LEAST_LEFT_OUT = taken, 1
+    deep_stages.stretched = unequal
+    (found,) = capture_alike(program, world=ranks, pp=2, coordinate=0, others=())
+    return said, found == capture(program, world=ranks, rank=0, replay=False)
+
+
+def test_a_stage_whose_blocks_cannot_be_repeated_is_captured_whole(tmp_path: Path):
+    program, ranks = program_of(tmp_path, "1F1B", layers=16)
+    assert in_a_fork(_whole_in_vain, program, ranks) == (["the blocks of a stage are not equal"], True)
+
+
+def _left_over(program: Program, ranks: int) -> list[str]:
+    said: list[str] = []
+    counts: list[int] = []
+    real = deep_stages._living
+
+    def living(items: Any) -> set[int]:
+        found = real(items)
+        counts.append(len(found))
+        return found - {max(found)} if len(counts) == 2 else found
+
+    def tell(*args: Any) -> Any:
+        try:
+            return whole(*args)
+        except deep_stages.DepthError as error:
+            said.append(str(error))
+            raise
+
+    whole = deep_stages.items_of_whole
+    deep_stages._living, deep_stages.items_of_whole, capturing._LEAST_LEFT_OUT = living, tell, 1
+    capture_alike(program, world=ranks, pp=2, coordinate=0, others=())
+    return said
+
+
+def test_a_stage_whose_whole_would_leave_something_else_is_captured_whole(tmp_path: Path):
+    program, ranks = program_of(tmp_path, "1F1B", layers=16)
+    assert in_a_fork(_left_over, program, ranks) == ["blocks that were left out leave what others do not"]
+
+
+def _cost(op: Any) -> Cost:
+    """Seconds of an op; of a longer one more."""
+    size = op.flops + op.bytes_read if isinstance(op, Kernel) else op.bytes
+    resource: Resource = "compute" if isinstance(op, Kernel) else "intra_host"
+    return Cost(seconds=1e-6 + size * 1e-9, resource=resource, model="test")
+
+
+def _measured(trace: Trace) -> Any:
+    active = memory(trace)
+    live = sorted((item.bytes, item.category, item.module, item.phase) for item in active.live)
+    return live, dataclasses.replace(active, live=()), reserve(trace)
+
+
+def _steps(program: Program, ranks: int) -> list[tuple[list[float], list[Any]]]:
+    capturing._LEAST_LEFT_OUT = 1
+    found = []
+    for one in (program, dataclasses.replace(program, block_classes=())):
+        step = simulate_pipeline(
+            one, world=ranks, pp=2, kind="cpu", cost=_cost, host=Host(dispatch_seconds=1e-6), measure=_measured
+        )
+        times = [step.seconds, *(rank.bubble for rank in step.ranks), *(rank.times.timeline.end for rank in step.ranks)]
+        found.append((times, [rank.measured for rank in step.ranks]))
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "1F1B", "layers": 15, "reshard": "after_backward"},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in (
+                {"schedule": "Interleaved1F1B", "layers": 27, "reshard": "after_forward", "checkpoint": "selective"},
+                {"schedule": "1F1B", "layers": 16, "reshard": "after_forward", "checkpoint": "full", "axis": "tp"},
+                {"schedule": "DualPipeV", "layers": 28, "reshard": "after_backward"},
+                {"schedule": "InterleavedZeroBubble", "layers": 28, "axis": "tp"},
+            )
+        ),
+    ],
+)
+def test_memory_and_time_of_a_step_are_those_of_whole_stages(options: dict[str, Any], tmp_path: Path):
+    program, ranks = program_of(tmp_path, **options)
+    (times, measured), (whole_times, whole_measured) = in_a_fork(_steps, program, ranks)
+    assert times == pytest.approx(whole_times, rel=1e-9)
+    assert measured == whole_measured
