@@ -93,7 +93,8 @@ def _compared(program: Program, ranks: int, pp: int, least: int = 1) -> list[tup
 
     def taken(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
-        runs.append(len(found[0].runs) if found[0].told.own else 0)
+        told = found[0].told
+        runs.append(len(found[0].runs) if told is not None and told.own else 0)
         return found
 
     said = []
