@@ -12,36 +12,39 @@ is not sharded is done by each rank again. Where mesh and micro batch are decide
 fastest of the shapes that it may have on a rank (:mod:`legoai.cost.search.least_costs.local_kernels`), with what it
 waits for on `tp` (:mod:`legoai.cost.search.least_costs.model_layers`); what is gathered or reduced is copied by the
 stream that computes; and parameters are gathered over the same links one after another, which slows what computes
-beside them (:mod:`legoai.cost.search.least_costs.collectives`). All layers take no less than those of a candidate that
+beside them (:mod:`legoai.cost.search.least_costs.collectives`), but where nothing does
+(:mod:`legoai.cost.search.least_costs.exposed`); and between reductions gradients are added up
+(:mod:`legoai.cost.search.least_costs.gradients`). All layers take no less than those of a candidate that
 was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
-What finds no room in memory is computed again (:mod:`legoai.cost.search.forced`).
+What finds no room in memory is computed again (:mod:`legoai.cost.search.forced`), as open treatments allow it
+(:mod:`legoai.cost.search.least_costs.treatments`).
 Where only the split into stages is open, no split is faster than the assignment that is best at these costs
 (:mod:`legoai.cost.search.stages.assignment`).
 
 Memory. Parameters, gradients and optimizer state in shards (:func:`legoai.dsl.analysis.state.state_bytes`); or
 parameters and optimizer state with what stays gathered, what the blocks keep
 (:mod:`legoai.cost.search.least_costs.activations`), and the logits when the backward of a micro batch begins, or all
-that is read when that of a block's feed-forward module does.
+that is read when that of a block's feed-forward module does, with what units hold then
+(:mod:`legoai.cost.search.least_costs.units_in_backward`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from legoai.cost.machine.cluster import Machine, machine_of
+from legoai.cost.search.besides import BesidesLayers
 from legoai.cost.search.forced import Forced
-from legoai.cost.search.least_costs import collectives
 from legoai.cost.search.least_costs.local_kernels import Pass
 from legoai.cost.search.least_costs.model_layers import FACTORS, ModelLayers
 from legoai.cost.search.least_costs.movements import Moved
-from legoai.cost.search.least_costs.recomputation import (
-    by_treatments,
-)
+from legoai.cost.search.least_costs.recomputation import blocks_moved_again, by_treatments
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.least_memory import least_memory
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
@@ -77,31 +80,6 @@ class Bounds:
     memory: float = 0.0
 
 
-class Besides(NamedTuple):
-    """Least seconds of a step in which a mean rank's layers wait for parameters and gradients of units.
-
-    Attributes:
-        copies: in which these are copied.
-        communicates: in which they are gathered and reduced.
-        hidden: of these, in which the rank waits for other collectives.
-        slowed: how much longer layers take beside these, as a share of that time.
-    """
-
-    copies: float
-    communicates: float = 0.0
-    hidden: float = 0.0
-    slowed: float = 0.0
-
-    def seconds(self, idle: float = 0.0) -> float:
-        """Those by which all this delays the layers.
-
-        Collectives slow what computes beside them, but for what is hidden where nothing does: behind waits for
-        collectives of layers, and in seconds for which the rank is idle at least. In longer ones no more would be
-        hidden than they take.
-        """
-        return self.copies + max(0.0, self.communicates - (self.hidden + idle)) * self.slowed
-
-
 @dataclass(slots=True)
 class BoundsOf:
     """Bounds of the candidates of one plan.
@@ -114,6 +92,7 @@ class BoundsOf:
         layers: least seconds of layers.
         stages: least seconds of stages.
         forced: least recomputation.
+        besides: least seconds beside layers.
     """
 
     profile: str | None = None
@@ -121,6 +100,7 @@ class BoundsOf:
     layers: ModelLayers = field(init=False)
     stages: StageTimes = field(init=False)
     forced: Forced = field(init=False)
+    besides: BesidesLayers = field(init=False)
     _machines: dict[str, Machine] = field(default_factory=dict)
     _assignments: dict[tuple[str, Room], Assignment | None] = field(default_factory=dict)
 
@@ -129,6 +109,12 @@ class BoundsOf:
         self.layers = ModelLayers(self.machine)
         self.stages = StageTimes(self.layers, self._again)
         self.forced = Forced(self.layers, self.room)
+        self.besides = BesidesLayers(self.layers, self.room)
+
+    @property
+    def known(self) -> object:
+        """What has been learnt of all candidates, by identity: while it is the same, bounds of open ones are too."""
+        return self.layers.own
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -200,23 +186,15 @@ class BoundsOf:
         of_token = self.layers.once(analysis, self.layers.of_token)
         return _added(analysis, {path: Pass(took, FACTORS * took) for path, took in of_token.items()})
 
-    def _communicates(self, analysis: Analysis) -> float:
-        """Least seconds of a step in which the parameters of units are gathered and their gradients reduced."""
-        try:
-            return collectives.of_parameters(analysis, self.machine(analysis), min(self.room(analysis)))
-        except Undecided:
-            return 0.0
-
-    def _copies(self, analysis: Analysis) -> float:
-        """Least seconds of a step in which parameters and gradients are copied for these."""
-        try:
-            return collectives.copies_of_parameters(analysis, self.machine(analysis), min(self.room(analysis)))
-        except Undecided:
-            return 0.0
-
     def _again(self, analysis: Analysis) -> dict[str, float]:
         """Least seconds of recomputation, by the recomputing module."""
-        return by_treatments(analysis, self.layers.once(analysis, self.layers.of_layers))
+        found = by_treatments(analysis, self.layers.once(analysis, self.layers.of_layers))
+        moved = self.layers.once(analysis, self.layers.moved)
+        if moved is not None:
+            with contextlib.suppress(Undecided):
+                for path in blocks_moved_again(analysis):
+                    found[path] = found.get(path, 0.0) + moved.again
+        return found
 
     def _computes(self, analysis: Analysis) -> float:
         """Least seconds of the forward and backward of a micro batch in all layers."""
@@ -229,34 +207,14 @@ class BoundsOf:
             self.layers.once(analysis, self.forced.of_micro_batch),
         )
 
-    def _besides(self, analysis: Analysis) -> Besides:
-        """What gathering parameters and reducing gradients takes beside a mean rank's layers, at least."""
-        plan, batches = analysis.plan, micro_batches(analysis.plan)
-        copies = self.layers.once(analysis, self._copies)
-        communicates = self.layers.once(analysis, self._communicates)
-        if batches is None or not communicates:
-            return Besides(copies)
-        hidden = self.layers.once(analysis, self._waits) * batches / plan.mesh.pp
-        return Besides(copies, communicates, hidden, self.layers.once(analysis, self._slowed))
-
-    def _waits(self, analysis: Analysis) -> float:
-        """Least seconds for which all layers wait for collectives in the forward, twice, and backward of a micro batch.
-
-        What is recomputed waits once more.
-        """
-        return sum(2 * one.forward + one.backward for one in self.layers.once(analysis, self.layers.waits).values())
-
-    def _slowed(self, analysis: Analysis) -> float:
-        return collectives.slowed(analysis, self.machine(analysis))
-
     def _alone(self, analysis: Analysis) -> float:
         """Least seconds of a rank's work in a step, if all stages share it alike; 0 where the batch is open."""
         batches = micro_batches(analysis.plan)
         if batches is None:
             return 0.0
         computes = self.layers.once(analysis, self._computes) + self.layers.once(analysis, self._recomputes)
-        everything = computes * batches / analysis.plan.mesh.pp + self._besides(analysis).seconds()
-        return max(self.layers.once(analysis, self._communicates), everything)
+        everything = computes * batches / analysis.plan.mesh.pp + self.besides.of(analysis).seconds()
+        return max(self.layers.once(analysis, self.besides.communicates), everything)
 
     def _on_rank(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank."""
@@ -265,7 +223,7 @@ class BoundsOf:
         if not everything:
             return 0.0
         learnt = self.shared.seconds(analysis, self.layers.once(analysis, self._recomputes))
-        everything = max(everything, learnt + self._besides(analysis).seconds() if learnt else 0.0)
+        everything = max(everything, learnt + self.besides.of(analysis).seconds() if learnt else 0.0)
         if plan.pipeline is None or not is_staged(analysis):
             return everything
         with contextlib.suppress(Undecided):
@@ -284,7 +242,8 @@ class BoundsOf:
         block = BlockBytes()
         with contextlib.suppress(Undecided):
             block = self.layers.once(analysis, self.forced.of_block)
-        return under_any_schedule(analysis, self.stages, block, self._besides(analysis).seconds)
+        adding_up = functools.partial(self.besides.adding_up, analysis)
+        return under_any_schedule(analysis, self.stages, block, self.besides.of(analysis).seconds, adding_up)
 
     def _on_stage(self, analysis: Analysis) -> float:
         """Seconds of the busiest rank of a pipeline.
@@ -306,7 +265,8 @@ class BoundsOf:
             analysis,
             self.stages,
             self.layers.once(analysis, self.forced.of_ranks),
-            self._besides(analysis).seconds,
+            self.besides.of(analysis).seconds,
+            functools.partial(self.besides.adding_up, analysis),
         )
 
     def _learnt_pipeline(self, analysis: Analysis) -> float:
@@ -377,7 +337,7 @@ class BoundsOf:
         """
         if not is_staged(analysis):
             computes = self.shared.whatever_recomputes(analysis, self.layers.once(opened, self.forced.of_micro_batch))
-            return computes + self._besides(opened).seconds() if computes else 0.0
+            return computes + self.besides.of(opened).seconds() if computes else 0.0
         known = work.least and analysis.plan.compile is None
         problem = self.stage_problem(analysis, recomputes=False) if known else None
         if problem is None:

@@ -11,7 +11,7 @@ from legoai.cost.kernels.work import Movement, MovementKind
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.search.least_costs import movements
 from legoai.cost.search.least_costs.activations import inputs_of_blocks, kept_of_blocks, worked_on
-from legoai.cost.search.least_costs.collectives import gathered_bytes, gathered_for_backward
+from legoai.cost.search.least_costs.collectives import gathered_bytes
 from legoai.cost.search.least_costs.model_layers import ModelLayers
 from legoai.cost.search.least_costs.recomputation import (
     Output,
@@ -20,6 +20,8 @@ from legoai.cost.search.least_costs.recomputation import (
     outputs_of_blocks,
     whole_blocks,
 )
+from legoai.cost.search.least_costs.treatments import open_treatments, sides_of_hull
+from legoai.cost.search.least_costs.units_in_backward import units_in_backward
 from legoai.cost.search.stages.block_bytes import BlockBytes, block_bytes, recomputed_by_ranks
 from legoai.cost.search.stages.costs import Room
 from legoai.dsl.analysis.analysis import Analysis
@@ -54,12 +56,16 @@ class Forced:
             if state is None or not outputs or not inputs:
                 return 0.0
             room = min(self.room(analysis)) - (state.parameters + state.optimizer + gathered_bytes(analysis) + inputs)
-            logits, read = logits_bytes(analysis) or 0, worked_on(analysis) + gathered_for_backward(analysis)
+            logits, works, units = logits_bytes(analysis) or 0, worked_on(analysis), units_in_backward(analysis)
         except Undecided:
             return 0.0
         # In the backward of a block's feed-forward module all that it works on is there, beside what the others keep.
         before, within = _repeated(outputs, each), [*_repeated(outputs[:1], each - 1), *_repeated(outputs[1:], each)]
-        return max(least_recomputed(before, room - logits), least_recomputed(within, room - read))
+        most = [least_recomputed(before, room - logits - units.before)]
+        most.append(least_recomputed(within, room - works - units.last))
+        if len(outputs) == 1 and each > 1:  # blocks are alike, of which the last is over
+            most.append(least_recomputed(_repeated(outputs, each - 2), room + inputs / each - works - units.second))
+        return max(most)
 
     def of_ranks(self, analysis: Analysis) -> tuple[float, ...]:
         """The same of each rank of a pipeline; none where it is not known."""
@@ -96,6 +102,10 @@ class Forced:
             works = (Movement(kind=kind, bytes=int(size), rate=rate) for kind in _KINDS)
             return min(seconds_of(work, profile)[0] for work in works)
 
+        if alike:
+            sides = self.layers.once(analysis, self._sides, alike[-1])
+            if sides:
+                return [sides], len(alike)
         found = outputs_of_blocks(
             analysis,
             alike[-1:] or each,
@@ -104,6 +114,14 @@ class Forced:
             functools.cache(moves),
         )
         return found, len(alike) or 1
+
+    def _sides(self, analysis: Analysis, block: str) -> Sequence[Output]:
+        """What a block may keep as its open treatment allows it; nothing where that is not open, or not known."""
+        if not open_treatments(analysis):
+            return ()
+        moved = self.layers.once(analysis, self.layers.moved)
+        least = self.layers.once(analysis, self.layers.of_layers)
+        return sides_of_hull(analysis, block, least, 0.0 if moved is None else moved.again)
 
     def _whole(self, analysis: Analysis) -> Mapping[str, WholeBlock]:
         """Each block, if it is recomputed as a whole."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from legoai.cost.search.least_costs.activations import held_in_backward, kept_by_blocks
+from legoai.cost.search.least_costs.activations import freed_with_last, held_in_backward, kept_by_blocks
 from legoai.cost.search.least_costs.collectives import gathered_bytes
+from legoai.cost.search.least_costs.units_in_backward import units_in_backward
 from legoai.cost.search.stages.bounds import held_between_backwards
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.bounds import logits_bytes
@@ -56,6 +57,9 @@ def _between_backwards(analysis: Analysis) -> int:
 
 @fact
 def _activations(analysis: Analysis) -> int:
-    """Least bytes of what one micro batch leaves for its backward, on the fullest rank."""
-    logits = (logits_bytes(analysis) or 0) if analysis.plan.mesh.pp == 1 else 0
-    return max(logits + kept_by_blocks(analysis), held_in_backward(analysis))
+    """Least bytes of what one micro batch leaves for its backward, on the fullest rank, and of units beside it."""
+    if analysis.plan.mesh.pp > 1:
+        return max(kept_by_blocks(analysis), held_in_backward(analysis))
+    units, held = units_in_backward(analysis), held_in_backward(analysis)
+    begins = units.before + (logits_bytes(analysis) or 0) + kept_by_blocks(analysis)
+    return max(begins, units.last + held, units.second + held - freed_with_last(analysis)) if held else begins

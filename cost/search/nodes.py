@@ -73,6 +73,8 @@ class Nodes:
         self._degrees = [index for index, hole in enumerate(plan.holes) if hole.owner in (Mesh, Batch)]
         self._placements: Placements | None = None
         self._added: dict[Choices, set[int]] = {}
+        self._known: dict[Choices, object] = {}
+        """What was known of all candidates when an open node was bounded."""
 
     def expand(self, node: Node) -> None:
         """Put the answers for the first open hole of a node in its place."""
@@ -120,7 +122,29 @@ class Nodes:
             self.found.bounded += self.below(choices)
             return
         undecided = sum(value is None for value in choices)
+        self._known[choices] = self.bounds.known
         heapq.heappush(self.heap, (bounded, undecided, choices))
+
+    def anew(self, node: Node) -> bool:
+        """Open a node again that was taken, if what was learnt since it was opened raises its bound or excludes it."""
+        cost, _, choices = node
+        if self._known.get(choices) is self.bounds.known:
+            return False
+        self._known[choices] = self.bounds.known
+        bounded = self.costs.bounded(self.plan.candidate(choices, without=self.without), cost)
+        if bounded is None:
+            self.found.bounded += self.below(choices)
+        elif bounded > cost:
+            heapq.heappush(self.heap, (bounded, *node[1:]))
+        return bounded is None or bounded > cost
+
+    def raise_least(self, below: float) -> None:
+        """Bound the node of least bound anew, until none that is less than `below` would have a greater one."""
+        while self.heap and self.heap[0][0] < below:
+            node = heapq.heappop(self.heap)
+            if not self.anew(node):
+                heapq.heappush(self.heap, node)
+                return
 
     def add(self, choices: Choices, hole: int, text: str | None, least: float) -> None:
         """Add a split into stages, or buckets, to those that are tried."""
@@ -187,8 +211,10 @@ class Nodes:
             choices = min(self.untried, key=self.untried.__getitem__)
             least = self.untried[choices]
             hole = next((index for index in self.order if choices[index] is None and self._is_decided(index)), None)
-            if hole is None or least >= below:
+            if least >= below or (hole is None and not self._left_anew(choices)):
                 return least
+            if hole is None:
+                continue
             del self.untried[choices]
             idle = self._is_idle(choices, hole)
             for value in range(1 if idle else self.plan.holes[hole].listed):
@@ -198,6 +224,16 @@ class Nodes:
                 if bounded is not None:
                     self.leave(chosen, bounded)
         return math.inf
+
+    def _left_anew(self, choices: Choices) -> bool:
+        """Bound what is not tried beside some answers by all that is known now, and say whether that is more."""
+        least = self.untried[choices]
+        bounded = self.costs.bounded(self.plan.candidate(choices, without=self.without), least)
+        if bounded is None:
+            del self.untried[choices]
+        else:
+            self.untried[choices] = bounded
+        return bounded is None or bounded > least
 
     def _is_decided(self, hole: int) -> bool:
         """Whether each answer of a hole is tried by itself."""

@@ -39,6 +39,9 @@ AT_ONCE: Final = 8
 _PATIENCE: Final = 64
 """Nodes that are expanded, best bound first, before a candidate is looked for straight below one of them."""
 
+_LONGER: Final = 16
+"""Times as many, once a candidate is known that fits: then bounds exclude more in that time than a simulation would."""
+
 _MEANWHILE: Final = 20
 """Nodes that are expanded for each candidate that is simulated meanwhile; one that needs styles counts as so many."""
 
@@ -132,7 +135,10 @@ class Search:
             found.status = "interrupted"
         if found.status == "optimal" and found.best is None:
             found.status = "infeasible"
-        bounds = [item[0] for item in self.nodes.heap] if found.status in ("time_limit", "interrupted") else []
+        stopped = found.status in ("time_limit", "interrupted")
+        if stopped:
+            self.nodes.raise_least(self._incumbent())
+        bounds = [item[0] for item in self.nodes.heap] if stopped else []
         if found.best is not None:
             untried = self.nodes.least_untried(self.costs.of(found.best))
             bounds += [self.costs.of(found.best), untried]
@@ -164,11 +170,13 @@ class Search:
                 if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
+                        if self.nodes.anew(node):
+                            continue
                         self._expanded += 1
                         self.nodes.expand(node)
                     else:
                         # What was long in coming tells what the others must beat.
-                        most = 1 if self._expanded >= _PATIENCE else AT_ONCE
+                        most = 1 if self._expanded >= self._patience() else AT_ONCE
                         self._expanded = 0
                         self._choose(node, batch, alike)
                 elif batch:
@@ -189,7 +197,9 @@ class Search:
         while left > 0 and heap and None in heap[0][2] and heap[0][0] < self._incumbent():
             self.in_time()
             left -= 1 if self.nodes.is_quick(heap[0]) else _MEANWHILE
-            self.nodes.expand(heapq.heappop(heap))
+            node = heapq.heappop(heap)
+            if not self.nodes.anew(node):
+                self.nodes.expand(node)
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
@@ -204,7 +214,7 @@ class Search:
         search that is stopped in time would have nothing to show. While nothing is known to fit, other degrees and
         micro batches are looked at than those that did not, and what recomputes most, since that takes least memory.
         """
-        if self._expanded < _PATIENCE:
+        if self._expanded < self._patience():
             return heapq.heappop(self.nodes.heap)
         below = [node for node in self.nodes.heap if node[0] < self._incumbent()]
         if self.found.best is not None:
@@ -215,6 +225,9 @@ class Search:
         self.nodes.heap.remove(node)
         heapq.heapify(self.nodes.heap)
         return node
+
+    def _patience(self) -> int:
+        return _PATIENCE if self.found.best is None else _LONGER * _PATIENCE
 
     def degrees_of(self, choices: Choices) -> Choices:
         """The degrees and the micro batch of some answers."""

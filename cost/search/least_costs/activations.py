@@ -11,12 +11,13 @@ Tensor-parallel ranks share these features, but for those that are whole on each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.cut_layers import CutLayers, children, cut_layers
+from legoai.cost.search.least_costs.products import kept_products
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
@@ -25,7 +26,7 @@ from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.precision import output_bytes
 from legoai.dsl.frontend.paths import pattern
-from legoai.specs.directives.checkpoint import Budget, Selective
+from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest, ModuleInfo
@@ -58,6 +59,16 @@ def held_in_backward(analysis: Analysis) -> int:
     if not width:
         return 0
     return (width // mesh.pp + _added_in_backward(analysis)) * bytes_of_feature(analysis) // mesh.tp
+
+
+def freed_with_last(analysis: Analysis) -> int:
+    """Bytes of these that are freed with the last block, at most: of what is not counted, none is freed.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    widths = list(_widths(analysis).values())
+    return widths[-1] * bytes_of_feature(analysis) // analysis.plan.mesh.tp if widths else 0
 
 
 @fact
@@ -152,10 +163,10 @@ def _widths(analysis: Analysis) -> dict[str, int]:
             above = [path, *holders(path)]
             block = next((one for one in above[1:] if one in widths), None)
             if block is not None:
-                treatments = [recomputed[holder].treatment for holder in above if holder in recomputed]
+                recomputing = {holder: recomputed[holder].treatment for holder in above if holder in recomputed}
                 # Of a budget that is filled all counts here, and its share below.
-                shared = all(map(_fills, treatments))
-                widths[block] += sum(features.kept(path, module, [] if shared else treatments))
+                shared = all(holder == block and _fills(one) for holder, one in recomputing.items())
+                widths[block] += sum(features.kept(path, module, {} if shared else recomputing))
         for block in blocks:
             rule = recomputed.get(block)
             if rule is not None and _fills(rule.treatment):
@@ -175,8 +186,26 @@ def _untreated(analysis: Analysis) -> dict[str, int]:
     for path, module in manifest.modules.items() if widths and not _is_cast(analysis) else ():
         block = next((one for one in holders(path) if one in widths), None)
         if block is not None:
-            widths[block] += sum(features.kept(path, module, []))
+            widths[block] += sum(features.kept(path, module, {}))
     return widths
+
+
+def kept_under(analysis: Analysis, block: str, treatment: Any) -> float | None:
+    """Bytes beyond its input that a block keeps for one micro batch under a treatment; None where it is not known.
+
+    Raises:
+        Undecided: it depends on another hole.
+    """
+    manifest = analysis.manifest
+    assert manifest is not None
+    if block not in _blocks(analysis) or _is_cast(analysis):
+        return None
+    features, recomputing = _features(analysis), {} if isinstance(treatment, KeepAll) else {block: treatment}
+    width = 0
+    for path, module in manifest.modules.items():
+        if below(path, block):
+            width += sum(features.kept(path, module, recomputing))
+    return width * bytes_of_feature(analysis) / analysis.plan.mesh.tp
 
 
 def _features(analysis: Analysis) -> _Features:
@@ -267,17 +296,18 @@ class _Features:
     tp: int
     cut: CutLayers
 
-    def kept(self, path: str, module: ModuleInfo, treatments: Sequence[Any]) -> Iterator[int]:
+    def kept(self, path: str, module: ModuleInfo, treatments: Mapping[str, Any]) -> Iterator[int]:
         """Those of a module, its children's not counted.
 
         Args:
             path: of the module.
             module: the module.
-            treatments: of those that hold it, where these are recomputed.
+            treatments: of those that hold it, by their paths, where these are recomputed.
         """
         if treatments:
-            if len(treatments) == 1 and isinstance(treatments[0], Selective):
-                yield from self._listed(path, module, treatments[0].keep)
+            [(holder, treatment), *more] = treatments.items()
+            if not more and isinstance(treatment, Selective):
+                yield from self._listed(path, module, treatment.keep, holder)
             return
         layers = [child for child in children(self.manifest, path) if child.kind == "linear"]
         # Layers may share an input, which has one width.
@@ -297,13 +327,17 @@ class _Features:
         elif module.kind == "norm" and _is_second(self.manifest, path):
             yield int(module.attributes["dim"])
 
-    def _listed(self, path: str, module: ModuleInfo, keep: tuple[str, ...]) -> Iterator[int]:
-        """Outputs that selective checkpointing keeps of a module."""
-        if module.kind == "linear" and "matmul" in keep:
+    def _listed(self, path: str, module: ModuleInfo, keep: tuple[str, ...], holder: str) -> Iterator[int]:
+        """Outputs that selective checkpointing of a holder keeps of a module."""
+        if module.kind == "linear" and ("matmul" in keep or self._is_kept(path, keep, holder)):
             yield int(module.attributes["out_features"]) * (self.tp if path in self.cut.sum_up else 1)
         elif module.kind == "attention" and "attention" in keep and self.fused:
             heads, _, width = _heads(module)
             yield heads * width
+
+    def _is_kept(self, path: str, keep: tuple[str, ...], holder: str) -> bool:
+        """Whether a linear layer is one of every second that a holder keeps."""
+        return self.fused and "alternate_matmul" in keep and path in kept_products(self.manifest, holder)
 
 
 def _heads(module: ModuleInfo) -> tuple[int, int, int]:

@@ -121,7 +121,7 @@ def _alike(analysis: Analysis, room: float) -> list[_Alike]:
     batches = micro_batches(plan)
     if plan.fsdp is None or manifest is None or batches is None or is_traced(analysis):
         return []
-    if distributed_experts(analysis) or _is_cast(analysis):
+    if distributed_experts(analysis) or is_cast(analysis):
         return []
     stages = plan.mesh.pp  # which share the units, gather each once at least, and overlap
     reductions = 1 if reduces_last(analysis) or stages > 1 else batches
@@ -130,6 +130,42 @@ def _alike(analysis: Analysis, room: float) -> list[_Alike]:
         gathers = _gathers(unit, batches, staged=stages > 1, freed=id(unit.rule) in freed)
         alike[count, gathers] += len(paths)
     return [_Alike(number / stages, count, gathers, reductions) for (count, gathers), number in alike.items()]
+
+
+class GatheredUnits(NamedTuple):
+    """Equal units by their paths: bytes that are gathered and reduced of each, and how often, at least."""
+
+    paths: tuple[str, ...]
+    gathered: int
+    reduced: int
+    gathers: int
+    reductions: int
+
+
+def gathered_units(analysis: Analysis, room: float) -> list[GatheredUnits]:
+    """The units of a plan without a pipeline; none where nothing is known of them.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    batches, known = micro_batches(analysis.plan), _units_alike(analysis, room)
+    if not known or batches is None or analysis.plan.mesh.pp > 1:
+        return []
+    freed, (gathered, reduced) = _freed(analysis, room), _bytes_of_parameters(analysis)
+    found = []
+    for unit, count, paths in _units_of_rules(analysis):
+        gathers = _gathers(unit, batches, staged=False, freed=id(unit.rule) in freed)
+        found.append(GatheredUnits(tuple(paths), count * gathered, count * reduced, gathers, known[0].reductions))
+    return found
+
+
+def seconds_of_collective(analysis: Analysis, machine: Machine, kind: CollectiveKind, size: float) -> float:
+    """Seconds in which the ranks that share a unit gather or reduce it.
+
+    Raises:
+        ProfileError: nothing is known of the links.
+    """
+    return _seconds(machine, _group(analysis, sharded_axes(analysis)), kind, size)
 
 
 def _bytes_of_parameters(analysis: Analysis) -> tuple[int, int]:
@@ -183,10 +219,10 @@ def gathered_bytes(analysis: Analysis) -> int:
     plan = analysis.plan
     if analysis.manifest is None or plan.fsdp is None or is_traced(analysis) or plan.mesh.pp > 1:
         return 0
-    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or _is_cast(analysis):
+    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or is_cast(analysis):
         return 0
     units = fsdp_units(analysis)
-    kept = {path for path, unit in units.items() if path and not _may_reshard(unit)}
+    kept = {path for path, unit in units.items() if path and not may_reshard(unit)}
     return DTYPE_BYTES[plan.precision.param] * sum(
         count for path, count in elements_of_units(analysis).items() if path in kept
     )
@@ -203,11 +239,11 @@ def gathered_for_backward(analysis: Analysis) -> int:
     plan, manifest = analysis.plan, analysis.manifest
     if manifest is None or plan.fsdp is None or is_traced(analysis) or plan.mesh.pp > 1:
         return 0
-    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or _is_cast(analysis):
+    if shard_ranks(analysis) == 1 or distributed_experts(analysis) or is_cast(analysis):
         return 0
     units, elements = fsdp_units(analysis), elements_of_units(analysis)
     blocks = [path for item in manifest.block_lists for path in item.paths]
-    freed = (elements[path] if path in units and _may_reshard(units[path]) else 0 for path in blocks)
+    freed = (elements[path] if path in units and may_reshard(units[path]) else 0 for path in blocks)
     return DTYPE_BYTES[plan.precision.param] * min(freed, default=0)
 
 
@@ -233,7 +269,7 @@ def _inputs(analysis: Analysis) -> int:
         return 0
 
 
-def _may_reshard(unit: FsdpUnit) -> bool:
+def may_reshard(unit: FsdpUnit) -> bool:
     """Whether a unit is freed after its forward, or might be, as far as that is decided."""
     return isinstance(unit.reshard, Hole) or unit.is_resharded_after_forward
 
@@ -269,7 +305,7 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
         ProfileError: nothing is known of the links.
     """
     plan, manifest = analysis.plan, analysis.manifest
-    if manifest is None or plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or _is_cast(analysis):
+    if manifest is None or plan.mesh.tp == 1 or plan.compile is not None or is_traced(analysis) or is_cast(analysis):
         return {}
     cut, ranks = cut_layers(analysis), range(plan.mesh.tp)
     of_feature = local_tokens(plan) * min(
@@ -329,7 +365,7 @@ def _gathers(unit: FsdpUnit, batches: int, *, staged: bool, freed: bool) -> int:
     return batches if unit.reshard == "after_backward" or isinstance(unit.reshard, int) else 1
 
 
-def _is_cast(analysis: Analysis) -> bool:
+def is_cast(analysis: Analysis) -> bool:
     """Whether some layers compute, and may communicate, in narrower dtypes."""
     return any(isinstance(rule.treatment, Float8 | MxFp8) for rule in analysis.plan.precision.rules)
 

@@ -133,13 +133,14 @@ class LocalKernels:
 
     def _product(self, m: int, n: int, k: int, rate: str) -> float:
         size = _BYTES[rate] * (m * k + k * n + m * n)
-        return seconds_of(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=size), self.profile)[0]
+        seconds, _ = seconds_of(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=size), self.profile)
+        return seconds + kernel_gap(self.profile)
 
     def _attention(self, shape: AttentionShape, sequences: int, piece: AttentionPiece, parts: int) -> Pass | None:
         rates = {rate for _, _, rate in self.profile.attention if rate in self.rates and rate in _BYTES}
         if not rates:
             return None
-        found = []
+        found, gap = [], kernel_gap(self.profile)
         implementations = {one for name in self.attention_kernels for one in _IMPLEMENTATIONS.get(name, _EVERY)}
         for implementation in sorted(implementations):
             for rate in rates:
@@ -147,7 +148,8 @@ class LocalKernels:
                     local = AttentionShape(-(-shape.heads // parts), -(-key_heads // parts), shape.width)
                     forward = _fused(local, sequences, piece, rate, implementation, backward=False)
                     backward = _fused(local, sequences, piece, rate, implementation, backward=True)
-                    found.append(Pass(seconds_of(forward, self.profile)[0], seconds_of(backward, self.profile)[0]))
+                    both = (seconds_of(one, self.profile)[0] + gap for one in (forward, backward))
+                    found.append(Pass(*both))
         return least_of(found)
 
 
@@ -161,6 +163,12 @@ def _fused(
         value_dim=width, causal=piece.causal, backward=backward, rate=rate, implementation=implementation,
         bytes=_BYTES[rate] * elements,
     )  # fmt: skip
+
+
+def kernel_gap(profile: Profile) -> float:
+    """Seconds between two kernels that are queued."""
+    gap = profile.constants.get("kernel_gap_seconds")
+    return 0.0 if gap is None else gap.value
 
 
 def least_of(found: Sequence[Pass]) -> Pass | None:

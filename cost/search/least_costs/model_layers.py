@@ -25,7 +25,7 @@ from legoai.cost.search.least_costs.local_kernels import (
     Pass,
     least_of,
 )
-from legoai.cost.search.least_costs.movements import Moved
+from legoai.cost.search.least_costs.movements import Moved, MovedSeconds
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
@@ -120,11 +120,20 @@ class ModelLayers:
         waited = functools.cache(_waited)
         for path, waits in self.once(analysis, self.waits).items():
             least[path] = waited(least[path], waits)
-        key = self.once(analysis, self._movement_key) if self._moved else None
-        if key in self._moved:
-            moved = movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
-            least |= dict.fromkeys(movements.blocks_alike(manifest), moved)
+        moved = self.once(analysis, self.moved)
+        if moved is not None:
+            least |= dict.fromkeys(movements.blocks_alike(manifest), moved.once)
         return least
+
+    def moved(self, analysis: Analysis) -> MovedSeconds | None:
+        """Least seconds of what each block moves, and moves again where it is recomputed; None where it is not known.
+
+        Mesh and micro batch must be decided.
+        """
+        key = self.once(analysis, self._movement_key) if self._moved else None
+        if key not in self._moved:
+            return None
+        return movements.seconds_of_block(self._moved[key], analysis, self.machine(analysis).profile)
 
     def _movement_key(self, analysis: Analysis) -> str | None:
         try:

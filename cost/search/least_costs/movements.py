@@ -1,4 +1,4 @@
-"""Least seconds of the kernels of a decoder's blocks that memory bounds: norms, gates, sums and rotations.
+"""Least seconds of the kernels of a decoder's blocks that memory bounds: norms, gates, sums, rotations and casts.
 
 A candidate that was simulated on one tensor-parallel and one context-parallel rank tells how many bytes these move for
 each token. Ranks that share a block's tokens or features move no fewer together; so in another candidate each kernel
@@ -20,7 +20,7 @@ from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.kernels.work import ITEM_BYTES, Movement, MovementKind, kind_of, work_of
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.profiles import Profile
-from legoai.cost.search.least_costs.local_kernels import Pass
+from legoai.cost.search.least_costs.local_kernels import Pass, kernel_gap
 from legoai.cost.search.least_costs.shared_work import COPIES
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.records import Kernel, Mark, Record, TensorType
@@ -36,6 +36,9 @@ from legoai.specs.models.manifest import Manifest
 _DECIDE: Final = ("model", "attention", "precision")
 """Statements on which the kernels of a block depend, beside degrees and batch."""
 
+
+_COUNTED_COPIES: Final = ("aten._to_copy", "aten.cat")
+"""Copies that compute something, so that no layout of what they read makes them idle."""
 
 _Key: TypeAlias = tuple[str, MovementKind, str, float]
 """Phase, kind, rate and bytes for a token of equal kernels."""
@@ -129,7 +132,8 @@ class _OneEach:
         return self._known[place]
 
     def _key(self, kernel: Kernel) -> _Key | None:
-        work = work_of(kernel) if kind_of(kernel.op) not in COPIES else None
+        counts = kind_of(kernel.op) not in COPIES or kernel.op in _COUNTED_COPIES
+        work = work_of(kernel) if counts else None
         size = _moved_by_tokens(kernel, self.tokens, self.sequences) if isinstance(work, Movement) else 0.0
         if not isinstance(work, Movement) or size <= 0:
             return None
@@ -173,17 +177,28 @@ def key_of(analysis: Analysis) -> str | None:
     return json.dumps([use.device, use.profile, plan.batch.length, has_policy(analysis), body], sort_keys=True)
 
 
-def seconds_of_block(moved: Iterable[Moved], analysis: Analysis, profile: Profile) -> Pass:
+class MovedSeconds(NamedTuple):
+    """Least seconds of what a block moves in one micro batch, and of what is moved again where it is recomputed."""
+
+    once: Pass
+    again: float
+
+
+def seconds_of_block(moved: Iterable[Moved], analysis: Analysis, profile: Profile) -> MovedSeconds:
     """Least seconds of what a block moves in one micro batch on a rank.
+
+    Recomputation ends when all is there that backward reads: then a sum may be left out, and the largest counts as it.
 
     Args:
         moved: by the block in a candidate that was simulated.
         analysis: of a plan whose mesh and micro batch are decided.
         profile: of the device.
     """
-    share = local_tokens(analysis.plan) / analysis.plan.mesh.tp
-    took = {"forward": 0.0, "backward": 0.0}
+    share, gap = local_tokens(analysis.plan) / analysis.plan.mesh.tp, kernel_gap(profile)
+    took, largest = {"forward": 0.0, "backward": 0.0}, 0.0
     for one in moved:
         work = Movement(kind=one.kind, bytes=int(one.bytes * share), rate=one.rate)
-        took[one.phase] += one.kernels * seconds_of(work, profile)[0]
-    return Pass(took["forward"], took["backward"])
+        seconds = gap + seconds_of(work, profile)[0]
+        took[one.phase] += one.kernels * seconds
+        largest = max(largest, seconds if one.phase == "forward" else 0.0)
+    return MovedSeconds(Pass(took["forward"], took["backward"]), took["forward"] - largest)

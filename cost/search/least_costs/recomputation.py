@@ -18,11 +18,12 @@ from legoai.cost.kernels.model_flops import DECODERS
 from legoai.cost.search.least_costs.activations import bytes_of_feature, freed_with_blocks, fuses_attention
 from legoai.cost.search.least_costs.cut_layers import children
 from legoai.cost.search.least_costs.local_kernels import Pass
+from legoai.cost.search.least_costs.products import recomputed_products
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import holders
-from legoai.specs.directives.checkpoint import Every, Full, Selective
+from legoai.dsl.analysis.facts import below, holders
+from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
@@ -62,6 +63,63 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
     return {path: sum(parts) if path in known.halved else _up_to_last(parts) for path, parts in inside.items()}
 
 
+@fact
+def blocks_moved_again(analysis: Analysis) -> tuple[str, ...]:
+    """The blocks that are recomputed as a whole but for products, attention and collectives, which may be kept.
+
+    Raises:
+        Undecided: a treatment is a hole.
+    """
+    if analysis.plan.compile is not None or analysis.manifest is None:
+        return ()
+    blocks = {path for item in analysis.manifest.block_lists for path in item.paths}
+    return tuple(
+        path
+        for path, rule in recomputed_modules(analysis).items()
+        if path in blocks and (isinstance(rule.treatment, Full | Every) or _keeps_layers(rule.treatment))
+    )
+
+
+def _keeps_layers(treatment: object) -> bool:
+    """Whether selective checkpointing keeps nothing but outputs of layers, and what these communicate."""
+    return isinstance(treatment, Selective) and {"attention", "matmul", "alternate_matmul", "collective"}.issuperset(
+        treatment.keep
+    )
+
+
+def recomputed_under(
+    analysis: Analysis, block: str, treatment: object, least: Mapping[str, Pass], moved_again: float
+) -> float | None:
+    """Least seconds that a block recomputes for one micro batch under a treatment; None where it is not known.
+
+    Args:
+        analysis: of the plan.
+        block: its path.
+        treatment: of the block as a whole.
+        least: seconds of layers for one micro batch.
+        moved_again: seconds of what else it computes again.
+    """
+    manifest = analysis.manifest
+    assert manifest is not None
+    if analysis.plan.compile is not None:
+        return None
+    if isinstance(treatment, KeepAll):
+        return 0.0
+    layers = [path for path, module in manifest.modules.items() if module.kind in _LAYERS and below(path, block)]
+    if isinstance(treatment, Full):
+        return _up_to_last([least[path].forward for path in layers if path in least]) + moved_again
+    if not _keeps_layers(treatment):
+        return None
+    assert isinstance(treatment, Selective)
+    if fuses_attention(analysis) and _keeps_every_second(treatment):
+        again = recomputed_products(manifest, block)
+        if again:
+            return sum(least[path].forward for path in again if path in least) + moved_again
+    kept = _kinds_kept(treatment)
+    parts = [least[path].forward for path in layers if path in least and manifest.modules[path].kind not in kept]
+    return _up_to_last(parts) + moved_again
+
+
 class _Recomputing(NamedTuple):
     """The module that recomputes each layer, and those of these that keep every second product."""
 
@@ -81,7 +139,7 @@ def _recomputing(analysis: Analysis) -> _Recomputing:
         return _Recomputing({}, ())
     fused, of_layers = fuses_attention(analysis), dict[str, str]()
     halved = {
-        path: _every_second(manifest, path)
+        path: recomputed_products(manifest, path)
         for path, rule in rules.items()
         if fused and _keeps_every_second(rule.treatment)
     }
@@ -105,34 +163,6 @@ def _keeps_every_second(treatment: object) -> bool:
     return isinstance(treatment, Selective) and {"alternate_matmul"} <= {*treatment.keep} <= {
         "alternate_matmul", "attention",
     }  # fmt: skip
-
-
-def _every_second(manifest: Manifest, path: str) -> frozenset[str]:
-    """The linear layers of a module that are recomputed where every second product is kept; none if not known.
-
-    Of the products of its forward the first, the third and so on are kept. The others before the last one are computed
-    again, since the last one's input, which its backward reads, follows from them.
-    """
-    products = _products(manifest, path) if manifest.flow_error is None else None
-    return frozenset(products[1:-1:2]) if products else frozenset()
-
-
-def _products(manifest: Manifest, path: str) -> list[str] | None:
-    """The linear layers that a module runs, in order; None where it may compute other products."""
-    module, found = manifest.modules[path], list[str]()
-    if module.kind == "linear":
-        return [path]
-    if (module.children and not module.flow) or module.kind == "experts":
-        return None
-    for step in module.flow:
-        if step.op in ("matmul", "other"):
-            return None
-        if step.op == "call":
-            inside = _products(manifest, module.child_path(step.name))
-            if inside is None:
-                return None
-            found += inside
-    return found
 
 
 class WholeBlock(NamedTuple):

@@ -27,7 +27,11 @@ from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE, Even, Or
 
 
 def along_schedule(
-    analysis: Analysis, times: StageTimes, forced: Sequence[float], besides: Callable[[float], float]
+    analysis: Analysis,
+    times: StageTimes,
+    forced: Sequence[float],
+    besides: Callable[[float], float],
+    adding_up: Callable[[float, bool], float],
 ) -> float:
     """The longest path through the schedule, or the busiest rank's own work with what comes before and after it.
 
@@ -36,6 +40,7 @@ def along_schedule(
         times: of stages.
         forced: the least that each rank recomputes for one micro batch, if that is known.
         besides: seconds of a mean rank beside its layers, by the seconds for which it is idle.
+        adding_up: seconds in which a rank adds up gradients, by their bytes and by whether backward is in halves.
 
     Raises:
         Undecided: it depends on a hole.
@@ -62,7 +67,8 @@ def along_schedule(
         drain = 0.0 if split else sum(one.backward + one.recomputed for one in before)
         longest = max(longest, own + fill + drain)
         whole, idle = whole + own / len(ranks), idle + (fill + drain) / len(ranks)
-    return max(longest, whole + idle + besides(idle))
+    added = adding_up(summed_gradients(analysis) / len(ranks), split)
+    return max(longest, whole + idle + besides(idle) + added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,11 @@ class UnderSchedules:
 
 
 def under_any_schedule(
-    analysis: Analysis, times: StageTimes, block: BlockBytes, besides: Callable[[float], float]
+    analysis: Analysis,
+    times: StageTimes,
+    block: BlockBytes,
+    besides: Callable[[float], float],
+    adding_up: Callable[[float, bool], float],
 ) -> UnderSchedules:
     """Least time and memory of a pipeline with an even split, under whatever schedule its plan may come to have.
 
@@ -95,6 +105,7 @@ def under_any_schedule(
         times: of stages.
         block: bytes of a block.
         besides: as of :func:`along_schedule`.
+        adding_up: likewise.
 
     Raises:
         Undecided: the split is open.
@@ -107,27 +118,37 @@ def under_any_schedule(
     if any(isinstance(one, OrderFile) for one in listed) or not (isinstance(split, Even) or split == "even"):
         return UnderSchedules()
     of_pass, found = pass_micro_batches(analysis.plan) or 0, []
+    summed = _summed(analysis)
     for shape in {shape_of(str(one), ranks, pipeline.stages) for one in listed}:
         count, v_shaped, halves, in_turn = shape
         if count > len(known.blocks):
             continue  # a stage has a block at least
         of_ranks = times.of_ranks(analysis, shape, batches)
         apart = halves and not is_traced(analysis)
-        mean = of_ranks.computes + of_ranks.waits + besides(of_ranks.waits)
-        busiest = max(of_ranks.busiest, mean, of_ranks.through)
+        each = min(known.even_counts(count, **weights_of(split)))  # blocks of a stage
+        mean = of_ranks.computes + of_ranks.waits + besides(of_ranks.waits) + adding_up(summed / ranks, halves)
+        added = 0.0 if halves else adding_up(each * count // ranks * block.gradients, False)
+        busiest = max(of_ranks.busiest + added, mean, of_ranks.through)
         takes = 0.0
         if of_pass >= ranks and count in (ranks, 2 * ranks):
-            each = min(known.even_counts(count, **weights_of(split)))  # blocks of a stage
-            summed = count == ranks or (not in_turn and (of_pass > ranks if v_shaped else of_pass >= 2 * ranks))
+            all_summed = count == ranks or (not in_turn and (of_pass > ranks if v_shaped else of_pass >= 2 * ranks))
             at_once = [min(ranks, of_pass - 1) if count == ranks else of_pass if in_turn else ranks] * (count // ranks)
-            takes = block.between(each * count // ranks, each * sum(at_once), summed=summed, halves=apart)
-            more = block.recomputed(each, at_once, first=not v_shaped, summed=summed, halves=apart)
-            busiest = max(busiest, of_ranks.alone + batches * more)
+            takes = block.between(each * count // ranks, each * sum(at_once), summed=all_summed, halves=apart)
+            more = block.recomputed(each, at_once, first=not v_shaped, summed=all_summed, halves=apart)
+            busiest = max(busiest, of_ranks.alone + added + batches * more)
         if takes <= block.room:
             found.append(UnderSchedules(busiest, takes))
     return UnderSchedules(
         min((one.seconds for one in found), default=math.inf), min((one.bytes for one in found), default=math.inf)
     )
+
+
+def _summed(analysis: Analysis) -> int:
+    """Bytes of the gradients of all modules that are added up over micro batches, as far as that is decided."""
+    try:
+        return summed_gradients(analysis)
+    except Undecided:
+        return 0
 
 
 def held_between_backwards(analysis: Analysis, kept: int) -> int:

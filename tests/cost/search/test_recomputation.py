@@ -8,7 +8,7 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.recomputation import _every_second
+from legoai.cost.search.least_costs.products import recomputed_products
 from legoai.cost.search.least_costs.shared_work import work_of_micro_batch
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
@@ -53,7 +53,7 @@ def test_every_second_product_is_recomputed(model: str):
 def test_products_are_counted_in_the_order_of_forward():
     manifest = analysed(LLAMA, "none").manifest
     block = "layers.0"
-    assert _every_second(manifest, block) == {
+    assert recomputed_products(manifest, block) == {
         f"{block}.attention.wk",
         f"{block}.attention.wo",
         f"{block}.feed_forward.w3",
@@ -63,7 +63,7 @@ def test_products_are_counted_in_the_order_of_forward():
 def test_the_last_product_may_be_left_out():
     """The sixth of six products is the last one, whose output nothing reads."""
     manifest, block = analysed(GPT2, "none").manifest, "layers.0"
-    assert _every_second(manifest, block) == {f"{block}.attention.wk", f"{block}.attention.wo"}
+    assert recomputed_products(manifest, block) == {f"{block}.attention.wk", f"{block}.attention.wo"}
 
 
 def test_products_of_an_attention_that_is_not_one_kernel_are_not_told_apart():

@@ -478,3 +478,28 @@ def test_a_division_of_blocks_is_bounded_with_each_of_the_answers_that_are_decid
     each = [bounds(plan.candidate(one).analysis).step_time for one in decided]
     assert search.nodes.untried == dict(zip(decided, each, strict=True))
     assert least == min(each) > 0.0
+
+
+def test_open_nodes_are_bounded_anew_when_more_was_learnt(monkeypatch: pytest.MonkeyPatch):
+    plan = opened()
+    search = Search(plan, bounds=BoundsOf(), evaluator=Drawn(0), objective=objective_of(None))
+    nodes, chosen = search.nodes, (0,) * len(plan.holes)
+    nodes.push(chosen, search.candidate(chosen), 1.0)
+    nodes.leave(chosen, 1.0)
+    nodes.raise_least(math.inf)
+    assert nodes.heap[0][0] == nodes.untried[chosen] == 1.0
+
+    search.bounds.layers.own = object()
+    monkeypatch.setattr(BoundsOf, "__call__", lambda *_: Bounds(step_time=5.0))
+    nodes.raise_least(math.inf)
+    assert [bound for bound, *_ in nodes.heap] == [5.0]
+    assert nodes._left_anew(chosen)
+    assert nodes.untried[chosen] == 5.0
+    assert not nodes._left_anew(chosen)
+
+    search.bounds.layers.own = object()
+    monkeypatch.setattr(Costs, "bounded", lambda *_: None)
+    nodes.raise_least(math.inf)
+    assert not nodes.heap
+    assert nodes._left_anew(chosen)
+    assert not nodes.untried

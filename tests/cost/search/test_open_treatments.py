@@ -1,0 +1,87 @@
+"""An open treatment recomputes no less than on the hull of what it may come to be."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import estimate
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.least_costs.recomputation import Output, least_recomputed
+from legoai.cost.search.least_costs.treatments import _sides, open_treatments
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.lowering.program import lower
+from support.simulated import in_a_fork
+
+PLAN = """\
+plan small
+model llama3("1b", n_layers = 6, vocab_size = 2048, tie_embeddings = false)
+cluster h100_sxm(devices = 4)
+attention flash
+batch (global = 8, micro = 1, seq_len = 4096)
+mesh (dp_shard = 2, cp = CP)
+CONTEXTfsdp blocks on dp_shard { layers.* = unit(reshard = after_forward) }
+checkpoint { layers.* = TREATMENTS }
+precision (param = bf16, reduce = fp32)
+REQUIRE"""
+LISTED = (
+    "auto in [none, full, every(2), first(2, full, others = selective([attention])), selective([attention, matmul])]"
+)
+
+
+def opened(treatments: str, *, cp: int = 2, require: str = "") -> OpenPlan:
+    text = PLAN.replace("CP", str(cp)).replace("TREATMENTS", treatments)
+    text = text.replace("CONTEXT", "context on cp\n" if cp > 1 else "").replace("REQUIRE", require)
+    if cp == 1:
+        text = text.replace("devices = 4", "devices = 2")
+    linted = lint(text, "small.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return OpenPlan(linted, directory=Path())
+
+
+def compared(cp: int) -> list[str]:
+    """Bounds of the open plan under limits of memory, beside the fastest of what fits."""
+    plan, costs = opened(LISTED, cp=cp), []
+    for index in range(plan.holes[0].listed):
+        analysis = plan.candidate([index]).analysis
+        assert analysis is not None
+        found = estimate(lower(analysis), analysis.plan, analysis.manifest)
+        costs.append((found.step_time, found.peak_active))
+    wrong, before = [], 0.0
+    for limit in sorted({peak for _, peak in costs}, reverse=True):
+        limited = opened(LISTED, cp=cp, require=f"require peak_memory <= {limit}B\n")
+        least = BoundsOf()(limited.candidate([None]).analysis).step_time
+        fastest = min(seconds for seconds, peak in costs if peak <= limit)
+        if not before <= least <= fastest:
+            wrong.append(f"{limit} B: {least} s, which is {before} s with more, and {fastest} s in a simulation")
+        before = least
+    first = opened(LISTED, cp=cp, require=f"require peak_memory <= {int(0.8 * min(peak for _, peak in costs))}B\n")
+    free = BoundsOf()(plan.candidate([None]).analysis).step_time
+    assert BoundsOf()(first.candidate([None]).analysis).step_time > free
+    return wrong
+
+
+@pytest.mark.parametrize("cp", [1, 2])
+def test_the_bound_rises_with_less_memory_and_stays_below_what_fits(cp: int):
+    assert in_a_fork(compared, cp) == []
+
+
+def test_budgets_are_known_only_where_they_are_not_lowered():
+    for cp, known in ((1, False), (2, True)):
+        plan = opened("auto", cp=cp)
+        analysis = plan.candidate([None]).analysis
+        assert analysis is not None
+        assert bool(open_treatments(analysis)) is known
+    assert len(open_treatments(opened(LISTED).candidate([None]).analysis)) == 4
+
+
+def test_no_mixture_is_below_the_hull():
+    points = [Output(9.0, 0.0), Output(8.5, 5.0), Output(4.0, 5.0), Output(3.0, 9.0), Output(0.0, 10.0)]
+    sides = _sides(points)
+    assert sides == [Output(5.0, 5.0), Output(4.0, 5.0)]
+    for some in itertools.combinations_with_replacement(points, 4):
+        room, seconds = sum(one.bytes for one in some), sum(one.seconds for one in some)
+        assert least_recomputed([Output(4 * one.seconds, 4 * one.bytes) for one in sides], room) <= seconds + 1e-9
