@@ -131,11 +131,12 @@ def beside(predicted: Predicted, run: Measured) -> Iterator[str]:
         active, real = predicted.peak_memory_bytes, run.peak_memory_bytes
         rows.append(("peak active", words.size(active), words.size(real), active / real - 1.0))
     yield f"predicted beside measured, the median of {run.steps} steps behind the first {_FIRST}"
-    yield f"  {'':<16}{'predicted':>12}{'measured':>12}{'error':>9}"
+    yield f"  {'':<16}{'predicted':>12}{'measured':>12}" + (f"{'error':>9}" if predicted.of_this_machine else "")
     for name, said, seen, error in rows:
-        yield f"  {name:<16}{said:>12}{seen:>12}{error:>+9.1%}"
+        yield f"  {name:<16}{said:>12}{seen:>12}" + (f"{error:>+9.1%}" if predicted.of_this_machine else "")
     if not predicted.of_this_machine:
-        yield f"  profile `{predicted.profile}` was measured on another machine; `legoai calibrate` measures this one"
+        measure = f"`legoai calibrate --processes {predicted.devices}`"
+        yield f"  profile `{predicted.profile}` was measured on another machine; {measure} measures this one"
 
 
 def note(metrics: Path, predicted: Predicted, run: Measured) -> None:

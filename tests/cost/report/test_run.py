@@ -60,7 +60,8 @@ def test_a_cpu_compares_no_memory_and_names_the_profile_of_another_machine(tmp_p
     run = Measured(steps=3, step_time_s=0.4, peak_memory_bytes=GIB)
     lines = list(beside(one, run))
     assert [line[2:18].strip() for line in lines[2:4]] == ["step time", "samples/s/device"]
-    assert len(lines) == 5 and "legoai calibrate" in lines[-1]
+    assert len(lines) == 5 and "legoai calibrate --processes 4" in lines[-1]
+    assert not any("%" in line or "error" in line for line in lines)
     metrics = told(tmp_path / "metrics.jsonl", step(1.0), "")
     note(metrics, one, run)
     added = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])
