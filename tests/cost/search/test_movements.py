@@ -22,7 +22,7 @@ plan small
 
 model   llama3("1b", n_layers = 3)
 cluster h100_sxm(hosts = 1, devices = {devices}, fabric = infiniband_ndr)
-batch   (global = 16, micro = {micro}, seq_len = 2048)
+batch   (global = 64, micro = {micro}, seq_len = 2048)
 mesh    ({mesh})
 {body}precision (param = bf16, reduce = fp32)
 optimizer adamw(lr = 1.5e-4)
@@ -67,7 +67,7 @@ def test_the_bound_rises_and_stays_below_the_simulation(told):
     assert moved
     assert before < bounds(analysis).step_time < seconds
     took = seconds_of_block(moved, analysis, bounds.machine(analysis).profile)
-    batches, blocks = 8, 3
+    batches, blocks = 32, 3
     assert bounds(analysis).step_time == pytest.approx(before + batches * blocks * sum(took.once), rel=1e-6)
 
 
