@@ -39,7 +39,7 @@ def batch_script(analysis: Analysis, program: PurePath) -> str:
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 port=$((20000 + SLURM_JOB_ID % 20000))
 
 srun --kill-on-bad-exit=1 torchrun \\
