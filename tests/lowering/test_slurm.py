@@ -60,7 +60,7 @@ def test_two_hosts_train_together(here: Path):
     script("cpu(hosts = 2, devices = 1, fabric = ethernet_100)", 2)
     commands = here / "bin"
     commands.mkdir()
-    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho localhost\necho other\n")):
+    for name, text in (("srun", SRUN), ("scontrol", "#!/bin/sh\necho localhost\nsleep 0.2\necho other\n")):
         (commands / name).write_text(text, encoding="utf-8")
         (commands / name).chmod(0o755)
     (here / "text.txt").write_text("some text to read " * 400, encoding="utf-8")
