@@ -87,10 +87,15 @@ class Measured:
     peak_memory_bytes: int
 
 
-def measured(metrics: Path) -> Measured | None:
-    """What the last run tells in its metrics; None where it took too few steps, or there are none."""
+def measured(metrics: Path, *, before: int = 0) -> Measured | None:
+    """What the last run tells in its metrics; None where it took too few steps, or there are none.
+
+    Args:
+        metrics: `metrics.jsonl`.
+        before: bytes that the file had before the run.
+    """
     try:
-        lines = metrics.read_text(encoding="utf-8").splitlines()
+        lines = metrics.read_bytes()[before:].decode("utf-8", errors="replace").splitlines()
     except OSError:
         return None
     found: list[Mapping[str, Any]] = []

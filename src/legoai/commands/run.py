@@ -71,13 +71,14 @@ def run(arguments: Namespace) -> int:
     from legoai.lowering.start import start
     from legoai.runtime.errors import RunError, RunErrorCode
 
-    predictions: list[tuple[Predicted, Path]] = []
+    predictions: list[tuple[Predicted, Path, int]] = []
 
     def begin(options: RunOptions) -> None:
         assert options.out is not None
         found = _prediction(linted, program, options, arguments) if arguments.predicts else None
         if found is not None:
-            predictions.append((found, options.out / "metrics.jsonl"))
+            metrics = options.out / "metrics.jsonl"
+            predictions.append((found, metrics, metrics.stat().st_size if metrics.exists() else 0))
 
     try:
         status = start(
@@ -93,8 +94,8 @@ def run(arguments: Namespace) -> int:
     except RunError as error:
         print(error, file=sys.stderr)
         return 2 if error.code == RunErrorCode.WORLD_SIZE else 1
-    for predicted, metrics in predictions:
-        _compare(predicted, metrics)
+    for predicted, metrics, before in predictions:
+        _compare(predicted, metrics, before)
     return status
 
 
@@ -120,10 +121,15 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
             return Predicted.of(found, text=bool(plan.batch.seq_len))
         except CannotEstimateError as error:
             return str(error)
+        except Exception as error:  # whatever a factory raises, the run itself tells
+            return f"{type(error).__name__}: {error}"
 
-    from legoai.cost.search.evaluator import apart
+    from legoai.cost.search.evaluator import WorkerKilledError, apart
 
-    found = apart(simulate)
+    try:
+        found = apart(simulate)
+    except WorkerKilledError as error:
+        found = str(error)
     if isinstance(found, str):
         announce(f"nothing is predicted: {found}")
         return None
@@ -132,11 +138,11 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
     return found
 
 
-def _compare(predicted: Predicted, metrics: Path) -> None:
-    """Show what was predicted beside what was measured, where there is enough of it."""
+def _compare(predicted: Predicted, metrics: Path, before: int) -> None:
+    """Show what was predicted beside what was measured, where there is enough of it behind the bytes of before."""
     from legoai.cost.report.run import beside, measured, note
 
-    run = measured(metrics)
+    run = measured(metrics, before=before)
     if run is None:
         return
     for line in beside(predicted, run):

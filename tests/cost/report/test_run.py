@@ -31,9 +31,9 @@ def test_the_steps_of_the_last_run_count_without_its_first_and_without_waits_for
         json.dumps({"event": "start"}), *[step(5.0)] * 3, step(1.0), json.dumps({"event": "checkpoint"}),
         step(0.35, data=0.1), step(0.25, memory=32 * GIB), '{"event": "st',
     ]  # fmt: skip
-    assert measured(told(tmp_path / "metrics.jsonl", *earlier, *last)) == Measured(
-        steps=3, step_time_s=0.25, peak_memory_bytes=32 * GIB
-    )
+    path = told(tmp_path / "metrics.jsonl", *earlier, *last)
+    assert measured(path) == Measured(steps=3, step_time_s=0.25, peak_memory_bytes=32 * GIB)
+    assert measured(path, before=path.stat().st_size) is None, "a run that told nothing"
 
 
 @pytest.mark.parametrize("count", [0, 5])
