@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from legoai.runtime.combined_optimizer import CombinedOptimizer
     from legoai.runtime.compiled import overlap_tensor_parallel, wait_for_inputs, wait_for_output
     from legoai.runtime.errors import RunError, RunErrorCode
-    from legoai.runtime.float8 import convert_to_float8
+    from legoai.runtime.float8 import compute_float8_scales, convert_to_float8
     from legoai.runtime.loop import History
     from legoai.runtime.loss import (
         LossFunction,
@@ -56,6 +56,7 @@ __all__ = [
     "add_losses",
     "chunked_cross_entropy",
     "clip_gradients",
+    "compute_float8_scales",
     "convert_to_float8",
     "divided",
     "is_held",
@@ -95,6 +96,7 @@ _HOMES = {
     "add_losses": "loss",
     "chunked_cross_entropy": "loss",
     "clip_gradients": "optim",
+    "compute_float8_scales": "float8",
     "convert_to_float8": "float8",
     "divided": "loss",
     "is_held": "placeholders",

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.float8 import as_stored
 from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.safe_metadata import SafeReader, read_metadata
 
@@ -107,7 +108,8 @@ def optimizer_state_kinds(names: Iterable[str]) -> set[str]:
 
 
 def _model_tensors(model: nn.Module) -> State:
-    return {name: value for name, value in get_model_state_dict(model).items() if isinstance(value, torch.Tensor)}
+    tensors = get_model_state_dict(model).items()
+    return {name: as_stored(value) for name, value in tensors if isinstance(value, torch.Tensor)}
 
 
 def model_digest(model: nn.Module) -> str:

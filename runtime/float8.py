@@ -1,16 +1,24 @@
-"""Conversion of linear layers to float8."""
+"""Linear layers in float8: their conversion by torchao, and what is gathered for them in float8."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import MethodType
+from typing import Any
 
+import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from legoai.runtime.errors import RunError, RunErrorCode
 
 
-def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str) -> None:
+def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, gather_weights: bool = False) -> None:
     """Let linear layers inside of a module compute in float8 with dynamic scaling, by torchao.
 
     Their parameters stay as they are stored, and are drawn as before.
@@ -19,29 +27,109 @@ def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str) -
         module: what holds the layers.
         paths: of the layers, from ``module``.
         recipe: a name of `torchao.float8.Float8LinearRecipeName`.
+        gather_weights: let `fully_shard` cast each rank's piece of a weight, with the scale of `compute_float8_scales`,
+            and gather it in float8.
 
     Raises:
         RunError: torchao is not installed.
     """
+    float8 = _torchao()
+    before = {path: module.get_submodule(path) for path in paths}
+    float8.convert_to_float8_training(
+        module,
+        module_filter_fn=lambda _, path: path in before,
+        config=replace(
+            float8.Float8LinearConfig.from_recipe_name(recipe), enable_fsdp_float8_all_gather=gather_weights
+        ),
+    )
+    for path, layer in before.items():
+        _draw_as_before(module.get_submodule(path), layer)
+
+
+def compute_float8_scales(models: Iterable[nn.Module]) -> None:
+    """Compute the scales of all weights that are gathered in float8, by one all-reduce for each mesh.
+
+    Args:
+        models: those of this rank, whose weights `fully_shard` has sharded.
+    """
+    by_mesh: dict[Any, list[nn.Module]] = {}
+    for model in models:
+        for module in model.modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, DTensor) and _wraps(weight._local_tensor):
+                by_mesh.setdefault(weight.device_mesh, []).append(module)
+    with _quiet("torch.distributed.tensor._redistribute"):  # one all-reduce for each axis, of a number for each layer
+        for layers in by_mesh.values():
+            _torchao().precompute_float8_dynamic_scale_for_fsdp(nn.ModuleList(layers))
+
+
+def as_stored(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a parameter of the same memory without the class that casts it while it is gathered."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if not _wraps(local):
+        return tensor
+    names, _ = local.__tensor_flatten__()  # type: ignore[attr-defined]
+    values: torch.Tensor = getattr(local, names[0])
+    if not isinstance(tensor, DTensor):
+        return values
+    return DTensor.from_local(
+        values, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def float8_colwise(**options: Any) -> ParallelStyle:
+    """Return torchao's `ColwiseParallel`, which casts what it gathers; see `torch.distributed.tensor.parallel`."""
+    return _style("Float8ColwiseParallel", options)
+
+
+def float8_rowwise(**options: Any) -> ParallelStyle:
+    """Return torchao's `RowwiseParallel`, which casts the gradient that it gathers."""
+    return _style("Float8RowwiseParallel", options)
+
+
+def float8_inputs(**options: Any) -> ParallelStyle:
+    """Return torchao's `PrepareModuleInput`, which casts an input and gathers it once for all layers that take it."""
+    return _style("PrepareFloat8ModuleInput", options)
+
+
+def _style(name: str, options: dict[str, Any]) -> ParallelStyle:
+    _torchao()
+    from torchao.float8 import float8_tensor_parallel
+
+    style: ParallelStyle = getattr(float8_tensor_parallel, name)(**options)
+    return style
+
+
+def _torchao() -> Any:
+    """Return torchao's part for training in float8."""
     try:
-        from torchao.float8 import (  # type: ignore[import-not-found]
-            Float8LinearConfig,
-            convert_to_float8_training,
-        )
+        with _quiet("torchao", "torch.utils._pytree"):  # of kernels that training does not use
+            from torchao import float8
     except ImportError as error:
         raise RunError(
             RunErrorCode.NO_FLOAT8,
             f"the plan computes in float8, which needs torchao, and importing torchao.float8 fails: {error}",
-            help="install torchao, or take the float8 rules out of the plan",
+            help="pip install 'legoai[float8]', or take the float8 rules out of the plan",
         ) from error
-    before = {path: module.get_submodule(path) for path in paths}
-    convert_to_float8_training(
-        module,
-        module_filter_fn=lambda _, path: path in before,
-        config=Float8LinearConfig.from_recipe_name(recipe),
-    )
-    for path, layer in before.items():
-        _draw_as_before(module.get_submodule(path), layer)
+    return float8
+
+
+@contextlib.contextmanager
+def _quiet(*loggers: str) -> Iterator[None]:
+    """Let loggers tell errors alone."""
+    before = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
+    try:
+        for logger, _ in before:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in before:
+            logger.setLevel(level)
+
+
+def _wraps(tensor: torch.Tensor) -> bool:
+    """Whether a local tensor is one of torchao's, which wraps the values."""
+    return type(tensor).__module__.startswith("torchao.") and is_traceable_wrapper_subclass(tensor)
 
 
 def _draw_as_before(converted: nn.Module, layer: nn.Module) -> None:

@@ -17,6 +17,7 @@ from legoai.runtime.checkpoint_folder import Checkpoints
 from legoai.runtime.checkpoint_writer import CheckpointWriter, Writing
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.float8 import compute_float8_scales
 from legoai.runtime.loss import add_losses, local_value, loss_context
 from legoai.runtime.mesh import coordinate_along
 from legoai.runtime.metrics import MetricsLog, StepRecord
@@ -186,6 +187,7 @@ class TrainingLoop:
     @torch.no_grad()
     def _validate(self, log: MetricsLog) -> None:
         stream = self._stream(validation=True)
+        compute_float8_scales(self.training.parts)  # those of the step are of the weights before its update
         for part in self.training.parts:
             part.eval()
         total, count = self._validation_loss(stream)

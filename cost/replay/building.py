@@ -212,7 +212,7 @@ class _Building:
             return Alone(record, grows=self._list_kernel(index, record), moves=self._moves([record], where))
         if number == NONE:
             return Alone(record)
-        if not isinstance(record, Allocate):
+        if not isinstance(record, Allocate | Collective):
             raise Unequal
         moves = self._moves([record], where)
         return Alone(record, term=self._term(number, where), grows=self.stretched[number], moves=moves)

@@ -2,7 +2,7 @@
 
 The norm of the gradients, their clipping and the optimizer take every parameter at once. Their lists become longer
 where those of the middle block stand, with the traffic of each tensor; and so do the vectors that have one element for
-each of a list.
+each of a list, also behind a sum or a maximum over ranks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from legoai.cost.replay.repeated_blocks import TAKEN
 from legoai.cost.replay.walk import Unequal, Walk
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.numbers import NONE
-from legoai.cost.trace.records import Kernel, TensorType
+from legoai.cost.trace.records import Collective, Kernel, TensorType
 
 _JOINS: Final = frozenset({"aten.stack", "aten.cat"})
 """Operators whose one result is as long as their list of inputs."""
@@ -95,10 +95,20 @@ def stretched_length(stretch: Stretch, missing: Sequence[int]) -> int:
 
 
 def find_stretched(walk: Walk) -> dict[int, tuple[int, int]]:
-    """Return the storages of vectors with one element for each of a list, how long they are, and what a block adds."""
+    """Return the vectors with one element for each of a list, how long they are, and what a block adds.
+
+    They are named by their storages, and what reduces them over ranks by itself.
+    """
     found: dict[int, tuple[int, int]] = {}
-    for record, used in zip(walk.trace.records, walk.trace.operands, strict=True):
-        if used is None or not isinstance(record, Kernel) or len(used.outputs) != 1:
+    for record, used, own in zip(walk.trace.records, walk.trace.operands, walk.trace.numbers, strict=True):
+        if used is None or len(used.outputs) > 1:
+            continue
+        if isinstance(record, Collective):
+            for reduced in used.inputs:
+                if reduced in found:
+                    found |= dict.fromkeys((own, *used.outputs), found[reduced])
+            continue
+        if not isinstance(record, Kernel) or not used.outputs:
             continue
         shape, result = record.outputs[0].shape, used.outputs[0]
         if record.op in _JOINS and shape[:1] == (len(used.inputs),) and _spans(walk, record, used):
@@ -110,7 +120,7 @@ def find_stretched(walk: Walk) -> dict[int, tuple[int, int]]:
 
 
 def stretched_by_all(stretched: Sequence[Mapping[int, tuple[int, int]]]) -> dict[int, Stretch]:
-    """Return the storages of vectors whose length depends on the number of blocks of any container.
+    """Return the vectors whose length depends on the number of blocks of any container.
 
     Args:
         stretched: for each container, what :func:`find_stretched` found.
@@ -138,7 +148,8 @@ def list_kernel(
     Raises:
         Unequal: it uses the blocks in a way that is not understood.
     """
-    widened = any(number in stretched for number in used.inputs)
+    # One element of a vector, as the scale of one layer, takes as long however many there are.
+    widened = any(number in stretched and kind.shape for number, kind in zip(used.inputs, kernel.inputs, strict=True))
     spanned = [index for index, one in enumerate(repetitions) if _spans(one, kernel, used)]
     if not widened and not spanned:
         return None

@@ -8,6 +8,7 @@ and so many larger ones for the micro batch. Composing a trace is computing thes
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
@@ -20,7 +21,7 @@ from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import NONE, renumbered
-from legoai.cost.trace.records import Allocate, Mark, Record
+from legoai.cost.trace.records import Allocate, Collective, Mark, Record
 from legoai.cost.trace.rounds import Rounds
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.cost.trace.trace import Trace
@@ -390,13 +391,6 @@ def _grown(node: Alone, missing: Sequence[int]) -> Record:
     if isinstance(node.grows, ListKernel):
         return node.grows.grown(missing)
     record = node.record
-    assert isinstance(record, Allocate)
+    assert isinstance(record, Allocate | Collective)
     assert node.grows is not None
-    return Allocate(
-        storage=record.storage,
-        bytes=record.bytes * stretched_length(node.grows, missing) // node.grows[0],
-        stream=record.stream,
-        category=record.category,
-        module=record.module,
-        phase=record.phase,
-    )
+    return dataclasses.replace(record, bytes=record.bytes * stretched_length(node.grows, missing) // node.grows[0])

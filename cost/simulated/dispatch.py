@@ -61,12 +61,16 @@ _FUSED_UPDATES: Final = frozenset(
 
 
 def _on_local_tensors(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Return the arguments of an update with the local tensors of its DTensors; None where these lie differently.
+    """Return the arguments of an update with the local tensors of its DTensors.
+
+    None where there are none, or where they lie differently.
 
     What DTensor does is the same, but it looks for the placement of hundreds of results that have those of the
     arguments.
     """
     lists = [item for item in args if isinstance(item, list | tuple) and item and isinstance(item[0], DTensor)]
+    if not lists:
+        return None
     for same in zip(*lists, strict=False):
         first = same[0]._spec
         where = first.placements, first.mesh
@@ -253,6 +257,10 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         whole = whole_buffer(known, args, out)
         work = capture.work_count
         capture.work_count += 1
+        if capture.operands is not None and kind == "all_reduce":
+            capture.operands[len(capture.records)] = operands_of(
+                known, args, {}, inputs, results, (0, 0), capture.number_of
+            )
         capture.record(
             Collective(
                 work=work,

@@ -45,7 +45,8 @@ def _are_equal(mesh: DeviceMesh, other: object) -> bool:
     if mesh._flatten_rank_map is not other._flatten_rank_map:
         if mesh._flatten_rank_map != other._flatten_rank_map:
             return False
-        other._flatten_rank_map = mesh._flatten_rank_map
+        if type(other) is DeviceMesh:  # and not what stands for one while a program is compiled
+            other._flatten_rank_map = mesh._flatten_rank_map
     return (
         mesh._layout == other._layout
         and mesh._device_type == other._device_type

@@ -8,9 +8,13 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import following, grouped
+from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.shard import inputs_of, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.precision import Float8, MxFp8
+from legoai.specs.directives.shard import Colwise, Inputs, Rowwise
 
 
 @fact
@@ -25,6 +29,63 @@ def converted_layers(analysis: Analysis) -> dict[str, PathRule[Any]]:
         return {}
     matched = following(analysis, analysis.plan.precision, (Float8, MxFp8))
     return {path: rule for path, rule in matched.items() if manifest.modules[path].kind == "linear"}
+
+
+@fact
+def gathered_weights(analysis: Analysis) -> frozenset[str]:
+    """The converted layers whose weights `fsdp` gathers in float8.
+
+    Raises:
+        Undecided: a rule's treatment or a degree is a hole.
+    """
+    if analysis.plan.fsdp is None or shard_ranks(analysis) == 1:
+        return frozenset()
+    return frozenset(path for path, rule in converted_layers(analysis).items() if _gathers(rule, "weights"))
+
+
+@fact
+def gathered_activations(analysis: Analysis) -> frozenset[str]:
+    """The modules whose styles on `tp` cast what they gather: layers, and modules that gather for such layers alone.
+
+    Raises:
+        Undecided: a rule's treatment or the size of `tp` is a hole.
+    """
+    styles = {path: rule.treatment for path, rule in tensor_parallel(analysis).styles.items()}
+    layers = {
+        path: styles[path]
+        for path, rule in converted_layers(analysis).items()
+        if _gathers(rule, "activations") and isinstance(styles.get(path), Colwise | Rowwise)
+    }
+    found = {path for path, style in layers.items() if _gathers_itself(style)}
+    for path, style in styles.items():
+        takers = _takers(analysis, path, style) if isinstance(style, Inputs) else frozenset()
+        if takers and takers <= layers.keys():
+            found |= {path, *takers}
+    return frozenset(found)
+
+
+def _gathers(rule: PathRule[Any], what: str) -> bool:
+    treatment = rule.treatment
+    return isinstance(treatment, Float8) and treatment.recipe == "tensorwise" and what in treatment.gather
+
+
+def _gathers_itself(style: Colwise | Rowwise) -> bool:
+    """Whether a layer's own style gathers its input, or the gradient of its output."""
+    return isinstance(style.input if isinstance(style, Colwise) else style.output, Sharded)
+
+
+def _takers(analysis: Analysis, path: str, style: Inputs) -> frozenset[str]:
+    """The modules that alone take the one input that a module's style converts; none if anything else takes it."""
+    assert analysis.manifest is not None
+    info = analysis.manifest.modules[path]
+    sources = style.source if isinstance(style.source, tuple) else (style.source,)
+    converted = [name for name, layout in zip(inputs_of(info), sources, strict=False) if layout != "none"]
+    given = {index for index, step in enumerate(info.flow) if step.op == "input" and step.name in converted}
+    steps = [step for step in info.flow if given.intersection(step.inputs)]
+    alone = len(converted) == 1 and not given.intersection(info.outputs) and all(step.op == "call" for step in steps)
+    if not alone or style.local or style.then is not None:
+        return frozenset()
+    return frozenset(info.child_path(step.name) for step in steps)
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, name_of
-from legoai.dsl.analysis.float8 import converted_layers
+from legoai.dsl.analysis.float8 import converted_layers, gathered_activations, gathered_weights
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor
@@ -183,6 +184,93 @@ def _tensor_parallel_cut(analysis: Analysis, path: str) -> str | None:
     if raw is not None and isinstance(raw.treatment, Sharded):
         return "out" if raw.treatment.dim in (0, -2) else "in"
     return None
+
+
+class Float8Gather(Check):
+    """Float8 layers for which something is gathered in float8, with more than one scale for a tensor.
+
+    Rows of a weight, or of activations, are on different ranks, so that torchao casts before it gathers only where
+    one scale is that of all ranks.
+
+    ## Example
+    ```
+    mesh (dp_shard = 4)
+    fsdp blocks on dp_shard
+    precision { layers.*.feed_forward.* = float8(rowwise, gather = [weights]) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 4)
+    fsdp blocks on dp_shard
+    precision { layers.*.feed_forward.* = float8(gather = [weights]) }
+    ```
+    """
+
+    code = "LP619"
+    slug = "float8-gather"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        for rule in analysis.plan.precision.rules:
+            treatment = rule.treatment
+            if not isinstance(treatment, Float8) or not treatment.gather or treatment.recipe == "tensorwise":
+                continue
+            assert rule.origin.span is not None
+            yield self.at(
+                rule.origin.span,
+                f"what is cast with the scales of `{treatment.recipe}` cannot be gathered in float8",
+                label="more than one scale for a tensor",
+                help=["write `float8(tensorwise, …)`, or leave `gather` out"],
+            )
+
+
+_HELP: Final = {"activations": ("all that take the input of one module must be such layers, for it to be cast",)}
+
+
+class Float8GatherWithoutEffect(Check):
+    """Float8 layers for which nothing is gathered that could be cast.
+
+    `fsdp` gathers weights where it shards them over more than one rank. `shard on tp` gathers the input of a
+    column-wise layer, and the gradient of a row-wise layer's output. A module that gathers its input for several
+    layers casts it where all that take it are such layers.
+
+    ## Example
+    ```
+    mesh (dp_shard = 4)
+    fsdp blocks on dp_shard
+    precision { layers.*.feed_forward.* = float8(gather = [weights, activations]) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 4)
+    fsdp blocks on dp_shard
+    precision { layers.*.feed_forward.* = float8(gather = [weights]) }
+    ```
+    """
+
+    code = "LP620"
+    slug = "float8-gather-without-effect"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        found = {"weights": gathered_weights(analysis), "activations": gathered_activations(analysis)}
+        for rule, linear in grouped(converted_layers(analysis).items()):
+            treatment = rule.treatment
+            if not isinstance(treatment, Float8) or treatment.recipe != "tensorwise":
+                continue
+            for what in dict.fromkeys(treatment.gather):
+                left = [path for path in linear if path not in found[what]]
+                if not left:
+                    continue
+                assert rule.origin.span is not None
+                by = "`fsdp` on several ranks" if what == "weights" else "styles on `tp` that gather for them"
+                yield self.at(
+                    rule.origin.span,
+                    f"no {what} of `{left[0]}` are gathered in float8",
+                    label=f"{len(left)} of {len(linear)} layers are not under {by}",
+                    help=[f"leave `{what}` out of `gather`, or state what gathers them", *_HELP.get(what, ())],
+                )
 
 
 class Float8WithoutCompile(Check):

@@ -1,4 +1,4 @@
-"""`precision`: the function that converts linear layers to float8."""
+"""`precision`: the function that converts linear layers to float8, and the scales of what is gathered so."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from legoai.dsl.analysis.facts import grouped
-from legoai.dsl.analysis.float8 import converted_layers
+from legoai.dsl.analysis.float8 import converted_layers, gathered_weights
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup
 from legoai.lowering.emit.code import Group, Line, Note, Statement, call, literal, quoted
@@ -21,18 +21,24 @@ class Converted:
     """How one layer is converted."""
 
     recipe: str
+    gather_weights: bool
     note: Note
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
     """Add `apply_float8`, before all else that changes the model."""
     found: dict[str, Converted] = {}
+    gathered = gathered_weights(lowering.analysis)
     for rule, paths in grouped(converted_layers(lowering.analysis).items()):
         assert isinstance(rule.treatment, Float8), "see `supports` of the family"
-        found |= {path: Converted(rule.treatment.recipe, rule_note(rule)) for path in paths}
+        found |= {path: Converted(rule.treatment.recipe, path in gathered, rule_note(rule)) for path in paths}
     if not found:
         return
     draft.imports.name("legoai.runtime", "convert_to_float8")
+    if gathered:
+        draft.imports.name("legoai.runtime", "compute_float8_scales")
+        first = next(converted.note for path, converted in found.items() if path in gathered)
+        draft.step.before.append(Line(call("compute_float8_scales", "training.parts"), "", first))
     body = [item for group in lowering.groups(found) for item in _convert(lowering, group)]
     applied = [
         item.value.opening[:-1]
@@ -59,5 +65,11 @@ def _convert(lowering: Lowering, group: BlockGroup[Converted]) -> list[Statement
 
 
 def _line(module: str, paths: tuple[str, ...], converted: Converted) -> Line:
-    made = call("convert_to_float8", module, literal(paths), recipe=quoted(converted.recipe))
+    made = call(
+        "convert_to_float8",
+        module,
+        literal(paths),
+        recipe=quoted(converted.recipe),
+        gather_weights="True" if converted.gather_weights else None,
+    )
     return Line(made, "", converted.note)

@@ -28,6 +28,8 @@ class Step:
     """Micro batches of one pass of a pipeline; None without one."""
     traced: tuple[Note, Line] | None = None
     """Why forward, loss and backward are traced as one graph, and what gives the graph back; None without a graph."""
+    before: list[Line] = field(default_factory=list)
+    """Before all micro batches."""
     before_forward: list[Line] = field(default_factory=list)
     """Before each micro batch's forward."""
     around: list[Loop] = field(default_factory=list)
@@ -131,6 +133,7 @@ class Step:
     def _update(self) -> tuple[Statement, ...]:
         updated: list[Statement] = [*self.clip, Line("training.optimizer.step()")]
         return (
+            *self.before,
             Line("forward_backward(training, batches)", "mean_loss = "),
             *self.after_backward,
             Line("reduce_loss_and_norm(training, mean_loss)", "result = "),

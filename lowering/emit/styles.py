@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from legoai.dsl.analysis.float8 import gathered_activations
 from legoai.dsl.analysis.shard import inputs_of, outputs_of
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, Node, call, dictionary, sequence
@@ -12,6 +13,7 @@ from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle
 
+_FLOAT8_MODULE: Final = "legoai.runtime.float8"
 Layouts = list[Replicated | Sharded | Partial | None]
 
 
@@ -25,10 +27,12 @@ def layout(value: Any, draft: Draft) -> str:
 def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
     """The style of the module at ``path``."""
     treatment = rule.treatment
+    float8 = path in gathered_activations(lowering.analysis)
     if isinstance(treatment, Colwise):
-        return _colwise(treatment, draft)
+        return _colwise(treatment, draft, float8=float8)
     if isinstance(treatment, Rowwise):
-        return _rowwise(treatment, draft, embedding=lowering.manifest.modules[path].kind == "embedding")
+        embedding = lowering.manifest.modules[path].kind == "embedding"
+        return _rowwise(treatment, draft, embedding=embedding, float8=float8)
     if isinstance(treatment, SequenceStyle):
         dim = None if treatment.dim == 1 else str(treatment.dim)
         local = "True" if treatment.local else None
@@ -37,7 +41,7 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
         draft.imports.name("legoai.runtime.styles", "HeadParallel")
         return call("HeadParallel")
     if isinstance(treatment, Inputs):
-        return _inputs(lowering, path, rule, draft)
+        return _inputs(lowering, path, rule, draft, float8=float8)
     assert isinstance(treatment, Outputs), f"no style for {treatment!r}"
     return _outputs(lowering, path, rule, draft)
 
@@ -49,7 +53,8 @@ def placed(rules: Mapping[str, PathRule[Any]], draft: Draft) -> Group:
 
 
 def _made(name: str, draft: Draft, **arguments: Node | None) -> Group:
-    draft.imports.name("torch.distributed.tensor.parallel", name)
+    home = _FLOAT8_MODULE if name.startswith("float8_") else "torch.distributed.tensor.parallel"
+    draft.imports.name(home, name)
     return call(name, **arguments)
 
 
@@ -57,10 +62,10 @@ def _optional(value: Any, draft: Draft) -> str | None:
     return None if value is None else layout(value, draft)
 
 
-def _colwise(style: Colwise, draft: Draft) -> Group:
+def _colwise(style: Colwise, draft: Draft, *, float8: bool) -> Group:
     output = style.output or (Sharded(dim=-1) if style.loss_parallel else None)
     return _made(
-        "ColwiseParallel",
+        "float8_colwise" if float8 else "ColwiseParallel",
         draft,
         input_layouts=_optional(style.input, draft),
         output_layouts=_optional(output, draft),
@@ -68,18 +73,18 @@ def _colwise(style: Colwise, draft: Draft) -> Group:
     )
 
 
-def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool) -> Group:
+def _rowwise(style: Rowwise, draft: Draft, *, embedding: bool, float8: bool) -> Group:
     # RowwiseParallel expects a sharded input unless told otherwise, and token ids are whole.
     source = style.input or (Replicated() if embedding else None)
     return _made(
-        "RowwiseParallel",
+        "float8_rowwise" if float8 else "RowwiseParallel",
         draft,
         input_layouts=_optional(source, draft),
         output_layouts=_optional(style.output, draft),
     )
 
 
-def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:
+def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft, *, float8: bool) -> Group:
     """Layouts for every argument that the module's forward gets: those by position, then those by keyword."""
     info = lowering.manifest.modules[path]
     names = inputs_of(info)
@@ -96,7 +101,9 @@ def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) ->
             options[option] = dictionary(entries)
     style = rule.treatment
     if style.then is None:
-        return _made("PrepareModuleInput", draft, **options, use_local_output="True" if style.local else None)
+        local = "True" if style.local else None
+        name = "float8_inputs" if float8 else "PrepareModuleInput"
+        return _made(name, draft, **options, use_local_output=local)
     leaving = _leaving(lowering, path, style.then, draft)
     return _made(
         "PrepareModuleInputOutput", draft, **options, use_local_input="True" if style.local else None, **leaving

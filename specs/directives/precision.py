@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Choice
+from legoai.specs.directives.kinds import Choice, ListOf
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")
 _DTYPE = Choice(DTYPES)
@@ -20,6 +20,15 @@ class Float8(Treatment):
         Choice(("tensorwise", "rowwise", "rowwise_with_gw_hp")),
         doc="One scale for a tensor, or one for each row.",
         default="tensorwise",
+    )
+    gather: tuple[str, ...] = option(
+        ListOf(Choice(("weights", "activations"))),
+        doc=(
+            "What is gathered for these layers in float8, half of the bytes: `weights` by `fsdp`, which casts each "
+            "rank's piece, with scales that are computed once at the begin of a step; `activations`, and their "
+            "gradients, by `shard on tp`. Only with one scale for a tensor."
+        ),
+        default=(),
     )
 
 

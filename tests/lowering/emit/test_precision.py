@@ -80,3 +80,41 @@ def test_the_loss_and_gradients_in_float8_are_close_to_those_in_bf16(gloo, data)
     assert converted["loss"][0] == pytest.approx(plain["loss"][0], rel=2e-3)
     assert converted["norm"][0] == pytest.approx(plain["norm"][0], rel=3e-2)
     assert converted["loss"] != plain["loss"]
+
+
+GATHERED = """precision (param = fp32, reduce = fp32) {{
+  layers.*.feed_forward.*                = float8{gather}
+  layers.*.attention.{{wq, wk, wv, wo}} = float8{gather}
+}}
+"""
+
+
+@pytest.mark.parametrize("gather", ["weights", "activations", "weights, activations"])
+def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
+    """A scale is that of the whole tensor, so that casting before a gather and behind it give the same."""
+    pytest.importorskip("torchao.float8")
+    before, after = (
+        gloo(4)(train_in_float8, text_of(f"{BOTH}{GATHERED.format(gather=said)}"), data)[0]
+        for said in ("", f"(gather = [{gather}])")
+    )
+    assert after["loss"] == before["loss"]
+    assert after["norm"] == before["norm"]
+    assert after["validations"] == before["validations"]
+    assert all(torch.equal(after["parameters"][name], value) for name, value in before["parameters"].items())
+
+
+def train_in_float8(text: str, data: str) -> dict:
+    """Train where float8 is sent as bytes: gloo has no such numbers."""
+    from torchao.float8 import float8_ops
+
+    gather = torch.ops._c10d_functional.all_gather_into_tensor.default
+
+    def as_bytes(values: torch.Tensor, *others) -> torch.Tensor:
+        return gather(values.view(torch.uint8), *others).view(values.dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        in_torchao = float8_ops.FLOAT8_OPS_TABLE[gather]
+        patch.setitem(
+            float8_ops.FLOAT8_OPS_TABLE, gather, lambda _, args, kwargs=None: in_torchao(as_bytes, args, kwargs or {})
+        )
+        return train(text, data, evaluate_every=1, evaluate_batches=2)
