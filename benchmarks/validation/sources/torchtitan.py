@@ -10,7 +10,8 @@ that the published tables name), and `docs/fsdp.md`.
 - Compilation is of each block. The loss is computed eagerly, in fp32 on all logits, and on sharded logits under
   tensor parallelism.
 - A pipeline has as many micro batches as stages in all, unless a run says otherwise.
-- Float8 is of all linear layers but the output layer.
+- Float8 is of all linear layers but the output layer. Tensor parallelism casts before it gathers, wherever there is
+  float8; that FSDP does is an option, which `docs/float8.md` recommends.
 - Norms run step by step, rotations in fp32 and complex, and keys and values are repeated for the queries that share
   them (`torchtitan/models/norms.py`, `llama/model.py` of 2024): a factory states that model. Inductor makes one kernel
   of a norm, and compiles no complex numbers.
@@ -25,10 +26,10 @@ from benchmarks.validation.rows import Row, UnstatedError
 from benchmarks.validation.sources.common import batch_of, cluster_of, llama_of
 from benchmarks.validation.statements import TENSOR_PARALLEL_LLAMA, Draft, Stated, mesh, name_of
 
-FLOAT8 = """precision (param = bf16, reduce = fp32) {
-  layers.*.attention.{wq, wk, wv, wo} = float8(tensorwise)
-  layers.*.feed_forward.{w1, w2, w3}  = float8(tensorwise)
-}"""
+FLOAT8 = """precision (param = bf16, reduce = fp32) {{
+  layers.*.attention.{{wq, wk, wv, wo}} = float8(gather = [{gather}])
+  layers.*.feed_forward.{{w1, w2, w3}}  = float8(gather = [{gather}])
+}}"""
 STEPWISE = "benchmarks.validation.models:torchtitan_llama"
 CHECKPOINT = {
     "full": "checkpoint { layers.* = full }",
@@ -112,11 +113,14 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
     if mode == "selective_op" and row.whole("tp", 1) > 1:
         said = ["checkpoint { layers.* = selective([attention, alternate_matmul, collective]) }"]
     float8 = "float8" in precision.lower()
-    said += ["attention flash", "loss eager", FLOAT8 if float8 else "precision (param = bf16, reduce = fp32)"]
+    said += ["attention flash", "loss eager"]
     if float8:
-        draft.differs.append("float8 all-gathers, which halve what FSDP sends for those layers")
+        said.append(FLOAT8.format(gather="weights, activations" if row.whole("tp", 1) > 1 else "weights"))
+        draft.assumed.append("float8 all-gathers of weights, which TorchTitan recommends")
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
+    else:
+        said.append("precision (param = bf16, reduce = fp32)")
     if compiled == "1" or (not compiled and float8):
         option = "(async_tp = true) " if "AsyncTP" in notes else ""
         said.append(f"compile {option}{{ layers.* = inductor }}")

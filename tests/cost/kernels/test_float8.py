@@ -10,19 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.cost.capture import capture
+from legoai.cost.capture import capture, capture_piece
 from legoai.cost.compilation import inductor  # noqa: F401 (imported once, before the processes that need it)
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.kernels.work import Product, work_of
 from legoai.cost.machine import kernel_time
 from legoai.cost.profiles import profile
+from legoai.cost.replay.piece import Piece
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.specs.cluster import device
 from support import programs, simulated
+from support.plans import lowered
 
 ROWS, WIDTH = 8192, 4096
 LIMIT = 448.0
@@ -126,3 +128,67 @@ def _traced(recipe: str) -> Trace:
         return model
 
     return capture(dataclasses.replace(made, parallelize=parallelize), world=1)
+
+
+GATHERED = """\
+plan    gathered
+model   llama3("tiny", n_layers = 6, dim = 256, hidden_dim = 768, n_heads = 8, n_kv_heads = 4, vocab_size = 512)
+cluster h100_sxm(hosts = 1)
+batch   (global = 64, micro = 1, seq_len = 256)
+{mesh}
+fsdp blocks on dp_shard
+precision {{
+  layers.*.attention.{{wq, wk, wv, wo}} = float8(gather = [{gather}])
+  layers.*.feed_forward.{{w1, w2, w3}}  = float8(gather = [{gather}])
+}}
+"""
+SHARDS = "mesh (dp_shard = 8)"
+BOTH = "mesh (dp_shard = 4, tp = 2)\nshard standard on tp (sequence, loss_parallel)"
+COMPILED = "compile { layers.* = inductor }\ncheckpoint { layers.* = full }"
+WEIGHTS = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 768
+"""Numbers of a block's linear layers; its norms have 512."""
+
+
+def sent(mesh: str, gather: str) -> Counter[tuple[str, str, str]]:
+    """Bytes of the collectives of a block, by kind, axis and dtype."""
+    text = GATHERED.format(mesh=mesh, gather=gather)
+    trace = simulated.in_a_fork(capture, lowered(text), world=8, gpu=device("h100_sxm"))
+    found: Counter[tuple[str, str, str]] = Counter()
+    for item in trace.records:
+        if isinstance(item, Collective) and item.module.startswith("layers.3"):
+            found[item.kind, item.axis, item.dtype] += item.bytes
+    return found
+
+
+def test_what_is_gathered_in_float8_has_half_of_the_bytes():
+    pytest.importorskip("torchao")
+    plain, weights, both = (sent(BOTH, gather) for gather in ("", "weights", "weights, activations"))
+    gathers = plain["all_gather", "dp_shard", "bfloat16"] / (2 * (WEIGHTS / 2 + 512))
+    for found in (weights, both):
+        assert found["all_gather", "dp_shard", "uint8"] == gathers * (WEIGHTS / 2 + 2 * 512)
+        assert found["reduce_scatter", "dp_shard", "float32"] == plain["reduce_scatter", "dp_shard", "float32"]
+    on_tp = "all_gather", "tp"
+    assert weights[*on_tp, "bfloat16"] == plain[*on_tp, "bfloat16"]
+    # The block's inputs in forward, and the gradients of its outputs in backward.
+    assert both[*on_tp, "float8_e4m3fn"] == both[*on_tp, "float8_e5m2"] == plain[*on_tp, "bfloat16"] / 4
+    assert both[*on_tp, "bfloat16"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mesh", "more"), [(SHARDS, ""), (BOTH, ""), pytest.param(BOTH, COMPILED, marks=pytest.mark.slow)]
+)
+def test_scales_of_gathered_weights_grow_with_the_blocks(mesh: str, more: str):
+    """One vector has the scales of all layers, so that it and the collective of it depend on the number of blocks."""
+    pytest.importorskip("torchao")
+    gather = "weights" if mesh == SHARDS else "weights, activations"
+    blocks, equal = simulated.in_a_fork(_whole_and_short, GATHERED.format(mesh=mesh, gather=gather) + more)
+    assert blocks
+    assert equal
+
+
+def _whole_and_short(text: str) -> tuple[bool, bool]:
+    program, gpu = lowered(text), device("h100_sxm")
+    piece = capture_piece(program, world=8, gpu=gpu)
+    assert isinstance(piece, Piece)
+    whole = capture(program, world=8, gpu=gpu, replay=False)
+    return bool(piece.containers), whole == capture(program, world=8, gpu=gpu)
