@@ -194,14 +194,14 @@ class Float8Gather(Check):
 
     ## Example
     ```
-    mesh (dp_shard = 4)
+    mesh (dp_shard = rest)
     fsdp blocks on dp_shard
     precision { layers.*.feed_forward.* = float8(rowwise, gather = [weights]) }
     ```
 
     ## Use instead
     ```
-    mesh (dp_shard = 4)
+    mesh (dp_shard = rest)
     fsdp blocks on dp_shard
     precision { layers.*.feed_forward.* = float8(gather = [weights]) }
     ```
@@ -236,14 +236,14 @@ class Float8GatherWithoutEffect(Check):
 
     ## Example
     ```
-    mesh (dp_shard = 4)
+    mesh (dp_shard = rest)
     fsdp blocks on dp_shard
     precision { layers.*.feed_forward.* = float8(gather = [weights, activations]) }
     ```
 
     ## Use instead
     ```
-    mesh (dp_shard = 4)
+    mesh (dp_shard = rest)
     fsdp blocks on dp_shard
     precision { layers.*.feed_forward.* = float8(gather = [weights]) }
     ```
