@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +102,26 @@ def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
     assert after["norm"] == before["norm"]
     assert after["validations"] == before["validations"]
     assert all(torch.equal(after["parameters"][name], value) for name, value in before["parameters"].items())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_checkpoint_holds_weights_as_they_are_stored(gloo, data, tmp_path, asynchronous: bool):
+    """It is written where weights are gathered in float8, and read where they are not, and the other way."""
+    pytest.importorskip("torchao.float8")
+    plain, weights = (text_of(f"{BOTH}{GATHERED.format(gather=said)}") for said in ("", "(gather = [weights])"))
+    expected = gloo(4)(train, plain, data)[0]
+    for index, (first, second) in enumerate([(weights, plain), (plain, weights)]):
+        out = tmp_path / str(index)
+        result = gloo(4)(resumed, first, second, data, str(out), asynchronous)[0]
+        assert result["resumed_from"] == 1
+        assert result["loss"] == expected["loss"][1:]
+        assert all(torch.equal(result["parameters"][name], value) for name, value in expected["parameters"].items())
+
+
+def resumed(first: str, second: str, data: str, out: str, asynchronous: bool) -> dict:
+    """Train one step with a program, and another one with the second program."""
+    train(first, data, out=Path(out), steps=1, save_async=asynchronous)
+    return train(second, data, out=Path(out), resume_other_plan=True)
 
 
 def train_in_float8(text: str, data: str) -> dict:
