@@ -11,7 +11,7 @@ that the published tables name), and `docs/fsdp.md`.
   tensor parallelism.
 - A pipeline has as many micro batches as stages in all, unless a run says otherwise.
 - Float8 is of all linear layers but the output layer. Tensor parallelism casts before it gathers, wherever there is
-  float8; that FSDP does is an option, which `docs/float8.md` recommends.
+  float8; that FSDP does so too is an option, which is off by default and in the commands of `benchmarks/` of June 2025.
 - Norms run step by step, rotations in fp32 and complex, and keys and values are repeated for the queries that share
   them (`torchtitan/models/norms.py`, `llama/model.py` of 2024): a factory states that model. Inductor makes one kernel
   of a norm, and compiles no complex numbers.
@@ -27,8 +27,8 @@ from benchmarks.validation.sources.common import batch_of, cluster_of, llama_of
 from benchmarks.validation.statements import TENSOR_PARALLEL_LLAMA, Draft, Stated, mesh, name_of
 
 FLOAT8 = """precision (param = bf16, reduce = fp32) {{
-  layers.*.attention.{{wq, wk, wv, wo}} = float8(gather = [{gather}])
-  layers.*.feed_forward.{{w1, w2, w3}}  = float8(gather = [{gather}])
+  layers.*.attention.{{wq, wk, wv, wo}} = float8({how})
+  layers.*.feed_forward.{{w1, w2, w3}}  = float8({how})
 }}"""
 STEPWISE = "benchmarks.validation.models:torchtitan_llama"
 CHECKPOINT = {
@@ -115,8 +115,8 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
     float8 = "float8" in precision.lower()
     said += ["attention flash", "loss eager"]
     if float8:
-        said.append(FLOAT8.format(gather="weights, activations" if row.whole("tp", 1) > 1 else "weights"))
-        draft.assumed.append("float8 all-gathers of weights, which TorchTitan recommends")
+        said.append(FLOAT8.format(how="gather = [activations]" if row.whole("tp", 1) > 1 else "tensorwise"))
+        draft.assumed.append("weights gathered in bf16, TorchTitan's default")
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     else:
