@@ -23,7 +23,7 @@ from legoai.specs.cluster import CatalogueError
 Progress = Callable[[int, int], None]
 """Is told how many programs of how many are simulated."""
 
-_FREE: Final = ("name", "require", "objective", "schedule", "steps", "seed", "data", "save", "evaluate")
+_FREE: Final = ("name", "require", "objective", "schedule", "steps", "seed", "data", "weights", "save", "evaluate")
 """Fields of a plan that decide what is learned, or what is written and checked beside it, and not what a step costs."""
 
 _FREE_OPTIONS: Final = ("lr",)

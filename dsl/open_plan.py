@@ -30,7 +30,8 @@ from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
-_LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "steps", "seed", "save", "evaluate")
+_LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "weights", "steps", "seed", "save",
+                   "evaluate")  # fmt: skip
 """Statements that decide what is learned, or what is written beside it, and not what a step costs."""
 
 _MOST_CHOICES: Final = 4096

@@ -82,8 +82,8 @@ class Shrunken:
 
 
 _NOT_COMPARED: Final[dict[str, Any]] = {
-    "require": (), "objective": None, "solved": None, "data": None, "steps": None, "seed": None, "save": None,
-    "evaluate": None,
+    "require": (), "objective": None, "solved": None, "data": None, "weights": None, "steps": None, "seed": None,
+    "save": None, "evaluate": None,
 }  # fmt: skip
 """What a plan says about its run, which a comparison decides itself."""
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from legoai.runtime import parquet
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.tokens import SEPARATOR, Bytes, Tokens, tokens_of
 
@@ -26,7 +27,9 @@ BUILTIN = "python"
 VALIDATION_EVERY = 20
 """Every 20th document is validation; a corpus of fewer documents gives the last 20th of its tokens."""
 
-TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".tex"})
+TEXT_SUFFIXES = frozenset(
+    {".txt", ".md", ".rst", ".py", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".tex", parquet.SUFFIX}
+)
 """The files of a folder that are text; a file that is named itself is taken whatever its suffix."""
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib"})
@@ -74,8 +77,8 @@ def open_corpus(source: str, *, field: str = "text", tokenizer: str = "", cache:
     """Open a corpus, building its memory-mapped files on first use.
 
     Args:
-        source: `python`, a text file, a JSONL file, or a folder of such files.
-        field: the field of a JSONL object that holds its text.
+        source: `python`, a text file, a JSONL or Parquet file, or a folder of such files.
+        field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
         tokenizer: as of `tokens_of`.
         cache: where the files are kept; the user's cache folder by default.
 
@@ -131,7 +134,7 @@ def _local_files(source: Path) -> list[_SourceFile]:
         raise RunError(
             RunErrorCode.DATA_MISSING,
             f"--data {source}: no such file or folder",
-            help=f"give a text file, a JSONL file, a folder of them, or {BUILTIN!r} for the built-in corpus",
+            help=f"give a text file, a JSONL or Parquet file, a folder of them, or {BUILTIN!r} for the built-in corpus",
         )
     if source.is_file():
         paths = [source]
@@ -155,6 +158,9 @@ def _digest(files: Iterable[_SourceFile], field: str, tokens: Tokens) -> str:
 
 
 def _documents(file: _SourceFile, field: str, *, is_library: bool) -> Iterator[bytes]:
+    if file.path.suffix == parquet.SUFFIX:
+        yield from parquet.column_texts(file.path, field)
+        return
     if file.path.suffix != ".jsonl":
         content = file.path.read_bytes()
         if not is_library:

@@ -17,6 +17,7 @@ from legoai.runtime.checkpoint_folder import Checkpoints
 from legoai.runtime.checkpoint_writer import CheckpointWriter, Writing
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.first_weights import start_with_weights
 from legoai.runtime.float8 import compute_float8_scales
 from legoai.runtime.loss import add_losses, local_value, loss_context
 from legoai.runtime.mesh import coordinate_along
@@ -30,8 +31,6 @@ from legoai.runtime.resume import (
     differences,
     find_checkpoint,
     followed_already,
-    load_weights,
-    named_checkpoint,
     optimizer_name,
     restore,
 )
@@ -230,7 +229,7 @@ class TrainingLoop:
         """Continue from a checkpoint where the options say so; return its step, or 0."""
         if self.checkpoints is not None:
             self.checkpoints.sweep()
-        options = self.options
+        options, training = self.options, self.training
         if followed_already(options, self.checkpoints):
             log.say(f"note: --resume {options.resume} was followed before the restart; the run goes on where it was")
             options = replace(options, resume="auto")
@@ -238,10 +237,9 @@ class TrainingLoop:
         self._choose_branch(None if found is None else found[0], log, resume=options.resume)
         if found is None:
             if self.options.load_weights is not None:
-                self._load_weights(self.options.load_weights, log)
+                start_with_weights(self.options.load_weights, training, options, log)
             return 0
         path, meta = found
-        training = self.training
         left_out = restore(path, meta, training, other_plan=self.options.resume_other_plan)
         self.step, self.stream.consumed = meta.step, meta.samples
         if training.scheduler is not None:
@@ -258,7 +256,7 @@ class TrainingLoop:
         ):
             log.say(f"note: {notice}")
         if self.options.load_weights is not None:
-            log.say(f"note: --load-weights is for a new training, and this one resumes; {path} has its weights")
+            log.say(f"note: {options.load_weights} is for a new training, and this one resumes; {path} has its weights")
         if self.step >= self.options.steps:
             log.say(f"note: step {self.step} of {self.options.steps} is done, nothing is left; raise --steps")
         return self.step
@@ -294,15 +292,6 @@ class TrainingLoop:
                 f"note: {checkpoints.root} has newer checkpoints; this run saves on branch {branch}, which "
                 "--resume auto will follow"
             )
-
-    def _load_weights(self, place: Path, log: MetricsLog) -> None:
-        """Start with the weights of another training."""
-        path, meta = named_checkpoint(place, option="--load-weights", warn=lambda text: log.say(f"warning: {text}"))
-        left_out = load_weights(path, meta, self.training, other_plan=self.options.resume_other_plan)
-        log.event("weights", path=str(path), step=meta.step, left_out=left_out)
-        log.say(f"weights of {path}; the optimizer starts afresh")
-        if left_out:
-            log.say(f"note: {len(left_out)} tensors are not in the checkpoint and start afresh: {left_out[0]}, ...")
 
     def _save(self, log: MetricsLog) -> int:
         if self.checkpoints is None:

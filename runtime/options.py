@@ -21,9 +21,9 @@ class RunOptions:
 
     Attributes:
         steps: optimizer steps of the whole training, those before a resume included.
-        data: `python` (the standard library's sources), a text file, a JSONL file, or a folder; `synthetic` for
-            a model of images.
-        data_field: the field of a JSONL object that holds its text.
+        data: `python` (the standard library's sources), a text file, a JSONL or Parquet file, or a folder;
+            `synthetic` for a model of images.
+        data_field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
         tokenizer: the file of a Hugging Face tokenizer, or its folder; empty trains on bytes.
         out: folder of `metrics.jsonl` and `checkpoints/`; None writes no files.
         seed: of weights, data order and dropout; None takes the plan's.
@@ -34,7 +34,8 @@ class RunOptions:
         resume: `auto` (the newest complete checkpoint in `out`, else from the start), `never`, or a
             checkpoint's path. From an older one than the newest a branch begins, which `auto` then follows.
         restart: where every checkpoint in `out` is damaged, start from the beginning instead of stopping.
-        load_weights: checkpoint or run whose weights a new training starts with; a training that resumes has its own.
+        load_weights: folder of published weights, checkpoint or run whose weights a new training starts with; None
+            draws them. A training that resumes has its own.
         resume_other_plan: accept a checkpoint of another model: load what has the same name and shape.
         log_every: steps between terminal lines; 0 for none.
         evaluate_every: steps between validations; 0 for none.
@@ -76,6 +77,7 @@ PLANNED = (
     "data",
     "data_field",
     "tokenizer",
+    "load_weights",
     "save_every",
     "save_async",
     "keep",
@@ -154,11 +156,14 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="SOURCE",
         default="python",
-        help="text to train on: 'python' for the standard library's sources, a text file, a JSONL file, "
-        "or a folder of them; 'synthetic' for made patterns, where the model reads images",
+        help="text to train on: 'python' for the standard library's sources, a text file, a JSONL or "
+        "Parquet file, or a folder of them; 'synthetic' for made patterns, where the model reads images",
     )
     group.add_argument(
-        "--data-field", metavar="NAME", default="text", help="field of a JSONL object that holds its text"
+        "--data-field",
+        metavar="NAME",
+        default="text",
+        help="field of a JSONL object, or column of a Parquet file, that holds the text",
     )
     group.add_argument(
         "--tokenizer",
@@ -192,7 +197,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser, out: Path) -> None:
-    group = parser.add_argument_group("checkpoints", "`save` of the plan gives the defaults.")
+    group = parser.add_argument_group("checkpoints", "`save` and `weights` of the plan give the defaults.")
     group.add_argument(
         "--out", type=Path, metavar="FOLDER", default=out, help="folder of metrics.jsonl and checkpoints/"
     )
@@ -226,16 +231,16 @@ def _add_checkpoints(parser: argparse.ArgumentParser, out: Path) -> None:
     )
     group.add_argument(
         "--load-weights",
-        type=Path,
+        type=_folder_or_none,
         metavar="FOLDER",
-        default=argparse.SUPPRESS,
-        help="start a new training with the weights of this checkpoint or run, and a fresh optimizer; "
-        "a training that resumes has its own",
+        default="none",
+        help="start a new training with the weights of this folder of safetensors, as Hugging Face publishes them, or "
+        "of this checkpoint or run, and a fresh optimizer; a training that resumes has its own; none draws weights",
     )
     group.add_argument(
         "--resume-other-plan",
         action="store_true",
-        help="accept a checkpoint of another model: load what has the same name and shape",
+        help="accept a checkpoint, or weights, of another model: load what has the same name and shape",
     )
 
 
@@ -268,6 +273,10 @@ def _add_reporting(parser: argparse.ArgumentParser) -> None:
         default=8,
         help="micro batches per rank in one validation; a pipeline rounds up to whole passes",
     )
+
+
+def _folder_or_none(text: str) -> Path | None:
+    return None if text in ("", "none") else Path(text)
 
 
 def _count(text: str) -> int:

@@ -65,8 +65,9 @@ class Recipe:
         seed: of weights, data order and dropout.
         steps: of the whole training where the command line does not say, as what follows.
         data: what is trained on: see `RunOptions`.
-        data_field: the field of a JSONL object that holds its text.
+        data_field: the field of a JSONL object, or the column of a Parquet file, that holds the text.
         tokenizer: the file of a tokenizer, or its folder; empty trains on bytes.
+        load_weights: the folder whose weights a new training starts with; empty draws them.
         save_every: steps between checkpoints; 0 saves only at the end.
         save_async: write checkpoints beside the training.
         keep: complete checkpoints kept; 0 keeps all.
@@ -106,6 +107,7 @@ class Recipe:
     data: str = "python"
     data_field: str = "text"
     tokenizer: str = ""
+    load_weights: str = ""
     save_every: int = 0
     save_async: bool = False
     keep: int = 3

@@ -83,10 +83,12 @@ def named_checkpoint(path: Path, *, option: str, warn: Callable[[str], None]) ->
     root = path if path.name == "checkpoints" else path / "checkpoints"
     found = Checkpoints(root).newest(warn=warn)
     if found is None:
+        there = on_first_rank(path.exists)
         raise RunError(
             RunErrorCode.CHECKPOINT_MISSING,
-            f"{option} {path}: no complete checkpoint there",
-            help="give a step-N folder, or a run's --out folder",
+            f"{option} {path}: no complete checkpoint there{'' if there else ', and no such folder'}",
+            help="give a step-N folder, or a run's --out folder"
+            + (", or a folder of safetensors files, as `hf download` makes it" if option == "--load-weights" else ""),
         )
     return found
 

@@ -31,6 +31,7 @@ from legoai.runtime.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.parameter_groups import ParameterGroups
 from legoai.runtime.process_group import on_first_rank, process_group, record_collectives
+from legoai.runtime.published.whole_model import WholeModel
 from legoai.runtime.recipe import Recipe
 from legoai.runtime.report import report_error
 from legoai.runtime.signals import StopRequest, unhurried
@@ -120,7 +121,7 @@ class Trainer(Recipe):
             )
         accumulation = self.global_batch // (self.micro_batch * degree)
         model, first_values = self._constructed(device, seed)
-        digest = model_digest(model)
+        digest, whole = model_digest(model), WholeModel.of(model)
         loss, positions = self.build_loss(), self._positions(mesh)
         token_axes = (*self.data_axes, *(() if self.context_axis is None else (self.context_axis,)))
         random_stream = f"data rank {coordinate_along(mesh, token_axes)}"
@@ -161,6 +162,7 @@ class Trainer(Recipe):
             seed=seed,
             random_stream=random_stream,
             digest=digest,
+            whole=whole,
             staged=staged,
         )
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.data import MicroBatch
 from legoai.runtime.loss import LossFunction
+from legoai.runtime.published.whole_model import WholeModel
 
 if TYPE_CHECKING:
     from legoai.runtime.pipeline import PipelineSchedule, StagedModel
@@ -101,6 +102,7 @@ class Training:
         model: parallelized and initialised; of a pipeline, what this rank holds, under the names of the whole model.
         staged: the stages of this rank and their schedule, or None without a pipeline.
         digest: of the whole model; see `model_digest`.
+        whole: the whole model, as published weights are read into it.
         mesh: of all ranks.
         device: on which this rank computes.
         optimizer: over groups of parameters.
@@ -132,6 +134,7 @@ class Training:
     seed: int
     random_stream: str
     digest: str
+    whole: WholeModel
     staged: StagedModel | None = None
     control: StepControl = field(default_factory=StepControl)
 

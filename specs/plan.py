@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from legoai.specs.directives.precision import Precision
     from legoai.specs.directives.replicate import ReplicateUse
     from legoai.specs.directives.require import Objective, Requirement
-    from legoai.specs.directives.run import Data, Evaluate, Save, Seed, Steps
+    from legoai.specs.directives.run import Data, Evaluate, Save, Seed, Steps, Weights
     from legoai.specs.directives.schedule import Schedule
     from legoai.specs.directives.shard import Shard
 
@@ -91,6 +91,7 @@ class Plan(Record, kw_only=True):
     clip: Clip | None = None
     schedule: Schedule
     data: Data | None = None
+    weights: Weights | None = None
     steps: Steps | None = None
     seed: Seed | None = None
     save: Save | None = None

@@ -258,6 +258,8 @@ TABLE: Final[tuple[Entry, ...]] = (
           'data (source = "texts.jsonl")'),
     Entry("tokenizer_path tokenizer_model hf_assets_path tokenizer_name vocab_file", "tokenizer data",
           'data (source = "texts.jsonl", tokenizer = "tokenizer.json")'),
+    Entry("initial_load_path init_from pretrained pretrained_model pretrained_checkpoint load_from weights_path",
+          "weights", 'weights (huggingface = "llama-3.1-8b")'),
     Entry("eval validation eval_interval eval_steps eval_iters do_eval", "evaluate every",
           "evaluate (every = 100)"),
     Entry("random_seed manual_seed", "seed", "seed 7"),
@@ -339,6 +341,7 @@ TORCHTITAN: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("lr_scheduler", ("warmup_steps", "decay_ratio", "min_lr_factor")),
     ("checkpoint", ("interval", "keep_latest_k")),
     ("checkpoint", ("async_mode",)),
+    ("checkpoint", ("initial_load_path",)),
     ("validation", ("enable",)),
     ("quantize.linear", ("float8",)),
 )

@@ -110,6 +110,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
     "schedule": {WHOLE: _LEARNED, "form": ("training", "learning rates are others")},
     "data": {WHOLE: ("training", "other samples"), "source": ("training", "other samples"),
              "field": ("training", "other samples"), "tokenizer": ("training", "other tokens of the same texts")},
+    "weights": {WHOLE: ("training", "other first weights"), "huggingface": ("training", "other first weights")},
     "steps": {WHOLE: NONE, "count": NONE},
     "seed": {WHOLE: ("training", "other first weights and another order of samples"),
              "value": ("training", "other first weights and another order of samples")},

@@ -95,6 +95,7 @@ EXAMPLES: Final[dict[str, str]] = {
     "clip": "clip (norm = 1.0)",
     "schedule": "schedule cosine(steps = 10000, warmup = 1000)",
     "data": 'data (source = "texts.jsonl", field = "text")',
+    "weights": 'weights (huggingface = "llama-3.1-8b")',
     "steps": "steps 1000",
     "seed": "seed 7",
     "save": "save (every = 100, keep = 3)",

@@ -1,4 +1,4 @@
-"""`data`, `save`, `evaluate` and `steps`: rules about what is trained on, and how long."""
+"""`data`, `weights`, `save`, `evaluate` and `steps`: rules about what is trained on, and how long."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DataKind(Check):
 
 
 class IdleField(Check):
-    """The field of a JSONL object where the data are none.
+    """The field of a JSONL object, or the column of a Parquet file, where the data are neither.
 
     ## Example
     ```
@@ -76,14 +76,61 @@ class IdleField(Check):
             return
         suffix = PurePath(data.source).suffix
         folder = suffix == "" and data.source not in ("python", _SYNTHETIC)
-        if suffix != ".jsonl" and not folder:
+        if suffix not in (".jsonl", ".parquet") and not folder:
             yield self.at(
                 analysis.place(data, "field"),
-                f"`field` has no effect: `{data.source}` holds no JSON objects",
+                f"`field` has no effect: `{data.source}` holds no JSON objects and no columns",
                 label="of no object",
                 others=[Label(analysis.place(data, "source"), "the data")],
-                help=["leave it out, or name a file that ends in `.jsonl`"],
+                help=["leave it out, or name a file that ends in `.jsonl` or `.parquet`"],
             )
+
+
+class UnmappedWeights(Check):
+    """Published weights for a model whose tensors have no known names among them.
+
+    Names and layouts are known of `llama3`, `mixtral`, `gpt2` and `gpt3`, and of classes of `transformers`. A model of
+    another class starts with the weights of a checkpoint of its own, by `--load-weights`.
+
+    ## Example
+    ```
+    model vit("tiny")
+    data (source = "synthetic")
+    weights (huggingface = "vit-base")
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    weights (huggingface = "llama-3.1-8b")
+    data (source = "python")
+    ```
+    """
+
+    code = "LP690"
+    slug = "unmapped-weights"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        weights, manifest, model = analysis.plan.weights, analysis.manifest, analysis.plan.model
+        if weights is None or manifest is None or manifest.model_class.startswith(_MAPPED):
+            return
+        yield self.at(
+            analysis.place(weights, "huggingface"),
+            f"which published tensors are those of {manifest.model_class} is not known",
+            label="has no map to this model",
+            others=[Label(analysis.place(model, "family"), "the model")],
+            help=['write `model huggingface("config.json")` with the config of the weights, or leave `weights` out: '
+                  "`--load-weights` takes a checkpoint of this model"],
+        )  # fmt: skip
+
+
+_MAPPED: Final = (
+    "legoai.specs.models.llama.",
+    "legoai.specs.models.mixtral.",
+    "legoai.specs.models.gpt.",
+    "transformers.",
+)
+"""How the classes begin whose names and layouts in published files are known."""
 
 
 class IdleInterval(Check):

@@ -51,6 +51,7 @@ EMITTERS: Final[dict[str, Emit]] = {
     "loss": loss.emit,
     "clip": clip.emit,
     "data": run.emit_data,
+    "weights": run.emit_weights,
     "steps": run.emit_steps,
     "seed": run.emit_seed,
     "save": run.emit_save,

@@ -92,6 +92,7 @@ TRAINER_ARGUMENTS: Final = (
     "data",
     "data_field",
     "tokenizer",
+    "load_weights",
     "save_every",
     "save_async",
     "keep",

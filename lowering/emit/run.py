@@ -1,4 +1,4 @@
-"""`data`, `save`, `evaluate`, `seed` and `steps`: what the trainer does where the command line does not say."""
+"""`data`, `weights`, `save`, `evaluate`, `seed` and `steps`: what a run does where its command line does not say."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from legoai.specs.plan import Plan
 
 _ARGUMENTS: Final = {
     "data": {"source": "data", "field": "data_field", "tokenizer": "tokenizer"},
+    "weights": {"huggingface": "load_weights"},
     "steps": {"count": "steps"},
     "seed": {"value": "seed"},
     "save": {"every": "save_every", "asynchronous": "save_async", "keep": "keep"},
@@ -33,6 +34,11 @@ def planned(plan: Plan) -> dict[str, str | int]:
 def emit_data(lowering: Lowering, draft: Draft) -> None:
     """Add the data, and the field of a JSONL object where the plan names one."""
     _emit(lowering, draft, "data")
+
+
+def emit_weights(lowering: Lowering, draft: Draft) -> None:
+    """Add the folder of the first weights."""
+    _emit(lowering, draft, "weights")
 
 
 def emit_steps(lowering: Lowering, draft: Draft) -> None:

@@ -32,6 +32,7 @@ FAMILIES: Final[dict[str, tuple[str, str]]] = {
     "clip": ("clip", "Clip"),
     "schedule": ("schedule", "Schedule"),
     "data": ("run", "Data"),
+    "weights": ("run", "Weights"),
     "steps": ("run", "Steps"),
     "seed": ("run", "Seed"),
     "save": ("run", "Save"),

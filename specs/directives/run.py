@@ -1,4 +1,4 @@
-"""`data`, `save`, `evaluate`, `seed` and `steps`: what a run does where its command line does not say."""
+"""`data`, `weights`, `save`, `evaluate`, `seed` and `steps`: what a run does where its command line does not say."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ class Data(Directive):
 
     source: str = option(
         Text("a quoted name"),
-        doc='`"python"` (the standard library\'s sources), a text file, a JSONL file or a folder of them, relative to '
-        'where the program is started; `"synthetic"` for made patterns, where the model reads images.',
+        doc='`"python"` (the standard library\'s sources), a text file, a JSONL or Parquet file or a folder of them, '
+        'relative to where the program is started; `"synthetic"` for made patterns, where the model reads images.',
     )
-    field: str = option(Text(), doc="The field of a JSONL object that holds its text.", default="text")
+    field: str = option(
+        Text(),
+        doc=(
+            "The field of a JSONL object that holds its text, or the column of a Parquet file; that needs "
+            "`pip install 'legoai[parquet]'`."
+        ),
+        default="text",
+    )
     tokenizer: str = option(
         Text("a quoted name"),
         doc=(
@@ -26,6 +33,24 @@ class Data(Directive):
             "needs `pip install 'legoai[tokenizers]'`. Without one each byte is a token."
         ),
         default="",
+    )
+
+
+class Weights(Directive):
+    """Weights with which a new training starts, in place of drawn ones. `--load-weights` replaces it.
+
+    A training that resumes has its own. Each rank reads what it holds, under any mesh. Names and layouts of published
+    Llama, Mixtral, GPT-2, Qwen2 and Qwen3 models are known, and those of a model that `transformers` builds.
+    """
+
+    keyword: ClassVar[str] = "weights"
+
+    huggingface: str = option(
+        Text("a quoted name"),
+        doc=(
+            "The folder of safetensors files, with their index and `config.json`, relative to where the program is "
+            "started; it needs `pip install 'legoai[safetensors]'`."
+        ),
     )
 
 

@@ -59,7 +59,7 @@ def values(kind: k.Kind) -> Iterator[Any]:
     elif isinstance(kind, k.Boolean):
         yield from (False, True)
     elif isinstance(kind, k.Text):
-        yield "some.text"
+        yield from ("some.text", "other.text")
     elif isinstance(kind, k.Size):
         yield 2**20
     elif isinstance(kind, k.Fraction):

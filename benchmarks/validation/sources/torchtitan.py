@@ -11,7 +11,8 @@ that the published tables name), and `docs/fsdp.md`.
   tensor parallelism.
 - A pipeline has as many micro batches as stages in all, unless a run says otherwise.
 - Float8 is of all linear layers but the output layer. Tensor parallelism casts before it gathers, wherever there is
-  float8; that FSDP does so too is an option, which is off by default and in the commands of `benchmarks/` of June 2025.
+  float8. That FSDP does so too is an option, which is off by default, and in the commands of `benchmarks/` of June 2025
+  for 8B and 70B, and on in `llama3_405b.toml` (`enable_fsdp_float8_all_gather`, with scales computed ahead).
 - Norms run step by step, rotations in fp32 and complex, and keys and values are repeated for the queries that share
   them (`torchtitan/models/norms.py`, `llama/model.py` of 2024): a factory states that model. Inductor makes one kernel
   of a norm, and compiles no complex numbers.
@@ -93,6 +94,12 @@ def convert(row: Row, device: str | None = None) -> Stated:
     )
 
 
+def _gathered(row: Row) -> str:
+    """What is gathered in float8, as arguments of `float8`."""
+    what = ["weights"] * ("405B" in row.text("model")) + ["activations"] * (row.whole("tp", 1) > 1)
+    return f"gather = [{', '.join(what)}]" if what else "tensorwise"
+
+
 def _fsdp(row: Row) -> str:
     axes = [axis for axis in ("dp_replicate", "dp_shard", "cp") if row.whole(axis, 1) > 1]
     last = row.whole("n_layers") - 1
@@ -115,8 +122,8 @@ def _memory_and_compute(row: Row, draft: Draft, notes: str) -> list[str]:
     float8 = "float8" in precision.lower()
     said += ["attention flash", "loss eager"]
     if float8:
-        said.append(FLOAT8.format(how="gather = [activations]" if row.whole("tp", 1) > 1 else "tensorwise"))
-        draft.assumed.append("weights gathered in bf16, TorchTitan's default")
+        said.append(FLOAT8.format(how=_gathered(row)))
+        draft.assumed.append("what FSDP gathers in float8, by TorchTitan's config of the model")
         if "delayed" in precision:
             draft.differs.append("delayed scaling: scales from the steps before, not from this one")
     else:

@@ -29,8 +29,8 @@ from legoai.dsl.analysis.pipeline import splits_backward
 from legoai.specs.plan import Plan
 
 _LEFT_OUT: Final = frozenset({
-    "name", "defaults", "format", "pipeline", "offload", "allocator", "optimizer", "clip", "schedule", "data", "steps",
-    "seed", "save", "evaluate",
+    "name", "defaults", "format", "pipeline", "offload", "allocator", "optimizer", "clip", "schedule", "data",
+    "weights", "steps", "seed", "save", "evaluate",
 })  # fmt: skip
 """Statements that decide nothing of what a micro batch computes in its layers."""
 _DEGREES: Final = ("dp_shard", "dp_replicate", "pp")

@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, str]] = {
     "graph": "draw a plan's mesh, pipeline or step",
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",
+    "export": "write a checkpoint's weights as Hugging Face publishes them",
     "calibrate": "measure this machine, and write a device and its profile for plans to name",
     "completion": "print a script that completes these commands in a shell",
 }

@@ -38,3 +38,20 @@ def test_intervals_end_before_the_run_does(text: str, found: bool) -> None:
 )
 def test_a_run_ends_with_its_schedule_or_after_its_warm_up(text: str, found: bool) -> None:
     assert ("LP699" in codes(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [("a.txt", True), ("a.jsonl", False), ("a.parquet", False), ("folder", False), ("python", True)],
+)
+def test_a_field_is_of_objects_or_columns(source: str, found: bool) -> None:
+    assert ("LP695" in codes(f'data (source = "{source}", field = "body")')) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [('llama3("8b")', False), ('mixtral("8x7b")', False), ('gpt2("xl")', False), ('gpt3("13b")', False),
+     ('vit("b16")', True)],
+)  # fmt: skip
+def test_published_weights_have_a_map(model: str, found: bool) -> None:
+    assert ("LP690" in codes(f'weights (huggingface = "a")\nmodel {model}')) == found

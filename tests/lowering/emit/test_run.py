@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ batch (global = 4, micro = 1, seq_len = 64)
 schedule cosine(steps = 100)
 """
 RUN = """data (source = "texts.jsonl", field = "body")
+weights (huggingface = "published")
 steps 40
 seed 7
 save (every = 10, keep = 0)
@@ -43,6 +45,13 @@ def test_the_command_line_wins():
     _, found = options(PLAN + RUN, "--steps", "3", "--data", "python", "--keep", "2", "--evaluate-every", "0")
     assert (found.steps, found.data, found.keep, found.evaluate_every) == (3, "python", 2, 0)
     assert found.save_every == 10
+
+
+def test_first_weights_are_the_plans_unless_the_command_line_has_others_or_none():
+    assert options(PLAN + RUN)[1].load_weights == Path("published")
+    assert options(PLAN + RUN, "--load-weights", "other")[1].load_weights == Path("other")
+    assert options(PLAN + RUN, "--load-weights", "none")[1].load_weights is None
+    assert options(PLAN)[1].load_weights is None
 
 
 def test_checkpoints_are_written_beside_the_training_where_one_of_both_says_so():

@@ -1,0 +1,65 @@
+"""Texts of Parquet files: one column, read in batches of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+SUFFIX: Final = ".parquet"
+
+_ROWS: Final = 1024
+"""Rows that are decoded together."""
+
+
+def column_texts(path: Path, column: str) -> Iterator[bytes]:
+    """Yield the texts of a column, in the order of the rows.
+
+    Raises:
+        RunError: the file is no Parquet, has no such column, or a row of it has no text; or the package `pyarrow` is
+            missing.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise RunError(
+            RunErrorCode.NO_PYARROW,
+            f"{path} needs the package `pyarrow`, which is not installed",
+            help="`pip install 'legoai[parquet]'` installs it",
+        ) from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            _check_column(path, column, file.schema_arrow, pyarrow)
+            number = 0
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
+                for text in batch.column(0).to_pylist():
+                    number += 1
+                    if text is None:
+                        raise RunError(RunErrorCode.DATA_FORMAT, f"{path}: row {number} has no text in {column!r}")
+                    yield text.encode("utf-8", errors="surrogateescape")
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        said = " ".join(str(error).split())[:200]
+        raise RunError(RunErrorCode.DATA_FORMAT, f"{path} is damaged, or no Parquet file: {said}") from None
+
+
+def _check_column(path: Path, column: str, schema: Any, pyarrow: Any) -> None:
+    """Check that a column is there, and of texts, whatever their encoding."""
+    if column not in schema.names:
+        raise RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"{path} has no column {column!r}: it has {', '.join(schema.names) or 'none'}",
+            help="name the column that holds the text with --data-field",
+        )
+    kind = schema.field(column).type
+    if pyarrow.types.is_dictionary(kind):
+        kind = kind.value_type
+    texts = ("is_string", "is_large_string", "is_string_view")
+    if not any(check(kind) for name in texts if (check := getattr(pyarrow.types, name, None)) is not None):
+        raise RunError(
+            RunErrorCode.DATA_FORMAT,
+            f"{path}: the column {column!r} has {kind}, and no text",
+            help="name the column that holds the text with --data-field",
+        )

@@ -1,0 +1,180 @@
+"""Folder of published weights: what its safetensors files hold, read from their headers alone.
+
+A safetensors file is a header, which is JSON, and numbers; it holds no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifest_cache import read_config
+
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
+CONFIG: Final = "config.json"
+SUFFIX: Final = ".safetensors"
+
+_PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.ckpt")
+
+DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Dtypes in which weights may be: what safetensors calls them, and torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A published tensor: its file in the folder, its shape, and what safetensors calls its dtype."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder of published weights.
+
+    Attributes:
+        path: of the folder.
+        tensors: by name.
+        config: the fields of its config.json; empty where it has none.
+    """
+
+    path: Path
+    tensors: dict[str, Stored]
+    config: dict[str, Any]
+
+
+def is_published(path: Path) -> bool:
+    """Whether there is a folder of weights as Hugging Face publishes them, or one that was meant so."""
+    if not path.is_dir():
+        return False
+    found = (any(path.glob(pattern)) for pattern in (f"*{SUFFIX}", INDEX, CONFIG, *_PICKLES))
+    return any(found)
+
+
+def open_folder(path: Path) -> Folder:
+    """Read what a folder of published weights holds, without the numbers.
+
+    Raises:
+        RunError: files are missing or damaged, or the package `safetensors` is.
+    """
+    check_installed(path)
+    tensors: dict[str, Stored] = {}
+    files = _files(path)
+    for file, names in files.items():
+        held = _header(path / file)
+        lost = sorted(set(names) - held.keys())
+        if lost:
+            raise RunError(
+                RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} looks for {lost[0]} in {file}, which does not have it"
+            )
+        for name in names or held:
+            if name in tensors:
+                raise RunError(
+                    RunErrorCode.WEIGHTS_CORRUPT, f"{path}: both {tensors[name].file} and {file} hold {name}"
+                )
+            tensors[name] = Stored(file, *held[name])
+    return Folder(path, tensors, _config(path))
+
+
+def check_installed(path: Path) -> None:
+    """Check that the package `safetensors` is there.
+
+    Raises:
+        RunError: it is not.
+    """
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        raise RunError(
+            RunErrorCode.NO_SAFETENSORS,
+            f"{path} needs the package `safetensors`, which is not installed",
+            help="`pip install 'legoai[safetensors]'` installs it",
+        ) from None
+
+
+def unreadable(file: Path, error: Exception) -> RunError:
+    """The error of a file that cannot be read as safetensors."""
+    if isinstance(error, OSError):
+        return RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{file} cannot be read: {error.strerror or error}")
+    return RunError(
+        RunErrorCode.WEIGHTS_CORRUPT,
+        f"{file} is damaged, or no safetensors file: {error}",
+        help="download or write it again",
+    )
+
+
+def _files(path: Path) -> dict[str, list[str]]:
+    """The files that hold the weights, each with the names that are taken from it; none for all."""
+    if (path / INDEX).is_file():
+        return dict(_listed(path))
+    if (path / SINGLE).is_file():
+        return {SINGLE: []}
+    found = sorted(file.name for file in path.glob(f"*{SUFFIX}"))
+    if found:
+        return {name: [] for name in found}
+    pickles = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
+    if pickles:
+        raise RunError(
+            RunErrorCode.WEIGHTS_MISSING,
+            f"{path} has no {SUFFIX} files, but {pickles[0]}, a pickle, which may run code when it is read",
+            help="save the model again with `save_pretrained` of transformers, or take its safetensors files",
+        )
+    raise RunError(RunErrorCode.WEIGHTS_MISSING, f"{path} has no {SUFFIX} files")
+
+
+def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
+    try:
+        weights = json.loads((path / INDEX).read_bytes())["weight_map"]
+        files: dict[str, list[str]] = {}
+        for name, file in weights.items():
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ValueError(f"it names {file!r}, which is no file beside it")
+            files.setdefault(file, []).append(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} cannot be read: {_said(error)}") from None
+    for file, names in files.items():
+        if not (path / file).is_file():
+            raise RunError(
+                RunErrorCode.WEIGHTS_MISSING,
+                f"{path / file} is missing, which has {len(names)} of the tensors of {INDEX}",
+                help="download it, or the whole folder again",
+            )
+        yield file, names
+
+
+def _said(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in slices.items()}
+    except (OSError, SafetensorError) as error:
+        raise unreadable(file, error) from None
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not (path / CONFIG).is_file():
+        return {}
+    try:
+        return read_config(path / CONFIG)
+    except ManifestError as error:
+        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, error.message) from None
+
+
+def listed(names: Iterable[str], *, most: int = 3) -> str:
+    """Names for a message: the first few, and how many more there are."""
+    found = sorted(names)
+    more = len(found) - most
+    return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")

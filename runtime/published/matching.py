@@ -1,0 +1,185 @@
+"""Matching of a model's tensors with those of a folder of published weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.published.folder import CONFIG, DTYPES, Folder, listed
+from legoai.runtime.published.whole_model import WholeModel
+from legoai.specs.published.configs import differences
+from legoai.specs.published.pieces import Pieces, published_shapes
+
+Match = dict[str, Pieces]
+"""The pieces of each of a model's tensors, under the names of a folder."""
+
+_COMPUTED: Final = re.compile(r"(^|\.)(rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias|position_ids)$")
+"""What files of earlier releases hold beside weights: tables that every model computes by itself."""
+
+
+def match(whole: WholeModel, folder: Folder, *, others: bool) -> tuple[Match, list[str]]:
+    """Find each tensor of a model in a folder.
+
+    Args:
+        whole: the model, which has a map.
+        folder: of published weights.
+        others: leave out what only one of both has, or has in another shape.
+
+    Returns:
+        The pieces of what was found, and the names of the model's tensors that were not.
+
+    Raises:
+        RunError: they do not fit together.
+    """
+    found: Match = {}
+    missing: dict[str, str] = {}
+    for name, shape in whole.shapes.items():
+        pieces = _published_in(whole, name, shape, folder)
+        if isinstance(pieces, str):
+            missing[name] = pieces
+        else:
+            found[name] = pieces
+    wrong = _wrong_shapes(found, folder, refuse=not others)
+    for name in [name for name, pieces in found.items() if any(piece.name in wrong for piece in pieces)]:
+        missing[name] = found.pop(name)[0].name
+    _check_dtypes(found, folder)
+    if not others:
+        _check_missing(missing, whole, folder)
+        _check_left(found, whole, folder)
+    return found, sorted(missing)
+
+
+def check_map(whole: WholeModel) -> None:
+    """Check that it is known how a model's weights are published.
+
+    Raises:
+        RunError: it is not.
+    """
+    if whole.published is None:
+        raise RunError(
+            RunErrorCode.NO_WEIGHT_MAP,
+            f"which published tensors are those of {whole.kind} is not known",
+            help="there is a map for llama3, mixtral, gpt2 and gpt3, and for models of transformers; "
+            'model huggingface("config.json") is one',
+        )
+
+
+def config_warnings(whole: WholeModel, folder: Folder) -> Iterator[str]:
+    """Compare a model's numbers that shapes do not show with those of the folder's config; yield what differs.
+
+    Raises:
+        RunError: weights mean something else in the published model.
+    """
+    if not whole.fields or not folder.config:
+        return
+    for field, published, own, changes in differences(whole.fields, folder.config, builtin=whole.config is not None):
+        if changes:
+            raise RunError(
+                RunErrorCode.WEIGHTS_OTHER_MODEL,
+                f"{folder.path / CONFIG} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: the "
+                "weights mean something else there",
+            )
+        yield (
+            f"{folder.path / CONFIG} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: with these "
+            "weights it computes something else than what was published"
+        )
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _published_in(whole: WholeModel, name: str, shape: tuple[int, ...], folder: Folder) -> Pieces | str:
+    """The pieces of a tensor under the names of a folder; where it has not all of them, the name of one it lacks."""
+    assert whole.published is not None, "see `check_map`"
+    lacking = ""
+    alike = [name, *(other for other, first in whole.tied.items() if first == name)]
+    for one in alike:
+        for pieces in whole.published(one, shape):
+            for prefix in ("", _base(pieces)):
+                named = tuple(piece._replace(name=piece.name.removeprefix(prefix)) for piece in pieces)
+                lost = next((piece.name for piece in named if piece.name not in folder.tensors), None)
+                if lost is None:
+                    return named
+                lacking = lacking or lost
+    return lacking
+
+
+def _base(pieces: Pieces) -> str:
+    """The beginning that names lack in files of a model without its output layer, as GPT-2's."""
+    return f"{pieces[0].name.partition('.')[0]}."
+
+
+def _wrong_shapes(found: Match, folder: Folder, *, refuse: bool) -> set[str]:
+    shapes = published_shapes(piece for pieces in found.values() for piece in pieces)
+    wrong = {name: shape for name, shape in shapes.items() if folder.tensors[name].shape != shape}
+    if wrong and refuse:
+        name, shape = next(iter(wrong.items()))
+        own = next(own for own, pieces in found.items() if any(piece.name == name for piece in pieces))
+        more = f"; {len(wrong) - 1} others differ too" if len(wrong) > 1 else ""
+        raise RunError(
+            RunErrorCode.WEIGHTS_OTHER_MODEL,
+            f"{name} of {folder.path} has the shape {list(folder.tensors[name].shape)}, and the plan's model needs "
+            f"{list(shape)} for its {own}{more}",
+            help="give the plan's model the dimensions of the folder's config.json, or pass --resume-other-plan to "
+            "load what has the same shape",
+        )
+    return set(wrong)
+
+
+def _check_dtypes(found: Match, folder: Folder) -> None:
+    for pieces in found.values():
+        for piece in pieces:
+            stored = folder.tensors[piece.name]
+            if stored.dtype not in DTYPES:
+                raise RunError(
+                    RunErrorCode.WEIGHTS_OTHER_MODEL,
+                    f"{piece.name} of {folder.path} is in {stored.dtype}: weights are read from "
+                    f"{', '.join(DTYPES)}, and quantized ones are not",
+                    help="take weights that are not quantized",
+                )
+
+
+def _check_missing(missing: Mapping[str, str], whole: WholeModel, folder: Folder) -> None:
+    if not missing:
+        return
+    name, published = min(missing.items(), key=lambda item: (item[1], item[0]))
+    more = f"; {len(missing) - 1} others are missing too" if len(missing) > 1 else ""
+    ties = published == "lm_head.weight" and folder.config.get("tie_word_embeddings", False)
+    raise RunError(
+        RunErrorCode.WEIGHTS_OTHER_MODEL,
+        f"{folder.path} has no {published}, which is {name} of the plan's model{more}",
+        help="the published model ties it to the embedding: give the plan's model tie_embeddings = true"
+        if ties
+        else "pass --resume-other-plan to start afresh with what is missing",
+    )
+
+
+def _check_left(found: Match, whole: WholeModel, folder: Folder) -> None:
+    """Check that nothing is left over that the published model computes with."""
+    taken = {piece.name for pieces in found.values() for piece in pieces}
+    taken |= _tied_names(whole, taken, folder)
+    left = [name for name in folder.tensors if name not in taken and not _COMPUTED.search(name)]
+    if left:
+        raise RunError(
+            RunErrorCode.WEIGHTS_OTHER_MODEL,
+            f"{folder.path} has tensors that the plan's model has not: {listed(left)}",
+            help="give the plan's model what they are for, or pass --resume-other-plan to leave them out",
+        )
+
+
+def _tied_names(whole: WholeModel, taken: Iterable[str], folder: Folder) -> set[str]:
+    """Published names of tied tensors, which are not read twice, where the published model ties them too."""
+    assert whole.published is not None, "see `check_map`"
+    if folder.config.get("tie_word_embeddings") is False:
+        return set()
+    names = {
+        piece.name
+        for name, first in whole.tied.items()
+        for alike in (name, first)
+        for pieces in whole.published(alike, whole.shapes[first])
+        for piece in pieces
+    }
+    return names | {name.partition(".")[2] for name in names}

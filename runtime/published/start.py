@@ -1,0 +1,55 @@
+"""Start of a training with published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.distributed.tensor import DTensor
+
+from legoai.runtime.checkpoint import WEIGHTS, State
+from legoai.runtime.process_group import on_first_rank
+from legoai.runtime.published.folder import open_folder
+from legoai.runtime.published.matching import check_map, config_warnings, match
+from legoai.runtime.published.reader import read
+from legoai.runtime.published.whole_model import WholeModel
+
+
+def load_published(
+    path: Path, state: State, whole: WholeModel, *, others: bool, warn: Callable[[str], None]
+) -> list[str]:
+    """Read published weights into a model, whose ranks all call it.
+
+    Args:
+        path: of the folder.
+        state: the model's tensors on this rank, by their names in a checkpoint.
+        whole: the model before it was cut up.
+        others: leave out what only one of both has, or has in another shape.
+        warn: is told on rank 0 of what differs between the published model and this one.
+
+    Returns:
+        The names of tensors of the whole model that were left out.
+
+    Raises:
+        RunError: there are no such weights, they are damaged, or of another model.
+    """
+    check_map(whole)
+    folder = on_first_rank(lambda: open_folder(path))
+    matched, missing = on_first_rank(lambda: match(whole, folder, others=others))
+    for warning in on_first_rank(lambda: list(config_warnings(whole, folder))):
+        warn(warning)
+    for name, first in whole.tied.items():
+        if first in matched and not _shares(state, name, first):
+            matched[name] = matched[first]
+    read(folder, matched, state)
+    return missing
+
+
+def _shares(state: State, name: str, other: str) -> bool:
+    """Whether a tied tensor of this rank is in the memory of the other, and need not be read."""
+    both = [state.get(f"{WEIGHTS}{one}") for one in (name, other)]
+    if any(tensor is None for tensor in both):
+        return False
+    one, two = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in both)
+    assert one is not None and two is not None
+    return one.untyped_storage().data_ptr() == two.untyped_storage().data_ptr()

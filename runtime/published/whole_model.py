@@ -1,0 +1,66 @@
+"""Description of a whole model that maps its tensors to published ones, taken before it is cut up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from legoai.runtime.published.transformers_names import published_by_transformers
+from legoai.specs.models.configs import ModelConfig
+from legoai.specs.published.configs import NotPublishedError, published_config
+from legoai.specs.published.names import has_map, published
+from legoai.specs.published.pieces import Pieces
+
+Alternatives = Callable[[str, Sequence[int]], Iterator[Pieces]]
+"""Of a tensor's name and whole shape, each way in which it is published, the usual one first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeModel:
+    """What of a model is asked when its weights are read from published ones, or published.
+
+    Attributes:
+        kind: the class of the model.
+        config: of a built-in model that has a map; else None.
+        fields: of the model's config as Hugging Face has it; empty where none computes the same.
+        shapes: of its floating-point tensors by name, whole; of tied ones, of the first.
+        tied: the names of tied tensors that are left out, with the one that stands for them.
+        published: how its tensors are published; None where that is not known.
+    """
+
+    kind: str
+    config: ModelConfig | None
+    fields: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, str]
+    published: Alternatives | None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> WholeModel:
+        """Describe a model that nothing has changed yet, and that may be on the meta device."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        tied: dict[str, str] = {}
+        first: dict[int, str] = {}
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if not tensor.is_floating_point():
+                continue
+            if first.setdefault(id(tensor), name) == name:
+                shapes[name] = tuple(tensor.shape)
+            else:
+                tied[name] = first[id(tensor)]
+        config: Any = getattr(model, "config", None)
+        builtin = config if type(model).__module__.startswith("legoai.specs.models.") and has_map(config) else None
+        found: Alternatives | None = None
+        fields: dict[str, Any] = {}
+        if builtin is not None:
+            found = partial(published, builtin)
+            with contextlib.suppress(NotPublishedError):
+                fields = published_config(builtin)
+        elif type(model).__module__.startswith("transformers.") and config is not None:
+            found, fields = published_by_transformers(model), config.to_dict()
+        return cls(kind=type(model).__name__, config=builtin, fields=fields, shapes=shapes, tied=tied, published=found)

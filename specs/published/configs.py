@@ -1,0 +1,246 @@
+"""Configs of Hugging Face for built-in models: written beside exported weights, compared with imported ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
+
+
+class NotPublishedError(ValueError):
+    """A built-in model that no class of `transformers` computes; the message says why."""
+
+
+def published_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of a `config.json` for a built-in model, all but the dtype.
+
+    They have the names that every release of `transformers` reads.
+
+    Raises:
+        NotPublishedError: no class of `transformers` computes the same.
+    """
+    if isinstance(config, GPTConfig):
+        return _gpt(config)
+    if isinstance(config, MixtralConfig):
+        return _mixtral(config)
+    if isinstance(config, LlamaConfig):
+        return _llama(config)
+    raise NotPublishedError("no class of transformers is known to compute the same")
+
+
+def _llama(config: LlamaConfig) -> dict[str, Any]:
+    if (config.qk_norm or config.qkv_bias) and config.mlp_bias:
+        raise NotPublishedError(f"no class of transformers has mlp_bias beside {_norm_or_bias(config)}")
+    if config.qk_norm and config.qkv_bias:
+        raise NotPublishedError("no class of transformers has qk_norm and qkv_bias, but no bias of the fourth layer")
+    found = {**_decoder(config), "rope_scaling": _rope_scaling(config)}
+    if config.qk_norm:
+        return {**found, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+                "attention_bias": config.attention_bias, "use_sliding_window": False}  # fmt: skip
+    if config.qkv_bias:
+        return {**found, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
+    return {**found, "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+            "attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}  # fmt: skip
+
+
+def _norm_or_bias(config: LlamaConfig) -> str:
+    return "qk_norm" if config.qk_norm else "qkv_bias"
+
+
+def _mixtral(config: MixtralConfig) -> dict[str, Any]:
+    if config.qkv_bias:
+        raise NotPublishedError("no class of transformers has qkv_bias with experts that are not shared")
+    found = {**_decoder(config), "num_experts_per_tok": config.top_k, "rope_scaling": None}
+    if config.qk_norm:
+        return {**found, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+                "attention_bias": config.attention_bias, "use_sliding_window": False, "norm_topk_prob": True,
+                "num_experts": config.n_experts, "moe_intermediate_size": config.hidden_dim,
+                "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+    if config.attention_bias:
+        raise NotPublishedError("no class of transformers has attention_bias with experts, but without qk_norm")
+    return {**found, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
+            "num_local_experts": config.n_experts, "sliding_window": None}  # fmt: skip
+
+
+def _decoder(config: LlamaConfig | MixtralConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.hidden_dim,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tie_embeddings,
+        **_TOKENS,
+    }
+
+
+_TOKENS: Final = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+"""A plan does not say which tokens begin and end a text."""
+
+
+def _rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
+    if config.rope_scaling == 1:
+        return None
+    found: dict[str, Any] = {"rope_type": config.rope_type, "factor": config.rope_scaling}
+    if config.rope_type == "llama3":
+        found["low_freq_factor"] = config.rope_low_freq_factor
+        found["high_freq_factor"] = config.rope_high_freq_factor
+    if config.rope_type == "yarn":
+        found["beta_fast"], found["beta_slow"] = config.rope_beta_fast, config.rope_beta_slow
+        if config.rope_attention_factor:
+            found["attention_factor"] = config.rope_attention_factor
+    if config.rope_type in ("llama3", "yarn"):
+        found["original_max_position_embeddings"] = config.rope_original_seq_len
+    return found
+
+
+def _gpt(config: GPTConfig) -> dict[str, Any]:
+    if not config.bias:
+        raise NotPublishedError("GPT-2 of transformers has biases, and bias = false leaves them out")
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.max_seq_len,
+        "n_embd": config.dim,
+        "n_layer": config.n_layers,
+        "n_head": config.n_heads,
+        "n_inner": config.hidden_dim,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "tie_word_embeddings": config.tie_embeddings,
+        **_TOKENS,
+    }
+
+
+class Difference(NamedTuple):
+    """A field in which a published config differs from what a model computes.
+
+    Attributes:
+        field: its name there.
+        published: its value there.
+        own: what stands for the model.
+        changes_function: whether weights have another meaning then, and not only other numbers for the same.
+    """
+
+    field: str
+    published: object
+    own: object
+    changes_function: bool
+
+
+_DEFAULTS: Final[Mapping[str, object]] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+}
+"""What a field means that a published config leaves out."""
+
+_DEFAULTS_OF_TYPE: Final[Mapping[str, Mapping[str, object]]] = {
+    "mixtral": {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0},
+    "gpt2": {"tie_word_embeddings": True},
+    "qwen3_moe": {"num_experts_per_tok": 8, "norm_topk_prob": False},
+}
+
+_STRUCTURE: Final = ("num_attention_heads", "num_key_value_heads", "n_head", "hidden_act", "activation_function",
+                     "num_experts_per_tok", "norm_topk_prob")  # fmt: skip
+"""Fields without which weights mean something else, though shapes may agree."""
+
+_NUMBERS: Final = ("rms_norm_eps", "layer_norm_epsilon", "rope_theta", "rope_scaling", "sliding_window")
+"""Fields that a training may want to change."""
+
+_ACTIVATIONS: Final = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
+"""Other names of the same."""
+
+
+def differences(own: Mapping[str, Any], published: Mapping[str, Any], *, builtin: bool) -> Iterator[Difference]:
+    """Yield what shapes of weights do not show, and a published config has otherwise than a model.
+
+    Args:
+        own: the fields of the model's config.
+        published: those of the published one; what they leave out has its usual value.
+        builtin: whether the model is a built-in one, all of whose numbers are among these; of a class of `transformers`
+            every other number is compared that both configs name.
+    """
+    mine, theirs = _Given(own), _Given(published)
+    compared = [field for field in (*_STRUCTURE, *_NUMBERS) if field in own or field in _OF_ANY]
+    if not builtin:
+        compared += sorted(name for name in own.keys() & published.keys() if _counts(name, own[name], published[name]))
+    for field in dict.fromkeys(compared):
+        if theirs.value(field) != mine.value(field):
+            yield Difference(field, theirs.value(field), mine.value(field), field in _STRUCTURE)
+
+
+def _counts(name: str, *values: object) -> bool:
+    """Whether a field of two configs is a number or a name that decides what is computed."""
+    plain = all(isinstance(value, bool | int | float | str) for value in values)
+    return plain and not _BESIDE_THE_POINT.search(name)
+
+
+_OF_ANY: Final = ("rope_theta", "rope_scaling", "sliding_window")
+"""Fields that old and new configs have in different places."""
+
+_BESIDE_THE_POINT: Final = re.compile(
+    r"dtype$|^transformers_version$|^use_cache$|_token_id$|initializer|drop|^max_position_embeddings$|^_|^output_|"
+    r"gradient_checkpointing|pretraining_tp|_coef$|^use_sliding_window$|^model_type$|^return_dict$|^head_dim$"
+)
+"""Fields that decide nothing of what weights mean, or that shapes show."""
+
+
+class _Given:
+    """The fields of a published config, of an old release of `transformers` or of a new one."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+        self._kind = str(fields.get("model_type"))
+        rope = fields.get("rope_parameters")
+        self._rope: Mapping[str, Any] = rope if isinstance(rope, dict) else {}
+
+    def value(self, field: str) -> object:
+        """What a field says, or means where it is left out."""
+        if field == "sliding_window":
+            return self._fields.get(field) if self._fields.get("use_sliding_window", True) else None
+        if field == "rope_scaling":
+            return _scaling(self._rope or self._fields.get(field))
+        if field == "rope_theta" and "rope_theta" in self._rope:
+            return self._rope["rope_theta"]
+        found = self._fields.get(field)
+        if found is None:
+            defaults = {**_DEFAULTS, **_DEFAULTS_OF_TYPE.get(self._kind, {})}
+            found = self.value("num_attention_heads") if field == "num_key_value_heads" else defaults.get(field)
+        return _ACTIVATIONS.get(found, found) if isinstance(found, str) else found
+
+
+def _scaling(given: object) -> dict[str, Any] | None:
+    """How rotary wavelengths are stretched, in one form; None where they are not."""
+    if not isinstance(given, Mapping):
+        return None
+    found = {("rope_type" if name == "type" else name): value for name, value in given.items()}
+    kind = found.get("rope_type", "default")
+    if kind == "default" or found.get("factor") == 1:
+        return None
+    found.setdefault("rope_type", kind)
+    if kind == "yarn":
+        found = {"beta_fast": 32.0, "beta_slow": 1.0, **found}
+    return {name: value for name, value in sorted(found.items()) if name in _SCALING and value is not None}
+
+
+_SCALING: Final = ("rope_type", "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+                   "attention_factor", "original_max_position_embeddings")  # fmt: skip

@@ -1,0 +1,172 @@
+"""`legoai export`: writes a checkpoint's weights as Hugging Face publishes them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from legoai.commands.shared import (
+    add_no_factories,
+    add_resolution,
+    announce,
+    examine,
+    files_of,
+    lacks_factory,
+    settings_of,
+    show,
+)
+from legoai.dsl.frontend.sources import UnreadableError, read_source
+from legoai.specs.units import UNITS, format_bytes
+
+if TYPE_CHECKING:
+    from legoai.dsl.analysis.analysis import Analysis
+    from legoai.runtime.published.whole_model import WholeModel
+    from legoai.specs.plan import Plan
+
+_DESCRIPTION = """\
+Write the weights of a checkpoint into a folder of safetensors files with their index and a config.json, from
+which `transformers.AutoModelForCausalLM.from_pretrained` makes the same model. The plan says which model it is; no
+GPU is needed, and one file is in memory at a time. Nothing is unpickled.
+
+The exit status is 1 if the plan has errors, or its model cannot be published or the checkpoint not be read.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai export plan.tiny -o tiny-hf                                     the newest checkpoint of `legoai run`
+  legoai export plan.tiny --checkpoint runs/tiny/checkpoints/step-200 -o tiny-hf
+  legoai export plan.tiny -o tiny-hf --dtype bf16 --max-shard-size 2GB
+"""
+
+_DTYPES: Final = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai export`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("file", metavar="FILE", help="the plan of the checkpoint, plan.NAME, or -")
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True,
+                        help="the folder to make; it must not be there")  # fmt: skip
+    parser.add_argument("--checkpoint", metavar="PATH", type=Path,
+                        help="a step-N folder, or a run's folder (default: where `legoai run FILE` saves)")  # fmt: skip
+    parser.add_argument("--dtype", choices=tuple(_DTYPES), help="of the weights (default: as the checkpoint has them)")
+    parser.add_argument("--max-shard-size", metavar="SIZE", type=_size, default=5 * 10**9,
+                        help="bytes in one file, unless a single tensor has more (default: 5GB)")  # fmt: skip
+    add_no_factories(parser)
+    add_resolution(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Export; returns 1 where the plan has errors, or there is nothing to export."""
+    try:
+        source = read_source(arguments.file)
+    except UnreadableError as error:
+        show([error.diagnostic], files_of(error), stream=sys.stderr)
+        return 1
+    linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
+    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    if errors:
+        show(errors, linted.files, stream=sys.stderr)
+        return 1
+    if lacks_factory(linted, arguments, "exported"):
+        return 1
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from legoai.runtime.errors import RunError
+
+    assert linted.plan is not None
+    assert linted.analysis is not None
+    try:
+        _export(linted.plan, linted.analysis, arguments)
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
+    import torch
+
+    from legoai.lowering.start import run_folder
+    from legoai.runtime.checkpoint import META
+    from legoai.runtime.device import Device
+    from legoai.runtime.export import export
+    from legoai.runtime.process_group import process_group
+    from legoai.runtime.published.matching import check_map
+    from legoai.runtime.resume import named_checkpoint
+
+    whole = _whole_model(plan, analysis)
+    check_map(whole)
+    fields = _fields(plan, analysis, whole)
+    place: Path = arguments.checkpoint or run_folder(plan)
+    with process_group(Device.choose("cpu"), timeout_seconds=600):
+        path, _ = named_checkpoint(place, option="--checkpoint", warn=lambda text: announce(f"warning: {text}"))
+        assert (path / META).is_file(), "it is verified"
+        found = export(
+            path,
+            arguments.output,
+            whole,
+            fields,
+            dtype=None if arguments.dtype is None else getattr(torch, _DTYPES[arguments.dtype]),
+            most_bytes=arguments.max_shard_size,
+            beside=_beside(plan),
+            say=announce,
+        )
+    files = "1 file" if found.files == 1 else f"{found.files} files"
+    print(f"wrote {found.tensors} tensors of {path}, {format_bytes(found.nbytes)} in {files}, to {arguments.output}")
+
+
+def _whole_model(plan: Plan, analysis: Analysis) -> WholeModel:
+    import torch
+
+    from legoai.runtime.published.whole_model import WholeModel
+    from legoai.specs.models.build import build_model
+
+    if plan.model.family == "python" and str(analysis.directory) not in sys.path:
+        announce(f"building the model with {plan.model.target}")
+        sys.path.insert(0, str(analysis.directory))
+    with torch.device("meta"):
+        return WholeModel.of(build_model(plan.model.source(), analysis.directory))
+
+
+def _fields(plan: Plan, analysis: Analysis, whole: WholeModel) -> dict[str, Any]:
+    """The fields of the model's config."""
+    from legoai.runtime.errors import RunError, RunErrorCode
+    from legoai.specs.models.manifest_cache import read_config
+    from legoai.specs.published.configs import NotPublishedError, published_config
+
+    if plan.model.family == "huggingface":
+        assert plan.model.target is not None
+        fields = {**read_config(analysis.directory / plan.model.target), **dict(plan.model.arguments)}
+        return {"architectures": [whole.kind], **fields}
+    try:
+        if whole.config is None:
+            raise NotPublishedError(f"its config is not known, as {whole.kind} comes from a factory")
+        return published_config(whole.config)
+    except NotPublishedError as error:
+        raise RunError(RunErrorCode.NO_WEIGHT_MAP, f"the model of {plan.name} cannot be published: {error}") from None
+
+
+def _beside(plan: Plan) -> tuple[Path, ...]:
+    """Folders with what else is published: the tokenizer that the plan trains with, and what it started from."""
+    found = []
+    if plan.data is not None and plan.data.tokenizer:
+        tokenizer = Path(plan.data.tokenizer)
+        found.append(tokenizer.parent if tokenizer.is_file() else tokenizer)
+    if plan.weights is not None:
+        found.append(Path(plan.weights.huggingface))
+    return tuple(found)
+
+
+def _size(text: str) -> int:
+    number = text.rstrip("BKMGTi")
+    unit = UNITS.get(text[len(number) :].strip() or "B")
+    try:
+        value = float(number)
+    except ValueError:
+        value = 0.0
+    if unit is None or unit[0] != "bytes" or value * unit[1] < 1:
+        raise ArgumentTypeError(f"expected a size, such as 5GB or 512MiB, not {text!r}")
+    return int(value * unit[1])

@@ -1,0 +1,116 @@
+"""`legoai export`: a checkpoint of any mesh as a folder from which `transformers` makes the same model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from legoai.runtime import RunOptions
+from support.command_line import called
+from support.plans import lowered
+from support.published import CASES, SIZES, config_of, loaded, logits_of, tensors_of
+
+pytestmark = pytest.mark.usefixtures("here")
+
+TRAINING = "batch (global = 4, micro = 2, seq_len = 16)\nprecision (param = fp32)\noptimizer adamw(lr = 1e-2)\n"
+LLAMA = f'plan small\nmodel llama3("tiny")\ncluster cpu\n{TRAINING}'
+FSDP = "mesh (dp_shard = 2)\nfsdp on dp_shard { layers.* = unit, root = unit }\n"
+TOKENS = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("".join(chr(97 + i * i % 26) for i in range(4000)), encoding="utf-8")
+    return tmp_path
+
+
+def trained(text: str, folder: str, out: Path, data: Path, **options) -> torch.Tensor | None:
+    """Train a program on this rank, and save; what the model predicts, where one rank holds it."""
+    import os
+
+    os.chdir(folder)
+    namespace: dict = {"__name__": "program"}
+    exec(compile(text, "program.py", "exec"), namespace)
+    run = RunOptions(**{"device": "cpu", "log_every": 0, "steps": 1, "data": str(data), "out": out, **options})
+    model = namespace["trainer"]().fit(run).training.model
+    return logits_of(model.eval(), TOKENS)
+
+
+def test_a_checkpoint_of_two_ranks_computes_the_same_in_transformers(gloo, here, capsys):
+    text = LLAMA.replace("cpu", "cpu(devices = 2)") + FSDP
+    Path("small.plan").write_text(text, encoding="utf-8")
+    [logits, _] = gloo(2)(trained, lowered(text).text, str(here), here / "runs" / "small", here / "text.txt")
+    status, out, err = called(capsys, "export", "small.plan", "-o", "hub", "--max-shard-size", "1MB")
+    assert (status, err.count("tensors\n")) == (0, 4), err
+    assert out == "wrote 39 tensors of runs/small/checkpoints/step-1, 3.25439MiB in 4 files, to hub\n"
+    torch.testing.assert_close(logits_of(loaded(Path("hub")).float(), TOKENS), logits, rtol=1e-5, atol=1e-5)
+    index = json.loads(Path("hub/model.safetensors.index.json").read_text(encoding="utf-8"))
+    assert index["weight_map"].keys() == tensors_of(Path("hub")).keys()
+    assert max(file.stat().st_size for file in Path("hub").iterdir()) < 1_010_000
+
+    assert len({file.stat().st_mode for file in Path("hub").iterdir()}) == 1, "who may read one may read all"
+    assert called(capsys, "export", "small.plan", "-o", "hub")[0] == 1, "it is there already"
+    status, _, _ = called(capsys, "export", "small.plan", "-o", "half", "--dtype", "bf16",
+                          "--checkpoint", "runs/small/checkpoints/step-1")  # fmt: skip
+    assert status == 0 and {value.dtype for value in tensors_of(Path("half")).values()} == {torch.bfloat16}
+    assert [file.name for file in Path("half").glob("*.safetensors")] == ["model.safetensors"]
+    assert config_of(Path("half"))["torch_dtype"] == "bfloat16"
+
+    other = text.replace('"tiny"', '"tiny", hidden_dim = 256')
+    Path("other.plan").write_text(other, encoding="utf-8")
+    status, _, err = called(capsys, "export", "other.plan", "-o", "other", "--checkpoint", "runs/small")
+    assert status == 1 and "error[RUN022]" in err and "[384, 128], which is [256, 128] there" in err
+    assert {path.name for path in here.glob("other*")} == {"other.plan"}
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [("mixtral", "model.layers.*"), ("llama, tied, wide heads, biases", "model.layers.*"), ("gpt2", "transformer.h.*")],
+)
+def test_a_model_of_a_config_file_starts_with_published_weights_and_is_published(gloo, here, capsys, name, blocks):
+    CASES[name].published().save_pretrained(here / "hub")
+    head = f'plan others\nmodel huggingface("hub/config.json")\ncluster cpu(devices = 2)\n{TRAINING}{FSDP}'
+    text = f'{head.replace("layers.*", blocks)}weights (huggingface = "hub")\n'
+    Path("others.plan").write_text(text, encoding="utf-8")
+    [logits, _] = gloo(2)(trained, lowered(text).text, str(here), here / "out", here / "text.txt", save_every=1)
+    before = logits_of(loaded(Path("hub")).float(), TOKENS)
+    assert not torch.allclose(logits, before, rtol=1e-2), "it has learnt something"
+    status, _, err = called(capsys, "export", "others.plan", "-o", "again", "--checkpoint", "out")
+    assert status == 0, err
+    assert tensors_of(Path("again")).keys() == tensors_of(Path("hub")).keys()
+    torch.testing.assert_close(logits_of(loaded(Path("again")).float(), TOKENS), logits, rtol=1e-4, atol=1e-4)
+    assert Path("again/generation_config.json").exists()
+
+
+def test_what_cannot_be_exported_is_told(capsys):
+    def told(plan: str, *more: str) -> tuple[int, str]:
+        Path("a.plan").write_text(plan, encoding="utf-8")
+        status, _, err = called(capsys, "export", "a.plan", "-o", "hub", *more)
+        return status, err
+
+    assert told(LLAMA)[0] == 1
+    assert "error[RUN020]: --checkpoint runs/small: no complete checkpoint there, and no such folder" in told(LLAMA)[1]
+    assert "LP210" in told(f"{LLAMA}checkpoint {{ layrs.* = full }}\n")[1]
+    pictures = 'plan a\nmodel vit("tiny")\ncluster cpu\nbatch (global = 2, micro = 2)\ndata (source = "synthetic")\n'
+    assert "error[RUN029]" in told(pictures)[1]
+    small = "dim = 32, n_layers = 1, n_heads = 2, hidden_dim = 64, vocab_size = 256, max_seq_len = 32"
+    status, err = told(LLAMA.replace('llama3("tiny")', f'gpt2("small", {small}, bias = false)'))
+    assert status == 1 and "cannot be published: GPT-2 of transformers has biases" in err
+    status, err = told(LLAMA, "--max-shard-size", "much")
+    assert status == 2 and "expected a size, such as 5GB" in err
+
+
+def test_lint_says_where_weights_have_no_map(capsys):
+    fields = json.dumps({**SIZES, "model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    Path("config.json").write_text(fields, encoding="utf-8")
+    Path("made.py").write_text("import torch\ndef build(): return torch.nn.Linear(2, 2)\n", encoding="utf-8")
+    for model, status in (('huggingface("config.json")', 0), ('python("made:build")', 1), ('llama3("tiny")', 0)):
+        text = LLAMA.replace('llama3("tiny")', model) + 'weights (huggingface = "hub")\n'
+        Path("a.plan").write_text(text, encoding="utf-8")
+        found, out, _ = called(capsys, "lint", "a.plan")
+        assert (found, "LP690" in out) == (status, bool(status)), out

@@ -1,0 +1,186 @@
+"""Published weights in built-in models, and built-in models' weights in `transformers`: the same logits both ways."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from legoai.runtime.checkpoint import weights
+from legoai.runtime.export import export
+from legoai.runtime.published.start import load_published
+from legoai.runtime.published.whole_model import WholeModel
+from legoai.specs.published.configs import published_config
+from support import published
+from support.published import CASES, Case, logits_of, tensors_of
+
+TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(3))
+EXACT = {"GPT2": 1e-12}
+"""Of the others `transformers` computes rotary angles and norms in single precision, whatever is asked."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> None:
+    """A group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def read(folder: Path, case: Case, *, others: bool = False) -> tuple[torch.nn.Module, list[str], list[str]]:
+    """A built-in model with a folder's weights, what was left out, and what was warned of."""
+    model, warned = case.own(), list[str]()
+    left = load_published(folder, weights(model), WholeModel.of(model), others=others, warn=warned.append)
+    return model, left, warned
+
+
+def written(model: torch.nn.Module, checkpoint: Path, folder: Path, **options) -> None:
+    """The weights of a model as those of a checkpoint, and then as published ones."""
+    whole = WholeModel.of(model)
+    save_distributed(dict(weights(model)), storage_writer=FileSystemWriter(checkpoint))
+    export(checkpoint, folder, whole, published_config(model.config), **options)
+
+
+def assert_alike(one: torch.Tensor, other: torch.Tensor, kind: str) -> None:
+    assert float(one.abs().max()) > 0.5, "the comparison says something"
+    tolerance = EXACT.get(kind, 1e-5)
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_ways_logits_are_the_same_and_weights_come_back_to_the_bit(name: str, tmp_path: Path):
+    case = CASES[name]
+    case.published().save_pretrained(tmp_path / "hub", max_shard_size="30KB")
+    reference = published.loaded(tmp_path / "hub")
+    model, left, warned = read(tmp_path / "hub", case)
+    assert not left and not warned
+    assert_alike(logits_of(model, TOKENS), logits_of(reference, TOKENS), case.kind)
+
+    written(model, tmp_path / "checkpoint", tmp_path / "exported", dtype=torch.float32, most_bytes=20_000)
+    original, exported = tensors_of(tmp_path / "hub"), tensors_of(tmp_path / "exported")
+    assert original.keys() == exported.keys()
+    for tensor, value in original.items():
+        assert torch.equal(value, exported[tensor]), tensor
+    assert len(list((tmp_path / "exported").glob("*.safetensors"))) > 3
+    again = published.loaded(tmp_path / "exported")
+    assert type(again) is type(reference)
+    assert torch.equal(logits_of(again, TOKENS), logits_of(reference, TOKENS)), "the config says the same"
+    assert not (tmp_path / "exported.tmp").exists()
+
+
+def test_experts_as_transformers_holds_them_in_memory_are_read_too(tmp_path: Path):
+    case = CASES["mixtral"]
+    model = case.published()
+    model.save_pretrained(tmp_path / "hub")
+    model.save_pretrained(tmp_path / "fused", save_original_format=False)
+    assert any(name.endswith("mlp.experts.gate_up_proj") for name in tensors_of(tmp_path / "fused"))
+    apart, together = (read(tmp_path / folder, case)[0] for folder in ("hub", "fused"))
+    assert all(torch.equal(a, b) for a, b in zip(apart.parameters(), together.parameters(), strict=True))
+
+
+def test_a_file_without_its_output_layers_prefix_is_read_as_that_of_gpt2_on_the_hub(tmp_path: Path):
+    case = CASES["gpt2"]
+    model = case.published()
+    model.save_pretrained(tmp_path / "whole")
+    model.transformer.save_pretrained(tmp_path / "base")
+    assert "wte.weight" in tensors_of(tmp_path / "base")
+    whole, base = (read(tmp_path / folder, case)[0] for folder in ("whole", "base"))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), base.parameters(), strict=True))
+
+
+def test_numbers_in_bf16_become_those_of_the_model_and_back(tmp_path: Path):
+    case = CASES["llama"]
+    case.published().to(torch.bfloat16).save_pretrained(tmp_path / "hub")
+    model, _, _ = read(tmp_path / "hub", case)
+    written(model, tmp_path / "checkpoint", tmp_path / "exported", dtype=torch.bfloat16)
+    original, exported = tensors_of(tmp_path / "hub"), tensors_of(tmp_path / "exported")
+    assert {value.dtype for value in exported.values()} == {torch.bfloat16}
+    assert all(torch.equal(value, exported[name]) for name, value in original.items())
+    assert published.config_of(tmp_path / "exported")["torch_dtype"] == "bfloat16"
+
+
+def test_what_changes_the_function_is_refused_and_other_numbers_are_told(tmp_path: Path):
+    from legoai.runtime import RunError, RunErrorCode
+
+    CASES["llama"].published().save_pretrained(tmp_path)
+    other = CASES["llama"]._replace(config=published._llama(rope_theta=20_000.0, rope_scaling=8.0, norm_eps=1e-5))
+    _, _, warned = read(tmp_path, other)
+    assert [text.split(" has ")[1].split(" = ")[0] for text in warned] == ["rms_norm_eps", "rope_theta", "rope_scaling"]
+    assert "rope_theta = 10000, and the plan's model 20000" in warned[1]
+    heads = CASES["llama"]._replace(config=published._llama(n_heads=8, n_kv_heads=4))
+    with pytest.raises(RunError, match=r"num_attention_heads = 4, and the plan's model 8") as caught:
+        read(tmp_path, heads)
+    assert caught.value.code == RunErrorCode.WEIGHTS_OTHER_MODEL
+
+
+def test_old_configs_say_the_same_in_other_words(tmp_path: Path):
+    case = CASES["llama, stretched as Llama 3.1"]
+    case.published().save_pretrained(tmp_path)
+    fields = published.config_of(tmp_path)
+    rope = fields.pop("rope_parameters")
+    fields |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    assert read(tmp_path, case)[2] == []
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "rope_scaling": None}), encoding="utf-8")
+    [warning] = read(tmp_path, case)[2]
+    assert "rope_scaling = none" in warning
+
+
+def test_what_is_beside_published_weights_is_copied(tmp_path: Path):
+    case, hub = CASES["llama"], tmp_path / "hub"
+    case.published().save_pretrained(hub)
+    (hub / "tokenizer.json").write_text("{}", encoding="utf-8")
+    fields = {**published.config_of(hub), "eos_token_id": [7, 9]}
+    (hub / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    model, _, _ = read(hub, case)
+    written(model, tmp_path / "checkpoint", tmp_path / "exported", beside=(tmp_path / "nothing", hub))
+    assert published.config_of(tmp_path / "exported")["eos_token_id"] == [7, 9]
+    assert (tmp_path / "exported" / "tokenizer.json").read_text(encoding="utf-8") == "{}"
+    shutil.rmtree(tmp_path / "exported")
+
+
+def test_a_model_of_transformers_is_compared_with_the_published_config_too(tmp_path: Path):
+    from legoai.runtime import RunError
+    from legoai.specs.models.huggingface import language_model
+
+    CASES["gpt2"].published().save_pretrained(tmp_path)
+
+    def warnings_of(**changed: object) -> list[str]:
+        warned = list[str]()
+        model = language_model(published.config_of(tmp_path), **changed)
+        load_published(tmp_path, weights(model), WholeModel.of(model), others=False, warn=warned.append)
+        return warned
+
+    assert warnings_of() == warnings_of(attn_pdrop=0.0, use_cache=True) == []
+    [warning] = warnings_of(scale_attn_weights=False)
+    assert "scale_attn_weights = True, and the plan's model False" in warning
+    with pytest.raises(RunError, match="n_head = 4, and the plan's model 8"):
+        warnings_of(n_head=8)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("I/O error: no space left")])
+def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    import safetensors.torch
+
+    from legoai.runtime import RunError, RunErrorCode
+
+    save, written_files = safetensors.torch.save_file, list[Path]()
+
+    def full(tensors, path, **options) -> None:
+        if written_files:
+            raise error
+        written_files.append(path)
+        save(tensors, path, **options)
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    case = CASES["llama"]
+    with pytest.raises(RunError, match=r"exported cannot be written: .*[Nn]o space left") as caught:
+        written(case.own(), tmp_path / "checkpoint", tmp_path / "exported", most_bytes=20_000)
+    assert caught.value.code == RunErrorCode.FOLDER_NOT_WRITABLE
+    assert written_files and {path.name for path in tmp_path.iterdir()} == {"checkpoint"}

@@ -1,0 +1,199 @@
+"""Folders of weights that are missing, damaged, or of another model: each is told with a code, before training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from legoai.runtime import RunError, RunErrorCode
+from legoai.runtime.checkpoint import weights
+from legoai.runtime.published.folder import INDEX, is_published
+from legoai.runtime.published.start import load_published
+from legoai.runtime.published.whole_model import WholeModel
+from support.published import CASES, _llama, tensors_of
+
+CASE = CASES["llama"]
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> None:
+    """A group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """Published weights in several files."""
+    CASE.published().save_pretrained(tmp_path / "hub", max_shard_size="30KB")
+    return tmp_path / "hub"
+
+
+def read(folder: Path, model: nn.Module | None = None, *, others: bool = False) -> list[str]:
+    model = CASE.own() if model is None else model
+    whole = WholeModel.of(model)
+    return load_published(folder, weights(model), whole, others=others, warn=lambda text: None)
+
+
+def refused(code: RunErrorCode, match: str, folder: Path, model: nn.Module | None = None) -> RunError:
+    with pytest.raises(RunError, match=match) as caught:
+        read(folder, model)
+    assert caught.value.code == code
+    return caught.value
+
+
+def file_of(folder: Path, tensor: str) -> Path:
+    return folder / json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"][tensor]
+
+
+def with_tensor(folder: Path, name: str, value: torch.Tensor | None, *, file: Path | None = None) -> None:
+    """Change a tensor of a folder, take it away, or add it."""
+    file = file or file_of(folder, name)
+    tensors = load_file(file)
+    tensors.pop(name, None)
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    index["weight_map"].pop(name, None)
+    if value is not None:
+        tensors[name] = value
+        index["weight_map"][name] = file.name
+    save_file(tensors, file)
+    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def test_a_file_that_is_missing_is_named(hub: Path):
+    file = file_of(hub, Q)
+    file.unlink()
+    refused(RunErrorCode.WEIGHTS_MISSING, rf"{file.name} is missing, which has \d+ of the tensors", hub)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-10], lambda data: data[:100], lambda data: b"", lambda data: b"x" * 99]
+)
+def test_a_truncated_or_corrupt_file_is_named(hub: Path, damage: Callable[[bytes], bytes]):
+    file = file_of(hub, Q)
+    file.write_bytes(damage(file.read_bytes()))
+    refused(RunErrorCode.WEIGHTS_CORRUPT, f"{file.name} is damaged, or no safetensors file", hub)
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "cannot be read"),
+        ("{}", "it has no 'weight_map'"),
+        (
+            '{"weight_map": {"a": "../model.safetensors"}}',
+            r"names '\.\./model\.safetensors', which is no file beside it",
+        ),
+        ('{"weight_map": {"a": 3}}', "names 3"),
+    ],
+)
+def test_a_damaged_index_is_told(hub: Path, index: str, said: str):
+    (hub / INDEX).write_text(index, encoding="utf-8")
+    refused(RunErrorCode.WEIGHTS_CORRUPT, said, hub)
+
+
+def test_an_index_that_looks_for_what_a_file_has_not(hub: Path):
+    index = json.loads((hub / INDEX).read_text(encoding="utf-8"))
+    index["weight_map"]["model.extra"] = file_of(hub, Q).name
+    (hub / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    refused(RunErrorCode.WEIGHTS_CORRUPT, r"looks for model\.extra in .*, which does not have it", hub)
+
+
+def test_files_that_the_index_does_not_name_are_left_alone(hub: Path):
+    save_file({"other": torch.ones(1)}, hub / "consolidated.safetensors")
+    assert read(hub) == []
+
+
+def test_pickles_are_not_read(hub: Path, tmp_path: Path):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "pytorch_model.bin").write_bytes(b"")
+    assert is_published(tmp_path / "old")
+    error = refused(RunErrorCode.WEIGHTS_MISSING, "pytorch_model.bin, a pickle", tmp_path / "old")
+    assert "save_pretrained" in error.help
+
+
+def test_another_shape_names_both(hub: Path):
+    with_tensor(hub, Q, torch.ones(32, 48))
+    error = refused(
+        RunErrorCode.WEIGHTS_OTHER_MODEL,
+        r"q_proj\.weight of .*hub has the shape \[32, 48\], and the plan's model needs \[32, 32\] for its "
+        r"layers\.1\.attention\.wq\.weight\n",
+        hub,
+    )
+    assert "--resume-other-plan" in error.help
+    assert read(hub, others=True) == ["layers.1.attention.wq.weight"]
+
+
+def test_another_vocabulary_is_told(hub: Path):
+    model = CASE._replace(config=_llama(vocab_size=300)).own()
+    refused(
+        RunErrorCode.WEIGHTS_OTHER_MODEL,
+        r"embed_tokens\.weight .*\[256, 32\].*\[300, 32\].*; 1 others differ",
+        hub,
+        model,
+    )
+
+
+def test_what_is_missing_and_what_is_left_over_are_told(hub: Path):
+    last = file_of(hub, Q)
+    with_tensor(hub, Q, None)
+    refused(RunErrorCode.WEIGHTS_OTHER_MODEL, rf"has no {Q}, which is layers\.1\.attention\.wq\.weight", hub)
+    assert read(hub, others=True) == ["layers.1.attention.wq.weight"]
+    with_tensor(hub, Q, torch.ones(32, 32), file=last)
+    with_tensor(hub, "model.layers.0.self_attn.q_proj.bias", torch.ones(32), file=last)
+    refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"has tensors that the plan's model has not: .*q_proj\.bias\n", hub)
+    assert read(hub, others=True) == []
+
+
+def test_tables_that_models_compute_are_no_weights(hub: Path):
+    with_tensor(hub, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(4), file=file_of(hub, Q))
+    assert read(hub) == []
+
+
+def test_fewer_layers_than_the_file_has_are_refused(hub: Path):
+    model = CASE._replace(config=_llama(n_layers=1)).own()
+    refused(
+        RunErrorCode.WEIGHTS_OTHER_MODEL,
+        r"not: model\.layers\.1\.\S+, model\.layers\.1\.\S+, .* and 6 more",
+        hub,
+        model,
+    )
+    assert read(hub, model, others=True) == []
+    assert not any(bool(parameter.isnan().any()) for parameter in model.parameters())
+
+
+def test_a_tied_model_is_not_read_into_one_that_is_not_and_the_other_way_round(tmp_path: Path, hub: Path):
+    tied = CASE._replace(fields={**CASE.fields, "tie_word_embeddings": True}, config=_llama(tie_embeddings=True))
+    tied.published().save_pretrained(tmp_path / "tied")
+    assert "lm_head.weight" not in tensors_of(tmp_path / "tied")
+    error = refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"has no lm_head\.weight", tmp_path / "tied")
+    assert "tie_embeddings = true" in error.help
+    assert read(tmp_path / "tied", tied.own()) == []
+    refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"has not: lm_head\.weight", hub, tied.own())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_weights_are_refused(hub: Path, dtype: torch.dtype):
+    with_tensor(hub, Q, torch.zeros(32, 32).to(dtype))
+    refused(RunErrorCode.WEIGHTS_OTHER_MODEL, r"q_proj\.weight of .* is in (I8|F8_E4M3)", hub)
+
+
+def test_a_model_without_a_map_is_refused(hub: Path):
+    refused(RunErrorCode.NO_WEIGHT_MAP, "those of Linear is not known", hub, nn.Linear(2, 2))
+
+
+def test_the_package_is_asked_for(hub: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    error = refused(RunErrorCode.NO_SAFETENSORS, "needs the package `safetensors`", hub)
+    assert "legoai[safetensors]" in error.help

@@ -1,0 +1,88 @@
+"""Models of `transformers` with the weights of their files, and files with theirs: the same tensors and names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from legoai.runtime.checkpoint import weights
+from legoai.runtime.export import export
+from legoai.runtime.published.start import load_published
+from legoai.runtime.published.whole_model import WholeModel
+from legoai.specs.models.huggingface import transformers_model
+from support.published import config_of, tensors_of
+
+SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEXT = {**SMALL, "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
+IMAGES = {**SMALL, "image_size": 32, "patch_size": 8}
+LATENT = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}  # fmt: skip
+SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+          "shared_expert_intermediate_size": 16}  # fmt: skip
+ENCODER_DECODER = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "vocab_size": 128,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 64,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied in three places": (
+        "T5ForConditionalGeneration",
+        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 128},
+    ),
+    "with other names in files": ("ViTForImageClassification", {**IMAGES, "num_labels": 10}),
+    "with an output layer of another name": ("GPTNeoXForCausalLM", TEXT),
+    "with a parameter without dims": (
+        "CLIPModel",
+        {"text_config": TEXT, "vision_config": IMAGES, "projection_dim": 16},
+    ),
+    "encoder and decoder": ("BartForConditionalGeneration", ENCODER_DECODER),
+    "dense": ("Gemma2ForCausalLM", GROUPED),
+    "fused layers": ("Phi3ForCausalLM", {**TEXT, "num_key_value_heads": 2}),
+    "experts of some layers": ("DeepseekV3ForCausalLM", {**TEXT, **LATENT, "num_key_value_heads": 4}),
+    "shared experts": ("Qwen2MoeForCausalLM", {**TEXT, **SHARED, "num_key_value_heads": 2}),
+    "experts with biases": ("GptOssForCausalLM", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone() -> None:
+    """A group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_models_files_are_read_and_written_as_its_own_library_does(name: str, tmp_path: Path):
+    kind, fields = MODELS[name]
+    found = getattr(transformers, kind)
+    model = found(found.config_class(**fields))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "hub")
+    own = transformers_model(config_of(tmp_path / "hub"))
+    for parameter in own.parameters():
+        nn.init.constant_(parameter, torch.nan)
+    whole, warned = WholeModel.of(own), list[str]()
+    assert load_published(tmp_path / "hub", weights(own), whole, others=False, warn=warned.append) == warned == []
+    wanted = dict(model.named_parameters())
+    assert all(torch.equal(parameter, wanted[path]) for path, parameter in own.named_parameters())
+
+    save_distributed(dict(weights(own)), storage_writer=FileSystemWriter(tmp_path / "checkpoint"))
+    export(tmp_path / "checkpoint", tmp_path / "exported", whole, config_of(tmp_path / "hub"))
+    assert tensors_of(tmp_path / "exported").keys() == tensors_of(tmp_path / "hub").keys()
+    again = found.from_pretrained(tmp_path / "exported")
+    assert all(torch.equal(parameter, wanted[path]) for path, parameter in again.named_parameters())

@@ -1,0 +1,115 @@
+"""Configs of well-known published models beside the presets that stand for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from legoai.specs.models.configs import GPTConfig, LlamaConfig, MixtralConfig
+from legoai.specs.models.families import resolve_config
+from legoai.specs.published.configs import NotPublishedError, differences, published_config
+
+LLAMA_31 = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False,
+    "use_cache": True,
+}
+PUBLISHED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Llama 3.1 8B": ("llama3", "8b", LLAMA_31),
+    "Llama 3.2 1B": (
+        "llama3",
+        "1b",
+        {**LLAMA_31, "tie_word_embeddings": True, "rope_scaling": {**LLAMA_31["rope_scaling"], "factor": 32.0}},
+    ),
+    "Mixtral 8x7B": (
+        "mixtral",
+        "8x7b",
+        {
+            "model_type": "mixtral",
+            "hidden_act": "silu",
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+        },
+    ),
+    "GPT-2": (
+        "gpt2",
+        "small",
+        {"model_type": "gpt2", "activation_function": "gelu_new", "n_head": 12, "layer_norm_epsilon": 1e-05},
+    ),
+}
+"""As on the hub, without what shapes show."""
+
+
+def found(config: Any, fields: dict[str, Any]) -> dict[str, bool]:
+    return {one.field: one.changes_function for one in differences(published_config(config), fields, builtin=True)}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_compute_what_was_published(name: str):
+    family, preset, fields = PUBLISHED[name]
+    assert found(resolve_config(family, preset), fields) == {}
+
+
+def test_what_a_config_leaves_out_has_its_usual_value():
+    config = resolve_config("llama3", "8b", {"rope_scaling": 1.0})
+    llama_2 = {"model_type": "llama", "num_attention_heads": 32, "rms_norm_eps": 1e-05}
+    assert found(config, llama_2) == {"num_key_value_heads": True, "rope_theta": False}
+    assert (
+        found(config, {**llama_2, "num_key_value_heads": 8, "rope_theta": 5e5, "rope_scaling": {"type": "default"}})
+        == {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "which"),
+    [
+        ({"sliding_window": 4096}, {"sliding_window": False}),
+        ({"sliding_window": 4096, "use_sliding_window": False}, {}),
+        ({"rms_norm_eps": 1e-6}, {"rms_norm_eps": False}),
+        ({"num_attention_heads": 64}, {"num_attention_heads": True}),
+        ({"hidden_act": "gelu"}, {"hidden_act": True}),
+        ({"hidden_act": "swish"}, {}),
+        ({"rope_scaling": {**LLAMA_31["rope_scaling"], "factor": 4.0}}, {"rope_scaling": False}),
+        ({"rope_parameters": {**LLAMA_31["rope_scaling"], "rope_theta": 1e4}}, {"rope_theta": False}),
+        ({"eos_token_id": 7, "initializer_range": 3.0, "torch_dtype": "bfloat16"}, {}),
+    ],
+)  # fmt: skip
+def test_what_shapes_do_not_show_is_compared(changed: dict[str, Any], which: dict[str, bool]):
+    assert found(resolve_config("llama3", "8b"), {**LLAMA_31, **changed}) == which
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (LlamaConfig, {"qk_norm": True, "qkv_bias": True}),
+        (LlamaConfig, {"qk_norm": True, "mlp_bias": True}),
+        (LlamaConfig, {"qkv_bias": True, "mlp_bias": True}),
+        (MixtralConfig, {"qkv_bias": True}),
+        (MixtralConfig, {"attention_bias": True}),
+        (GPTConfig, {"bias": False}),
+    ],
+)
+def test_what_no_class_computes_is_refused(kind: type, given: dict[str, Any]):
+    family = {LlamaConfig: "llama3", MixtralConfig: "mixtral", GPTConfig: "gpt2"}[kind]
+    preset = "small" if family == "gpt2" else "tiny"
+    with pytest.raises(NotPublishedError):
+        published_config(resolve_config(family, preset, given))
