@@ -37,6 +37,7 @@ from legoai.runtime.resume import (
 from legoai.runtime.samples import Data, Stream, check_vocabulary, open_data
 from legoai.runtime.signals import StopRequest
 from legoai.runtime.step import take_step
+from legoai.runtime.tensorboard import TensorBoard, check_installed
 from legoai.runtime.tokens import Bytes
 from legoai.runtime.training import Notice, StepResult, Training
 from legoai.runtime.units import reshard_units
@@ -354,6 +355,10 @@ class TrainingLoop:
 
     def _metrics(self) -> MetricsLog:
         first = dist.get_rank() == 0
+        board = None
+        if self.options.tensorboard and self.options.out is not None:
+            on_first_rank(check_installed)
+            board = TensorBoard(self.options.out / "tensorboard") if first else None
         guess, ignorant = self.data.ignorant_loss(self.recipe.micro_batch) if first else ("", 0.0)
         log = MetricsLog(
             self.options.out / "metrics.jsonl" if first and self.options.out is not None else None,
@@ -368,6 +373,7 @@ class TrainingLoop:
             every=self.options.log_every if first else 0,
             steps=self.options.steps,
             silent=not first,
+            board=board,
         )
         log.say(
             f"plan {self.recipe.plan} {self.recipe.plan_hash[:19]}: {dist.get_world_size()} x {self.device.type}, "

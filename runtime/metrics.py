@@ -1,4 +1,4 @@
-"""Metrics of a run, on the terminal and in `metrics.jsonl`."""
+"""Metrics of a run, on the terminal, in `metrics.jsonl`, and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
+
+from legoai.runtime.tensorboard import TensorBoard
 
 GIB = 1024**3
 
@@ -60,6 +62,7 @@ class MetricsLog:
         every: steps between two lines on the terminal; 0 for none.
         steps: the last step, for the line.
         silent: shows nothing on the terminal, as ranks other than 0 do.
+        board: what takes the figures too, or None.
         stream: the terminal.
     """
 
@@ -71,12 +74,14 @@ class MetricsLog:
         every: int,
         steps: int,
         silent: bool = False,
+        board: TensorBoard | None = None,
         stream: TextIO | None = None,
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._every = every
         self._steps = steps
         self._silent = silent
+        self._board = board
         self._file: TextIO | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,17 +96,23 @@ class MetricsLog:
     ) -> None:
         if self._file is not None:
             self._file.close()
+        if self._board is not None:
+            self._board.close()
 
     def step(self, record: StepRecord) -> None:
         """Write the record, and show it when it is an n-th or the last."""
         tokens = {"tokens_per_second_per_device": record.tokens_per_second_per_device}
         self._write({"event": "step", **asdict(record), **(tokens if record.tokens_per_sample else {})})
+        if self._board is not None:
+            self._board.step(record)
         if self._every and (record.step % self._every == 0 or record.step in (1, self._steps)):
             self.say(step_line(record, steps=self._steps, color=uses_color(self._stream)))
 
     def event(self, name: str, **values: Any) -> None:
         """Write something other than a step: a validation, a checkpoint, the end."""
         self._write({"event": name, **values})
+        if self._board is not None:
+            self._board.event(name, values)
 
     def say(self, line: str) -> None:
         """Show a line on the terminal."""

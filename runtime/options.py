@@ -43,6 +43,7 @@ class RunOptions:
         on_nan: what a loss or gradient that is not finite does: `stop` the run, or `skip` the update.
         deterministic: demand deterministic kernels everywhere; slower on a GPU.
         profile_step: the step that is profiled on each rank, into `out`; 0 for none.
+        tensorboard: write the metrics for TensorBoard too, into `out`.
         record_collectives: of each rank so many of the last are written where one over NCCL times out; 0 for none.
         timeout: seconds after which a collective that does not end fails, once the first step is done; until then they
             are 600, if that is more.
@@ -68,6 +69,7 @@ class RunOptions:
     on_nan: OnNotFinite = "stop"
     deterministic: bool = False
     profile_step: int = 0
+    tensorboard: bool = False
     record_collectives: int = 2000
     timeout: float = 600.0
 
@@ -255,6 +257,11 @@ def _add_reporting(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         default=0,
         help="profile step N with torch's profiler, and write a Chrome trace of each rank into OUT/profile; 0 for none",
+    )
+    group.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write the metrics for TensorBoard too, into OUT/tensorboard; needs `pip install 'legoai[tensorboard]'`",
     )
     group.add_argument(
         "--record-collectives",

@@ -1,0 +1,81 @@
+"""Metrics of a run as scalars for TensorBoard, by torch's own writer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from legoai.runtime.errors import RunError, RunErrorCode
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    from legoai.runtime.metrics import StepRecord
+
+_SCALARS: Final = {
+    "loss": "loss",
+    "grad_norm": "gradient/norm",
+    "lr": "learning rate",
+    "tokens_per_second_per_device": "speed/tokens per second and device",
+    "samples_per_second_per_device": "speed/samples per second and device",
+    "seconds": "speed/seconds of a step",
+    "data_seconds": "speed/seconds of waiting for data",
+    "peak_memory": "memory/peak bytes of rank 0",
+}
+"""Names of a step's figures, and what they are called there."""
+
+
+class TensorBoard:
+    """Writes the figures of steps and validations into a folder, which `tensorboard --logdir` shows.
+
+    What an earlier run wrote of the same steps, and of later ones, is hidden: a training that resumes at its newest
+    checkpoint takes them again.
+
+    Args:
+        folder: where the files of events are; made with the first step.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def step(self, record: StepRecord) -> None:
+        """Write the figures of a step."""
+        writer = self._at(record.step)
+        for name, title in _SCALARS.items():
+            value = getattr(record, name)
+            if value or not name.endswith("_per_device"):
+                writer.add_scalar(title, value, record.step)
+
+    def event(self, name: str, values: dict[str, Any]) -> None:
+        """Write a validation's loss; other events have no figures."""
+        if name == "validation":
+            self._at(values["step"]).add_scalar("loss of validation", values["loss"], values["step"])
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _at(self, step: int) -> Any:
+        if self._writer is None:
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        return self._writer
+
+
+def check_installed() -> None:
+    """Check that the package `tensorboard` is there.
+
+    Raises:
+        RunError: it is not.
+    """
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise RunError(
+            RunErrorCode.NO_TENSORBOARD,
+            f"--tensorboard needs the package `tensorboard`, and importing it fails: {error}",
+            help="`pip install 'legoai[tensorboard]'` installs it",
+        ) from None
