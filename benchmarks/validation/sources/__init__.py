@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from benchmarks.validation.rows import Row
@@ -16,7 +17,7 @@ class Source:
     """A file of published runs.
 
     Attributes:
-        file: under the folder of measurements.
+        file: under the folder of measurements, or beside this package.
         convert: what makes a row a plan; the second argument names a device of the catalogue, or is None for the row's.
         fitted: which of its figures the shipped profiles were fitted to; empty for none.
         by_rank: another file with the memory of every rank; empty where the source has none.
@@ -30,6 +31,7 @@ class Source:
 
 SOURCES: Final[Mapping[str, Source]] = {
     "torchtitan": Source("runs/torchtitan.csv", torchtitan.convert),
+    "async_tp": Source(str(Path(__file__).parents[1] / "async_tp.csv"), torchtitan.convert),
     "nanotron": Source("runs/nanotron_ultrascale_1728.csv", nanotron.convert),
     "nanotron_failed": Source("runs/nanotron_ultrascale_failed_1578.csv", nanotron.convert),
     "vtrain": Source("runs/vtrain_ground_truth.csv", megatron.convert_vtrain),
