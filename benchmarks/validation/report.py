@@ -42,7 +42,7 @@ def page(documents: Sequence[Mapping[str, Any]]) -> str:
         )
         states = len({item["code"] for item in document["results"] if "code" in item})
         if states > 1:
-            made += f" The answers are of {states} states of the code within that day; each row names its own."
+            made += f" The answers are of {states} states of the code, the last of that day; each row names its own."
         fitted = f"Fitted to it: {document['fitted']}." if document["fitted"] else ""
         said = [made, fitted, PEERS.get(name, "")]
         parts += [f"## {_title(document)}", " ".join(line for line in said if line), table(document)]
