@@ -37,9 +37,9 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "December 2024 kept is not known.",
         "0047 to 0050 ran FSDP1, whose gathers lie in segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
-        "0012 to 0018 (AsyncTP with float8): inductor's pass of PyTorch 2.13 fuses the gathers of activations in float8 "
-        "with the products that take them. 0012 is measured 15% slower here than as 0008 of the file below; of the same "
-        "runs in 2025 (`async_tp`) the prediction is 2 to 5% off.",
+        "0012 to 0018 (AsyncTP with float8): inductor's pass of PyTorch 2.13 fuses the gathers of activations in "
+        "float8 with the products that take them. 0012 is measured 15% slower here than as 0008 of the other table; of "
+        "the same runs in 2025 (`async_tp`) the prediction is 2 to 5% off.",
         "Delayed scales (0067) are not computed.",
     ),
     "torchtitan_throughput": (
