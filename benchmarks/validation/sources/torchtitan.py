@@ -9,7 +9,8 @@ that the published tables name), and `docs/fsdp.md`.
 - Selective checkpointing by operator keeps attention, reduce-scatter and every second matrix product.
 - Compilation is of each block. The loss is computed eagerly, in fp32 on all logits, and on sharded logits under
   tensor parallelism.
-- A pipeline has as many micro batches as stages in all, unless a run says otherwise.
+- A pipeline has as many micro batches as ranks, unless a run says otherwise: `n_microbatches` is by default
+  `pipeline_parallel_degree`, also where each rank has several stages.
 - Float8 is of all linear layers but the output layer. Tensor parallelism casts before it gathers, wherever there is
   float8. That FSDP does so too is an option, which is off by default, and in the commands of `benchmarks/` of June 2025
   for 8B and 70B, and on in `llama3_405b.toml` (`enable_fsdp_float8_all_gather`, with scales computed ahead).
@@ -57,10 +58,10 @@ def convert(row: Row, device: str | None = None) -> Stated:
         stages = 2 * pp
     micro = row.whole("micro_batch")
     if pp > 1:
-        if micro % stages:
-            raise UnstatedError(f"a local batch of {micro} does not split into {stages} micro batches")
-        micro //= stages
-        draft.assumed.append("as many micro batches as stages, TorchTitan's default")
+        if micro % pp:
+            raise UnstatedError(f"a local batch of {micro} does not split into {pp} micro batches")
+        micro //= pp
+        draft.assumed.append("as many micro batches as pipeline ranks, TorchTitan's default")
     theta = 500_000.0 if "3" in row.text("model").split("-")[1] else 10_000.0
     model = llama_of(row, seq_len=seq_len, theta=theta)
     if pp == 1:
