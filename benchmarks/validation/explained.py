@@ -33,8 +33,8 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "month with two sequences, holds 38.8 GiB more: twice that for two sequences is all that it holds, parameters "
         "and optimizer state included. The two rows do not belong to one configuration.",
         "0006 and 0007 (context parallel of 4 and 8): the measured throughput falls by more than the operations grow.",
-        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. What pipelines of December "
-        "2024 kept is not known.",
+        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. What pipelines of "
+        "December 2024 kept is not known.",
         "0047 to 0050 ran FSDP1, whose gathers lie in segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
         "0012 to 0018 (AsyncTP with float8): inductor's pass of PyTorch 2.13 fuses the gathers of activations in "
