@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
 from torch.optim.optimizer import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.wrapped import plain_parts
 
 HOST = torch.device("cpu")
 
@@ -48,32 +53,70 @@ class _SavedOnHost:
             self._entered.pop().__exit__(None, None, None)
 
     def spare(self, module: nn.Module, arguments: Any) -> None:
-        """Remember the storage of the parameters with which the module is about to compute."""
-        self._spared.update(_storage(parameter) for parameter in module.parameters(recurse=False))
+        """Remember the storages of the parameters with which the module is about to compute."""
+        for parameter in module.parameters(recurse=False):
+            self._spared.update(part.untyped_storage()._cdata for part in plain_parts(parameter))
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if local.device == HOST or _storage(tensor) in self._spared:
+        """Copy what a tensor consists of to the host; the tensor itself where nothing of it need be copied."""
+        if isinstance(tensor, AsyncCollectiveTensor):
+            tensor = tensor.wait()
+        if isinstance(tensor, DTensor):
+            local = self._pack(tensor._local_tensor)
+            if local is tensor._local_tensor:
+                return tensor
+            return _Sharded(local, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
+        if not is_traceable_wrapper_subclass(tensor):
+            if tensor.device == HOST or tensor.untyped_storage()._cdata in self._spared:
+                return tensor
+            return _Moved(_to_host(tensor), tensor.device)
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: getattr(tensor, name) for name in names}
+        packed = {name: self._pack(part) for name, part in parts.items()}
+        if all(packed[name] is part for name, part in parts.items()):
             return tensor
-        return _to_host(local), local.device, _layout(tensor)
+        return _Wrapped(type(tensor), packed, context, tensor.shape, tensor.stride())
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """What makes a DTensor of its local part; None for a plain tensor."""
-    if not isinstance(tensor, DTensor):
-        return None
-    return tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+class _Moved(NamedTuple):
+    """A copy on the host, and the device to which it comes back."""
+
+    host: torch.Tensor
+    device: torch.device
+
+
+class _Sharded(NamedTuple):
+    """What makes a DTensor of its local part."""
+
+    local: Any
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+class _Wrapped(NamedTuple):
+    """What makes another tensor of its parts: its class, the parts, and what else the class asks for."""
+
+    kind: Any
+    parts: dict[str, Any]
+    context: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
 
 
 def _unpack(saved: Any) -> torch.Tensor:
-    if isinstance(saved, torch.Tensor):
-        return saved
-    host, device, layout = saved
-    local: torch.Tensor = host.to(device, non_blocking=True)
-    if layout is None:
-        return local
-    mesh, placements, shape, stride = layout
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
+    if isinstance(saved, _Moved):
+        return saved.host.to(saved.device, non_blocking=True)
+    if isinstance(saved, _Sharded):
+        local, mesh, placements, shape, stride = saved
+        return DTensor.from_local(_unpack(local), mesh, placements, run_check=False, shape=shape, stride=stride)
+    if isinstance(saved, _Wrapped):
+        parts = {name: _unpack(part) for name, part in saved.parts.items()}
+        made: torch.Tensor = saved.kind.__tensor_unflatten__(parts, saved.context, saved.shape, saved.stride)
+        return made
+    assert isinstance(saved, torch.Tensor)
+    return saved
 
 
 def offload_optimizer_state(optimizer: Optimizer) -> Optimizer:
@@ -127,8 +170,3 @@ def _to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return what this rank holds of a tensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    identity: int = local_part(tensor).untyped_storage()._cdata
-    return identity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +33,7 @@ from legoai.runtime.activation import (
 from legoai.runtime.recompute_choice import Method, choose, need_solver
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor, resolve_process_group
 from legoai.runtime.torch_internals.operators import OpOverload, TorchDispatchMode, tree_leaves, tree_map_only
+from legoai.runtime.wrapped import plain_parts
 from legoai.specs.models.random_operators import is_random
 
 FLOP_PER_BYTE: Final = 295
@@ -165,8 +166,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
     saved: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = _storage(tensor)
-        saved[storage._cdata] = storage.nbytes()
+        saved.update(_sizes([tensor]))
         recorder.until = recorder.count
         return tensor.detach()  # a saved output that held itself would never be freed
 
@@ -177,7 +177,7 @@ def measure(module: nn.Module, *args: Any, **kwargs: Any) -> ForwardMeasurement:
         recorder,
     ):
         output = module(*args, **kwargs)
-    given = {_storage(tensor)._cdata for tensor in (*_tensors((args, kwargs)), *module.parameters(), *there)}
+    given = _sizes((*_tensors((args, kwargs)), *module.parameters(), *there))
     total = sum(size for storage, size in saved.items() if storage not in given)
     del output  # it holds what was saved, and thus kept storages apart until here
     measured = ForwardMeasurement(operators=tuple(recorder.operators()), total=total)
@@ -230,11 +230,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         random = is_random(operator, args, kwargs)
         if random:
             self._random[call] = place
-        read = {_storage(tensor)._cdata for tensor in _tensors((args, kwargs))}
-        made = {storage._cdata: storage.nbytes() for storage in map(_storage, _tensors(output))}
+        read = _sizes(_tensors((args, kwargs)))
+        made = _sizes(_tensors(output))
         if operator._schema.is_mutable:
             self._forget(operator, args)
-        elif made and not read & made.keys() and operator is not WAIT:  # a fake one returns other memory
+        elif made and not read.keys() & made.keys() and operator is not WAIT:  # a fake one returns other memory
             cost = _cost(operator, args, kwargs, output)
             self._found[call] = place, Operator(call=call, size=sum(made.values()), cost=cost, random=random)
             self._owner |= dict.fromkeys(made, call)
@@ -246,8 +246,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let nobody keep what is changed in place afterwards."""
         for parameter, value in zip(operator._schema.arguments, args, strict=False):
             if parameter.alias_info is not None and parameter.alias_info.is_write:
-                for storage in map(_storage, _tensors(value)):
-                    owner = self._owner.pop(storage._cdata, None)
+                for storage in _sizes(_tensors(value)):
+                    owner = self._owner.pop(storage, None)
                     if owner is not None:
                         self._found.pop(owner, None)
 
@@ -282,7 +282,7 @@ def agree(measured: ForwardMeasurement, groups: Mapping[str, torch.device]) -> F
 
 def _cost(operator: OpOverload, args: Any, kwargs: Any, output: Any) -> float:
     """What computing again takes: arithmetic, or moving the operands where that takes longer."""
-    moved = sum(tensor.numel() * tensor.element_size() for tensor in map(_local, _tensors((args, kwargs, output))))
+    moved = sum(part.nbytes for tensor in _tensors((args, kwargs, output)) for part in plain_parts(tensor))
     if is_collective(operator):
         return float(FLOP_PER_LINK_BYTE * moved)
     formula: Callable[..., Any] | None = flop_registry.get(operator._overloadpacket)
@@ -304,5 +304,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.elem if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
 
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return _local(tensor).untyped_storage()
+def _sizes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
+    """The storages of this rank's parts of tensors, each with its bytes."""
+    storages = (part.untyped_storage() for tensor in tensors for part in plain_parts(tensor))
+    return {storage._cdata: storage.nbytes() for storage in storages}

@@ -8,6 +8,7 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import following, grouped
+from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import shard_ranks
 from legoai.dsl.analysis.shard import inputs_of, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -90,8 +91,21 @@ def _takers(analysis: Analysis, path: str, style: Inputs) -> frozenset[str]:
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
     """Float8."""
-    for rule, _ in grouped(converted_layers(analysis).items()):
+    for rule, paths in grouped(converted_layers(analysis).items()):
         if isinstance(rule.treatment, MxFp8):
             yield Unsupported(
                 analysis.rule_span(rule), "`mxfp8` is not lowered yet: torchao has no stable way to train in it"
             )
+            continue
+        gathered = [path for path in paths if path in gathered_weights(analysis)]
+        units = {path: fsdp_units(analysis)[owner(analysis, f"{path}.weight")] for path in gathered}
+        for path, unit in units.items():
+            if isinstance(unit.reshard, int):
+                yield Unsupported(
+                    analysis.rule_span(rule),
+                    f"FSDP does not gather `{path}.weight` in float8 from {unit.reshard} ranks, between which it is "
+                    "sharded after forward",
+                    "gathered in float8",
+                    ("write `reshard = after_forward`, or leave `weights` out of `gather`",),
+                )
+                break

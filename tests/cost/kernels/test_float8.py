@@ -175,10 +175,18 @@ def test_what_is_gathered_in_float8_has_half_of_the_bytes():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "more"), [(SHARDS, ""), (BOTH, ""), pytest.param(BOTH, COMPILED, marks=pytest.mark.slow)]
+    ("mesh", "more"),
+    [
+        (SHARDS, "checkpoint { layers.* = budget(50%) }"),
+        (BOTH, "offload (activations = all)"),
+        pytest.param(BOTH, COMPILED, marks=pytest.mark.slow),
+    ],
 )
 def test_scales_of_gathered_weights_grow_with_the_blocks(mesh: str, more: str):
-    """One vector has the scales of all layers, so that it and the collective of it depend on the number of blocks."""
+    """One vector has the scales of all layers, so that it and the collective of it depend on the number of blocks.
+
+    What is saved or recomputed of tensors that consist of numbers and a scale is the same in each capture.
+    """
     pytest.importorskip("torchao")
     gather = "weights" if mesh == SHARDS else "weights, activations"
     blocks, equal = simulated.in_a_fork(_whole_and_short, GATHERED.format(mesh=mesh, gather=gather) + more)

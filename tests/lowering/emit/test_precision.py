@@ -53,6 +53,15 @@ def test_what_torchao_cannot_train_is_refused():
     assert all(item.code == "LP010" and "`mxfp8`" in item.message for item in found)
 
 
+def test_what_fsdp_cannot_gather_in_float8_is_refused():
+    """From a smaller mesh after forward, `fully_shard` gathers plain parameters alone."""
+    text = f"{HEAD}{TRAINING}mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit(reshard = 2), root = unit }}\n"
+    rule = "precision {{ layers.*.feed_forward.* = float8{} }}"
+    [found] = refusals(text + rule.format("(gather = [weights])"))
+    assert found.code == "LP010" and "from 2 ranks" in found.message
+    assert not refusals(text + rule.format(""))
+
+
 def test_without_torchao_a_run_ends_with_a_code(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.float8", None)
@@ -102,6 +111,14 @@ def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
     assert after["norm"] == before["norm"]
     assert after["validations"] == before["validations"]
     assert all(torch.equal(after["parameters"][name], value) for name, value in before["parameters"].items())
+
+
+def test_a_budget_counts_what_is_gathered_in_float8_as_no_activation(gloo, data):
+    pytest.importorskip("torchao.float8")
+    weights = GATHERED.format(gather="(gather = [weights, activations])")
+    texts = [text_of(f"{BOTH}{weights}{checkpoint}") for checkpoint in ("", "checkpoint { layers.* = budget(50%) }\n")]
+    before, after = (gloo(4)(train_in_float8, text, data)[0] for text in texts)
+    assert (after["loss"], after["norm"]) == (before["loss"], before["norm"])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

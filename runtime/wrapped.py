@@ -1,0 +1,21 @@
+"""Plain tensors inside of those that wrap them: shards, results that are on their way, float8 with its scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+
+def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors in memory that a tensor consists of, without waiting for a collective that is on its way."""
+    if isinstance(tensor, DTensor):
+        yield from plain_parts(tensor._local_tensor)
+    elif is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            yield from plain_parts(getattr(tensor, name))
+    else:
+        yield tensor
