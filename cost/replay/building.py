@@ -15,7 +15,7 @@ from legoai.cost.replay.walk import Unequal
 from legoai.cost.trace.editing import EditableTrace, is_micro_batch
 from legoai.cost.trace.marks import MICRO_BATCH
 from legoai.cost.trace.numbers import FIELD, MAKES, NONE
-from legoai.cost.trace.records import Allocate, Collective, Free, Kernel, Mark, Record, Resize, WaitWork
+from legoai.cost.trace.records import Allocate, Collective, Free, HostKernel, Kernel, Mark, Record, Resize, WaitWork
 from legoai.cost.trace.segments import Instance, Item, Segment, slot_inside, slot_outside
 
 _FURTHER: Final = 7
@@ -80,6 +80,8 @@ class _Building:
         self.trace = trace
         self.repetitions = [BlockRepetition(trace, run) for run in runs]
         self.stretched = stretched_by_all([one.stretched for one in self.repetitions])
+        if self.repetitions and any(self._is_for_all(record) for record in trace.records):
+            raise Unequal
         self.batch: RepeatedMicroBatch | None = None
         self.like: dict[int, int] = {}
         """For what a micro batch makes and the repeated one names: what of the repeated one takes its place."""
@@ -185,6 +187,10 @@ class _Building:
         if alone and inside:
             raise Unequal
         return _Where(region, own, sweep, container, index if alone else NONE)
+
+    def _is_for_all(self, record: Record) -> bool:
+        """Whether the host computes outside of all blocks: with how much of theirs is not known."""
+        return isinstance(record, HostKernel) and all(one.block_of(record.module) == NONE for one in self.repetitions)
 
     def _stands_alone(self, index: int, record: Record) -> bool:
         """Whether a record is an item by itself."""

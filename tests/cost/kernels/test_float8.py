@@ -145,6 +145,7 @@ precision {{
 SHARDS = "mesh (dp_shard = 8)"
 BOTH = "mesh (dp_shard = 4, tp = 2)\nshard standard on tp (sequence, loss_parallel)"
 COMPILED = "compile { layers.* = inductor }\ncheckpoint { layers.* = full }"
+HOST = "offload (parameters = all)\nclip (norm = 1.0)\noptimizer sgd(lr = 1e-3)\ncompile { layers.* = inductor }"
 WEIGHTS = 2 * 256 * 256 + 2 * 128 * 256 + 3 * 256 * 768
 """Numbers of a block's linear layers; its norms have 512."""
 
@@ -194,9 +195,16 @@ def test_scales_of_gathered_weights_grow_with_the_blocks(mesh: str, more: str):
     assert equal
 
 
+def test_what_the_host_computes_for_all_blocks_is_captured_of_all_of_them():
+    """With parameters in host memory the norm of all gradients is found there."""
+    text = GATHERED.format(mesh=BOTH, gather="").replace("float8(gather = [])", "none") + HOST
+    blocks, equal = simulated.in_a_fork(_whole_and_short, text)
+    assert not blocks
+    assert equal
+
+
 def _whole_and_short(text: str) -> tuple[bool, bool]:
     program, gpu = lowered(text), device("h100_sxm")
     piece = capture_piece(program, world=8, gpu=gpu)
-    assert isinstance(piece, Piece)
     whole = capture(program, world=8, gpu=gpu, replay=False)
-    return bool(piece.containers), whole == capture(program, world=8, gpu=gpu)
+    return isinstance(piece, Piece) and bool(piece.containers), whole == capture(program, world=8, gpu=gpu)
