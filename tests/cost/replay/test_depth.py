@@ -20,6 +20,7 @@ from legoai.cost.replay.repeated_blocks import TAKEN, runs_of
 from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.records import Kernel, Mark, TensorType
 from legoai.lowering.program import Program
+from legoai.specs.cluster import device
 from support import ROOT, combinations, simulated
 from support.plans import lowered
 
@@ -100,6 +101,31 @@ def test_repeated_blocks_are_as_if_they_had_been_taken_in_every_combination(name
 @given(layers=st.integers(TAKEN, 14), micro_batches=st.integers(5, 9))
 def test_one_piece_has_the_traces_of_all_depths_and_micro_batches(layers, micro_batches):
     check("fsdp, checkpointed", (layers, micro_batches))
+
+
+HOST = """\
+plan    host
+model   llama3("tiny", n_layers = 8)
+cluster h100_sxm(hosts = 1)
+batch   (global = 32, micro = 1, seq_len = 128)
+mesh    (dp_replicate = 2, dp_shard = 2, tp = 2)
+shard standard on tp (sequence, loss_parallel)
+fsdp blocks on dp_replicate, dp_shard { layers.* = unit(reshard = after_backward) }
+offload (parameters = all)
+optimizer sgd(lr = 1e-3)
+clip    (norm = 1.0)
+"""
+
+
+def whole_and_short(text: str) -> bool:
+    program, gpu = lowered(text), device("h100_sxm")
+    whole = capturing.capture(program, world=8, gpu=gpu, replay=False)
+    return whole == capturing.capture(program, world=8, gpu=gpu)
+
+
+def test_what_the_host_computes_for_all_blocks_is_that_of_all_of_them():
+    """With parameters in host memory, the norm of all gradients is found there."""
+    assert simulated.in_a_fork(whole_and_short, HOST)
 
 
 WORKED = {"llama3_8b_8": (1, 2), "llama3_70b_256": (4, 5), "mixtral_8x7b_64": (1, 2)}
