@@ -164,8 +164,8 @@ def capture_alike(
         gpu: the plan's device, whose properties a compiled program depends on; None where it is no GPU.
 
     Returns:
-        The trace of the rank, and those of the others, in their order, up to the first that cannot be told from the
-        rank's own.
+        The trace of the rank, and those of such of the others, in their order, as can be told from it. Their `stage` is
+        the coordinate.
 
     Raises:
         SimulationError: the program fails, or does what cannot be recorded.
@@ -176,7 +176,7 @@ def capture_alike(
         return [capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)]
     done, trace = taken
     found = [dataclasses.replace(trace, items=done.finished())]
-    for other, (items, translation) in zip(others, done.told.others if done.told else (), strict=False):
+    for other, items, translation in done.told.others if done.told else ():
         found.append(Trace(rank=other * stride, world=world, stage=other, items=items, translation=translation))
     return found
 

@@ -187,7 +187,7 @@ class _Job:
             self.program, world=self.world, pp=self.pp, coordinate=group[0], others=group[1:], kind=self.kind,
             gpu=self.gpu,
         )  # fmt: skip
-        return [(coordinate, (trace, measure(trace))) for coordinate, trace in zip(group, traces, strict=False)]
+        return [(trace.stage, (trace, measure(trace))) for trace in traces]
 
 
 def _in_processes(

@@ -78,7 +78,8 @@ def _workspace(trace: Trace, machine: Machine) -> int:
 def _outside(trace: Trace, machine: Machine) -> dict[str, int]:
     """Bytes that torch does not count. A communicator is made when its group first communicates."""
     groups: dict[tuple[int, ...], bool] = {}
-    calls = (item for item in trace.once_each() if isinstance(item, Collective) and item.kind != "peer_copy")
+    each = trace.once_each(translated=True)
+    calls = (item for item in each if isinstance(item, Collective) and item.kind != "peer_copy")
     for ranks, kind in {(id(item.ranks), item.kind): (item.ranks, item.kind) for item in calls}.values():
         if len(ranks) > 1:
             ends = tuple(sorted(ranks))  # those of a send and of its answer are one communicator

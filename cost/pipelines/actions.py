@@ -5,9 +5,9 @@ before. Of each class of actions (:mod:`legoai.cost.pipelines.classes`) the firs
 run, and of each kind the first of the second step, with all that is done to their micro batches. The first of a class
 is the pattern: in place of those that are not run its records are written, with numbers of their own, and the tensors
 that the schedule goes on with, such as what is sent, stand there without anything having been computed. The last of the
-first step, which comes behind others of its class, must come out equal to the pattern. Else, as where gradients of
-weights that one action leaves are added up by the next, :class:`UnequalError` is raised and the pipeline is to be
-captured with more classes, or whole.
+first step, which comes behind others of its class, must come out equal to the pattern. Else :class:`UnequalError` is
+raised and the pipeline is to be captured with more classes, or whole. Unsharded gradients that one action leaves for
+another are put where they belong before an action is run (:mod:`legoai.cost.pipelines.gradients`).
 
 A storage is told by the action that made it: by this one, by another of the same micro batch, by the latest of its
 class whatever its micro batch, or by none. When a tensor is given up with which the schedule goes on is seen as it
@@ -20,36 +20,35 @@ import bisect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from legoai.cost.pipelines.classes import FIRST, Action, Class, Classes, first_micro_batches
+from legoai.cost.pipelines.gradients import Gradients
 from legoai.cost.pipelines.patterns import (
     STORAGE,
-    WORK,
+    Alone,
     Entry,
+    Gradient,
     Own,
     Pattern,
     Place,
     Result,
     UnequalError,
+    first_end,
     outside_of,
     storages_of,
 )
-from legoai.cost.simulated.device import SIM, backend
+from legoai.cost.pipelines.tensors import Tensors
+from legoai.cost.simulated.device import backend
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.simulated.results import tensor_like
 from legoai.cost.trace.editing import Operands
-from legoai.cost.trace.numbers import NONE, alike
-from legoai.cost.trace.records import Free, Record
-from legoai.cost.trace.segments import Instance, Segment, first_instance
+from legoai.cost.trace.numbers import NONE
+from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import records_of
-from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
-from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.units import freed_after_forward
 
 FEWEST: Final = 5
@@ -93,10 +92,12 @@ class Repeats:
     """The storages of what the forward of a stage returned for a micro batch."""
     firsts: dict[tuple[int, int, int, str], Pattern] = field(default_factory=dict)
     """What the first action of each kind of each stage did in each pass, by step, pass, stage and kind."""
-    alone: dict[tuple[int, int, int, str], list[Instance]] = field(default_factory=dict)
+    alone: dict[tuple[int, int, int, str], list[Alone]] = field(default_factory=dict)
     """What was done for no micro batch in particular, by step, pass, stage and name."""
-    like: torch.Tensor | None = None
-    """A tensor whose mode and device all have."""
+    apart: dict[Action, tuple[int, ...]] = field(default_factory=dict)
+    """Of actions that leave gradients to other micro batches, their storages among those that it makes: ascending."""
+    tensors: Tensors = field(init=False)
+    gradients: Gradients = field(init=False)
     replays: bool = False
     """Whether nothing is run any more, but all of it is written as it was recorded."""
     gathered: set[int] = field(default_factory=set)
@@ -106,6 +107,10 @@ class Repeats:
     """Of actions that are to be written, by step and pass: the numbers of what they make, where these are known."""
     entries: dict[int, Entry] = field(default_factory=dict)
     """What the instances among the records stand for, by their identity."""
+
+    def __post_init__(self) -> None:
+        self.tensors = Tensors(self.recorder)
+        self.gradients = Gradients(self.tensors)
 
     def begin_pass(self) -> None:
         """Note that a pass begins.
@@ -122,10 +127,11 @@ class Repeats:
         """Forget what was done in the pass before a pass of a step."""
         self.step, self.passes = step, passes
         self.made.clear()
+        self.apart.clear()
         self.maker.clear()
         self.written.clear()
         self.latest.clear()
-        self.classes = Classes(self.classes.firsts, self.freed)
+        self.classes = Classes(self.classes.firsts, self.freed, self.classes.summed)
         self.outputs.clear()
         self.replayed.clear()
 
@@ -134,7 +140,9 @@ class Repeats:
         listed = list(actions)
         for stage, kind, micro_batch in listed:
             self.orders.setdefault((stage, kind), []).append(micro_batch)
-        self.classes = Classes(first_micro_batches(listed), self.freed)
+        halves = any(kind == "W" for _, kind, _ in listed)
+        summed = frozenset(self.gradients.parameters) if halves and not self.freed else ()
+        self.classes = Classes(first_micro_batches(listed), self.freed, summed)
         of_class: dict[tuple[int, str, Class], list[int]] = {}
         for action in listed:
             of_class.setdefault((*action[:2], self.classes.enter(action)), []).append(action[2])
@@ -183,24 +191,33 @@ class Repeats:
         if self.micro_batches < FEWEST:
             return
         instance, operands = self._compacted(start)
-        described = tuple(self._described(item, instance) for item in results)
+        described = tuple(self.tensors.described(item, instance) for item in results)
+        left = self.gradients.left(action[0], instance) if self.classes.leaves_gradients(action) else ()
         self.entries[id(instance)] = Entry(instance, action, described, on_buffers, operands=operands)
-        self.take(action, instance, described, on_buffers)
+        apart = tuple(sorted(item.place for item in left if isinstance(item, Result)))
+        self.take(action, instance, described, on_buffers, left=left, apart=apart)
 
     def take(
-        self, action: Action, instance: Instance, described: tuple[Result | None, ...], on_buffers: tuple[bool, ...]
+        self,
+        action: Action,
+        instance: Instance,
+        described: tuple[Result | None, ...],
+        on_buffers: tuple[bool, ...],
+        *,
+        left: tuple[Gradient, ...] = (),
+        apart: tuple[int, ...] = (),
     ) -> None:
         """Take what an action did: keep it as the pattern, or compare it."""
         stage, kind, micro_batch = action
         found = self.classes.enter(action)
         self.made[action] = instance
         outside = tuple(self._place(of, number, micro_batch) for of, number in outside_of(instance))
-        self._made(action, instance)
+        self._made(action, instance, apart)
         self.tied |= storages_of(described, instance.own)
-        pattern = Pattern(instance, outside, described, on_buffers)
+        pattern = Pattern(instance, outside, described, on_buffers, found, left, apart)
         if kind == "F":
             self.outputs[stage, micro_batch] = storages_of(described, instance.own)
-        pattern.gives_up = self._first_end(instance, self.outputs.get((stage, micro_batch), set()))
+        pattern.gives_up = first_end(instance, self.outputs.get((stage, micro_batch), set()))
         self.latest[self._line(action)] = micro_batch
         if micro_batch == self._first(stage, kind):
             self.firsts[self.step, self.passes, stage, kind] = pattern
@@ -208,25 +225,32 @@ class Repeats:
         known = self.patterns.get((stage, kind, found))
         if known is None:
             self.patterns[stage, kind, found] = pattern
-        elif not self._equal(known, pattern):
+        elif not known.equals(pattern, self.tied):
             raise UnequalError(f"action {stage}{kind}{micro_batch} is unlike those before it")
 
-    def pass_over(self, action: Action, instance: Instance | None, described: tuple[Result | None, ...]) -> None:
+    def pass_over(
+        self,
+        action: Action,
+        instance: Instance | None,
+        described: tuple[Result | None, ...],
+        apart: tuple[int, ...] = (),
+    ) -> None:
         """Go on behind an action that was written; what it made is told where it is given."""
         self.classes.enter(action)
         self.latest[self._line(action)] = action[2]
         if instance is not None:
-            self._made(action, instance)
+            self._made(action, instance, apart)
             self.tied |= storages_of(described, instance.own)
 
-    def _made(self, action: Action, instance: Instance) -> None:
+    def _made(self, action: Action, instance: Instance, apart: tuple[int, ...]) -> None:
+        self.apart[action] = apart
         for of, numbers in enumerate(instance.own):
             self.maker.update({(of, number): (action, place * 3 + of) for place, number in enumerate(numbers)})
 
     def _line(self, action: Action) -> tuple[int, str, str]:
         """Actions of which the latest may have made what the next one names: a kind, or its class by itself."""
         stage, kind, micro_batch = action
-        if not self.freed:
+        if not self.freed and (kind == "F" or stage not in self.classes.summed):
             return stage, kind, ""
         return stage, kind, self.classes.found[stage, "F" if kind == "L" else kind, micro_batch][0]
 
@@ -240,6 +264,8 @@ class Repeats:
             self.again(stage, name)
             return
         start = len(self.recorder.records)
+        if name == "REDUCE_GRAD":
+            self.gradients.put_back(stage)
         run()
         self.keep(stage, name, start)
 
@@ -248,7 +274,19 @@ class Repeats:
         if self.micro_batches >= FEWEST:
             instance, operands = self._compacted(start)
             self.entries[id(instance)] = Entry(instance, None, name=(stage, name), operands=operands)
-            self.alone.setdefault((self.step, self.passes, stage, name), []).append(instance)
+            self.take_alone(stage, name, instance)
+            if name == "REDUCE_GRAD" and stage in self.classes.summed:
+                self.gradients.left(stage, instance)
+                if self.gradients.are_there(stage):
+                    raise UnequalError("gradients are left behind a pass")
+
+    def take_alone(self, stage: int, name: str, instance: Instance) -> None:
+        """Take what was done for no micro batch in particular."""
+        alone = Alone(instance)
+        if name == "REDUCE_GRAD" and stage in self.classes.summed:
+            outside = tuple(self._place(of, number, NONE) for of, number in outside_of(instance))
+            alone = Alone(instance, outside, self.classes.waiting(stage))
+        self.alone.setdefault((self.step, self.passes, stage, name), []).append(alone)
 
     def _compacted(self, start: int) -> tuple[Instance, dict[int, Operands]]:
         """Put an instance in the place of what was recorded from an index on; return it, and what its kernels used."""
@@ -270,29 +308,11 @@ class Repeats:
         if place == len(known):
             raise UnequalError(f"{name} of stage {stage} comes more often than it was recorded")
         self.replayed[key] += 1
-        self.recorder.records.append(known[place])
-
-    def _first_end(self, instance: Instance, storages: set[int]) -> int:
-        """Return the record at which the first of some storages ends; -1 for none."""
-        for index, (record, slot) in enumerate(zip(instance.segment.records, instance.segment.slots, strict=True)):
-            if isinstance(record, Free) and instance.number(slot) in storages:
-                return index
-        return -1
-
-    def _described(self, value: Any, instance: Instance) -> Result | None:
-        if value is None:
-            return None
-        spec = value._spec if isinstance(value, DTensor) else None
-        local = value._local_tensor if isinstance(value, DTensor) else value
-        local = local.elem if isinstance(local, AsyncCollectiveTensor) else local
-        number = self.recorder.number_of(local)
-        if number is None or number not in instance.own[STORAGE]:
-            raise UnequalError("an action returns what it did not make")
-        work = self.recorder.pending.get(number)
-        if work is not None and work not in instance.own[WORK]:
-            raise UnequalError("an action returns what another one gathers")
-        place, waits = instance.own[STORAGE].index(number), None if work is None else instance.own[WORK].index(work)
-        return Result(tuple(local.shape), local.stride(), local.dtype, spec, place, waits)
+        alone = known[place]
+        instance = alone.instance
+        if alone.outside is not None:
+            instance = replace(instance, outside=tuple(self._number((stage, "", NONE), it) for it in alone.outside))
+        self.recorder.records.append(instance)
 
     def _place(self, kind: int, number: int, micro_batch: int) -> Place:
         """Tell a number that an action names and does not make."""
@@ -300,7 +320,8 @@ class Repeats:
         if found is not None:
             (stage, name, other), slot = found
             if other == micro_batch:
-                return "other", (stage, name), slot
+                before = bisect.bisect_left(self.apart.get(found[0], ()), slot // 3) if kind == STORAGE else 0
+                return "other", (stage, name), slot - 3 * before
             latest = self._line(found[0])
             # What the first makes and others use may stay from pass to pass, as storages of gathered parameters do.
             stays = self.freed and latest[-1] == FIRST and kind == STORAGE
@@ -323,24 +344,6 @@ class Repeats:
                 return action, numbers.index(number) * 3 + kind
         return None
 
-    def _equal(self, known: Pattern, other: Pattern) -> bool:
-        """Whether two are equal but for the end of tensors with which the schedule goes on."""
-        mine, theirs = self._told(known), self._told(other)
-        return (
-            (known.results, known.on_buffers) == (other.results, other.on_buffers)
-            and [len(numbers) for numbers in known.instance.own] == [len(numbers) for numbers in other.instance.own]
-            and len(mine) == len(theirs)
-            and all(one[1] == two[1] and alike(one[0], two[0]) for one, two in zip(mine, theirs, strict=True))
-        )
-
-    def _told(self, pattern: Pattern) -> list[tuple[Record, object]]:
-        instance = pattern.instance
-        return [
-            (record, slot if slot >= NONE else pattern.outside[-2 - slot])
-            for record, slot in zip(instance.segment.records, instance.segment.slots, strict=True)
-            if not (isinstance(record, Free) and instance.number(slot) in self.tied)
-        ]
-
     def write(self, action: Action, give_up: Callable[[], object]) -> list[torch.Tensor | None]:
         """Record an action that is not run, and return the tensors with which the schedule goes on.
 
@@ -352,7 +355,7 @@ class Repeats:
         first = self.replays and micro_batch == self._first(stage, kind)
         found = self.classes.enter(action)
         pattern = self._pattern(action, found)
-        pattern.segments = pattern.segments or self._segments(pattern)
+        pattern.segments = pattern.segments or pattern.without_ends(self.tied)
         own = pattern.instance.own if first else self._own(action, pattern.instance)
         outside = tuple(self._number(action, place) for place in pattern.outside)
         if own[STORAGE] and not self.replays:
@@ -360,11 +363,13 @@ class Repeats:
         instances = [Instance(segment, own, outside) for segment in pattern.segments]
         if not self.replays:
             self.entries[id(instances[0])] = Entry(instances[0], action, pattern.results, pattern=pattern)
+            if self.classes.leaves_gradients(action):
+                self.gradients.wrote(stage, pattern.gradients, own)
         self.recorder.records.append(instances[0])
         if pattern.gives_up >= 0:
             give_up()
             self.recorder.records.append(instances[1])
-        self.made[action] = instances[0]
+        self.made[action], self.apart[action] = instances[0], pattern.apart
         if kind == "F":
             self.outputs[stage, micro_batch] = storages_of(pattern.results, own)
         self.latest[self._line(action)] = micro_batch
@@ -384,20 +389,22 @@ class Repeats:
             raise UnequalError(f"{kind} of stage {stage} has no pattern yet")
         return found
 
+    def know(self, actions: Sequence[Action]) -> bool:
+        """Whether all actions of a pass in another order find such gradients as actions of this rank found."""
+        summed = self.classes.summed
+        classes = Classes(first_micro_batches(actions), self.freed, summed)
+        found = {(*action[:2], classes.enter(action)) for action in actions if action[0] in summed}
+        known = {(*key[2:], pattern.of_class) for key, pattern in self.firsts.items()} | self.patterns.keys()
+        return found <= known and all(
+            alone.waiting == classes.waiting(stage)
+            for (*_, stage, name), several in self.alone.items()
+            if name == "REDUCE_GRAD" and stage in summed
+            for alone in several
+        )
+
     def on_buffers(self, action: Action) -> tuple[bool, ...]:
         """For each input of a backward that is not run, whether its gradient is that of the buffer."""
         return self._pattern(action, self.classes.found[action]).on_buffers
-
-    def _segments(self, pattern: Pattern) -> tuple[Segment, ...]:
-        instance = pattern.instance
-        kept: tuple[list[tuple[Record, int]], ...] = ([], [])
-        for index, (record, slot) in enumerate(zip(instance.segment.records, instance.segment.slots, strict=True)):
-            if not (isinstance(record, Free) and instance.number(slot) in self.tied):
-                kept[0 <= pattern.gives_up <= index].append((record, slot))
-        return tuple(
-            Segment(tuple(record for record, _ in pairs), tuple(slot for _, slot in pairs))
-            for pairs in kept[: 1 + (pattern.gives_up >= 0)]
-        )
 
     def _number(self, action: Action, place: Place) -> int:
         of, other, slot = place
@@ -408,6 +415,9 @@ class Repeats:
         made = None if micro_batch is None else self.made.get((*other[:2], micro_batch))
         if made is None:
             raise UnequalError(f"{other[1]} of stage {other[0]} comes later than for other micro batches")
+        if of == "other" and slot % 3 == STORAGE:
+            for left in self.apart.get((*other[:2], action[2]), ()):
+                slot += 3 * (left <= slot // 3)
         if slot // 3 >= len(made.own[slot % 3]):
             raise UnequalError(f"{other[1]} of stage {other[0]} makes less than the first one made")
         return made.number(slot)
@@ -433,19 +443,5 @@ class Repeats:
 
     def tensor(self, item: Result, own: Sequence[Sequence[int]]) -> torch.Tensor:
         """A tensor of which nothing was computed, on the storage that the records name."""
-        recorder = self.recorder
-        if self.like is None:
-            before, recorder.paused = recorder.paused, True
-            try:
-                self.like = torch.empty(0, device=SIM)
-            finally:
-                recorder.paused = before
-        assert isinstance(self.like, FakeTensor)
-        tensor: torch.Tensor = tensor_like(self.like, item.shape, item.stride, item.dtype)
-        number = own[STORAGE][item.place]
-        recorder.adopt(tensor, number)
-        self.tied.add(number)
-        if item.work is not None:
-            recorder.pending[number] = own[WORK][item.work]
-            tensor = AsyncCollectiveTensor(tensor)
-        return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        self.tied.add(own[STORAGE][item.place])
+        return self.tensors.made(item, own)

@@ -9,7 +9,6 @@ anew, and written in the order of the schedule (:mod:`legoai.cost.pipelines.othe
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,8 @@ from typing import Final
 
 from legoai.cost.pipelines.actions import Repeats
 from legoai.cost.pipelines.excerpt import FREES, PASS, RESULTS, Excerpt
-from legoai.cost.pipelines.other_ranks import Other, OtherItems, items_of_others
-from legoai.cost.pipelines.patterns import DepthError, Entry, Result, UnequalError
+from legoai.cost.pipelines.other_ranks import Other, items_of_others
+from legoai.cost.pipelines.patterns import STORAGE, DepthError, Entry, OrderError, Result, UnequalError, outside_of
 from legoai.cost.pipelines.stages import Heard, Pass
 from legoai.cost.replay.building import stretched
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
@@ -29,6 +28,7 @@ from legoai.cost.trace.numbers import FIELD
 from legoai.cost.trace.records import Allocate, Free, Mark, Record
 from legoai.cost.trace.segments import KIND_OF, Instance, Item, first_instance
 from legoai.cost.trace.trace import records_of
+from legoai.cost.trace.translation import Translation
 
 _BOUNDS: Final = (ACTION, END_ACTION)
 
@@ -39,11 +39,11 @@ class Told:
 
     Attributes:
         own: the items of the one with all of its blocks; none where all were captured.
-        others: of ranks that are like it, up to the first of which that cannot be told.
+        others: of each rank that is like it and can be told: its coordinate, its items and the translation to it.
     """
 
     own: Sequence[Item] = ()
-    others: list[OtherItems] = field(default_factory=list)
+    others: list[tuple[int, Sequence[Item], Translation]] = field(default_factory=list)
 
     def tell(self, heard: Heard, runs: Sequence[RepeatedBlocks], own: Other, others: Sequence[Other]) -> None:
         """Tell what can be told, behind the steps of the rank.
@@ -59,9 +59,14 @@ class Told:
         """
         if runs:
             self.own = items_of_whole(heard, runs, own)
-        with contextlib.suppress(UnequalError):
-            for other in items_of_others(heard, others):
-                self.others.append(other)
+        for other in others:
+            try:
+                ((items, translation),) = items_of_others(heard, [other])
+            except OrderError:
+                continue
+            except UnequalError:  # amid its pass, of which the schedule knows still
+                break
+            self.others.append((other.coordinate, items, translation))
 
 
 def items_of_whole(heard: Heard, runs: Sequence[RepeatedBlocks], own: Other) -> tuple[Item, ...]:
@@ -213,23 +218,38 @@ def _retake(repeats: Repeats, passes: Sequence[Sequence[Item]], whole: _Whole) -
     anew.orders, anew.classes = repeats.orders, repeats.classes
     for index, items in enumerate(passes):
         anew.clear(index // each + 1, index % each)
+        sums = _sums(repeats, items, whole)
         for item in items:
             entry = repeats.entries.get(id(item))
             if entry is None:
                 continue
             instance, results = whole.actions.get(id(item), (None, ()))
+            own = () if instance is None else instance.own[STORAGE]
+            apart = tuple(place for place, number in enumerate(own) if number in sums)
             if instance is not None and entry.action is not None:
                 anew.numbers[anew.step, anew.passes, entry.action] = instance.own
             if entry.pattern is not None:
                 assert entry.action is not None
-                anew.pass_over(entry.action, instance, results)
+                anew.pass_over(entry.action, instance, results, apart)
                 continue
             assert instance is not None
             if entry.action is None:
                 stage, name = entry.name
-                anew.alone.setdefault((anew.step, anew.passes, stage, name), []).append(instance)
+                anew.take_alone(stage, name, instance)
             else:
-                anew.take(entry.action, instance, results, entry.on_buffers)
+                anew.take(entry.action, instance, results, entry.on_buffers, apart=apart)
     repeats.patterns, repeats.firsts, repeats.alone = anew.patterns, anew.firsts, anew.alone
     repeats.numbers = anew.numbers
     repeats.tied |= anew.tied
+
+
+def _sums(repeats: Repeats, items: Sequence[Item], whole: _Whole) -> set[int]:
+    """Return the storages of the gradients that a pass sums in another type: those that their reduction gives up."""
+    reductions = [
+        whole.actions[id(item)][0]
+        for item in items
+        if (entry := repeats.entries.get(id(item))) is not None
+        and entry.name[1] == "REDUCE_GRAD"
+        and entry.name[0] in repeats.classes.summed
+    ]
+    return {number for reduction in reductions for kind, number in outside_of(reduction) if kind == STORAGE}

@@ -31,7 +31,8 @@ def equal_coordinates(program: Program, pp: int) -> list[list[int]]:
         pp: ranks along the axis.
 
     Returns:
-        The groups, each ascending; one for each coordinate where the program treats blocks of the model differently.
+        The groups, each ascending, but that its middle comes first where stages are laid out as a V; one for each
+        coordinate where the program treats blocks of the model differently.
     """
     apart = [[coordinate] for coordinate in range(pp)]
     if not program.block_classes:
@@ -75,7 +76,18 @@ def _groups(pipeline: Pipeline, model: nn.Module, class_of: Mapping[str, tuple[s
     groups: dict[tuple[int, ...], list[int]] = {}
     for coordinate, stages in enumerate(pipeline.stages_of_rank):
         groups.setdefault(tuple(kinds[stage] for stage in sorted(stages)), []).append(coordinate)
-    return list(groups.values())
+    v_shaped = all(len(stages) == 2 and sum(stages) == last for stages in pipeline.stages_of_rank)
+    return [_middle_first(group) for group in groups.values()] if v_shaped else list(groups.values())
+
+
+def _middle_first(group: list[int]) -> list[int]:
+    """Let the middle of ranks that are alike come first, from which the others are told.
+
+    At the ends of a pipeline whose stages are laid out as a V fewer kinds of actions occur: the first ranks let fewer
+    gradients wait, and the last hands on to itself.
+    """
+    middle = (len(group) - 1) // 2
+    return [group[middle], *group[:middle], *group[middle + 1 :]]
 
 
 def _are_alike(

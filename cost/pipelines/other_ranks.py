@@ -9,15 +9,16 @@ given up is seen as it happens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from torch.distributed.pipelining.schedules import RESHARD, UNSHARD
 
 from legoai.cost.memory.effects import MemoryEffects
-from legoai.cost.pipelines.patterns import UnequalError
-from legoai.cost.pipelines.stages import Heard, computing
+from legoai.cost.pipelines.order import computing
+from legoai.cost.pipelines.patterns import OrderError, UnequalError
+from legoai.cost.pipelines.stages import Heard
 from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.translation import Translation
@@ -83,7 +84,8 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> Iterator[OtherItem
     recorder, passes = heard.recorder, list(heard.passes)
     if len(passes) % recorder.step:
         raise UnequalError("steps of different numbers of passes")
-    each, own = len(passes) // recorder.step, recorder.records
+    steps, own = recorder.step, recorder.records
+    each = len(passes) // steps
     begins, ends = [passes[0].prepared, *(item.begin for item in passes[1:])], [item.end for item in passes]
     between = [own[end:begin] for end, begin in zip([0, *ends], [*begins, len(own)], strict=True)]
     heard.repeats.replays = True
@@ -98,7 +100,7 @@ def items_of_others(heard: Heard, others: Sequence[Other]) -> Iterator[OtherItem
             translated = tuple(item if isinstance(item, Instance) else rename(item) for item in items)
             yield translated, other.translation
     finally:
-        recorder.records = own
+        recorder.records, recorder.step = own, steps
         heard.passes[:] = passes
         heard.repeats.replays = False
 
@@ -114,14 +116,15 @@ def _pass(heard: Heard, other: Other, *, step: int, first: bool) -> list[Item]:
     }
     stage = heard.stages[0]
     index = stage.stage_index
-    if isinstance(schedule, PipelineScheduleRuntime):
-        order = [_translated(action, like) for action in schedule.pipeline_order_with_comms[other.coordinate]]
-        schedule.pipeline_order_with_comms = {schedule.rank: order}
-        schedule._comp_type_to_function_map = {UNSHARD: _gather(heard), RESHARD: _free(heard)}
-        _check_order(heard)
-    else:
-        stage.stage_index = other.stages[0]  # by which torch's 1F1B knows how many forwards come first
     try:
+        if isinstance(schedule, PipelineScheduleRuntime):
+            order, own = schedule.pipeline_order_with_comms[other.coordinate], schedule.pipeline_order_with_comms
+            order = [_translated(action, like) for action in order]
+            schedule.pipeline_order_with_comms = {schedule.rank: order}
+            schedule._comp_type_to_function_map = {UNSHARD: _gather(heard), RESHARD: _free(heard)}
+            _check_order(heard, own[schedule.rank])
+        else:
+            stage.stage_index = other.stages[0]  # by which torch's 1F1B knows how many forwards come first
         losses: list[Any] = []  # which end behind the pass
         schedule.step(target=None, losses=losses, return_outputs=False)
     finally:
@@ -144,16 +147,35 @@ def _translated(action: Action, like: dict[int, int]) -> Action:
     )
 
 
-def _check_order(heard: Heard) -> None:
-    """Check that each kind of action begins with the same micro batch, and comes as often."""
+def _transfers(order: Iterable[Action]) -> Counter[tuple[int, str]]:
+    """Count the sends and receives of each stage; two stages of one rank hand on without them."""
+    kinds = ((action.stage_index, action.computation_type.value) for action in order)
+    return Counter((stage, kind) for stage, kind in kinds if kind.startswith(("SEND", "RECV")))
+
+
+def _check_order(heard: Heard, own: Sequence[Action]) -> None:
+    """Check that each kind of action begins with the same micro batch, and comes as often.
+
+    Args:
+        heard: of the rank that was captured, with the order of another one.
+        own: the order of the one that was captured.
+
+    Raises:
+        OrderError: an action of the other rank does what none of this one does.
+    """
+    if _transfers(own) != _transfers(heard.schedule.pipeline_order_with_comms[heard.schedule.rank]):
+        raise OrderError("another rank sends and receives otherwise")
     orders: dict[tuple[int, str], list[int]] = {}
-    for stage, kind, micro_batch in computing(heard.schedule):
+    listed = list(computing(heard.schedule))
+    for stage, kind, micro_batch in listed:
         orders.setdefault((stage, kind), []).append(micro_batch)
     known = heard.repeats.orders
     if orders.keys() != known.keys() or any(
         order[0] != known[key][0] or Counter(order) != Counter(known[key]) for key, order in orders.items()
     ):
-        raise UnequalError("the actions of another rank are others")
+        raise OrderError("the actions of another rank are others")
+    if not heard.repeats.know(listed):
+        raise OrderError("the gradients that actions of another rank find are others")
 
 
 def _gather(heard: Heard) -> Any:

@@ -22,10 +22,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, Schedule1F1B
 
 from legoai.cost.pipelines.actions import Repeats
-from legoai.cost.pipelines.classes import Action
+from legoai.cost.pipelines.order import computing
 from legoai.cost.pipelines.patterns import DepthError, Result
 from legoai.cost.simulated.device import SimulationError, backend, current_stream
 from legoai.cost.simulated.operators import type_of
@@ -46,7 +45,6 @@ _SCHEDULES: Final = "torch.distributed.pipelining.schedules"
 _SCHEDULE: Final = f"{_SCHEDULES}:_PipelineSchedule"
 _STAGE: Final = "torch.distributed.pipelining.stage:_PipelineStageBase"
 
-_COMPUTES: Final = ("F", "B", "I", "W")
 _OF_PARAMETERS: Final = re.compile(r"(\d+)(UNSHARD|RESHARD)")
 
 
@@ -78,6 +76,8 @@ def listened_to(
         _Stage(stage, recorder, repeats)
         if freed is None and not heard.stages:
             repeats.freed = bool(freed_after_forward(stage.submod))
+        if repeat:
+            repeats.gradients.watch(index, stage.submod)
         heard.stages.append(stage)
         return stage
 
@@ -159,29 +159,6 @@ def _end(recorder: Capture, name: str) -> None:
     recorder.record(Mark(f"{END_ACTION}{name}"))
 
 
-def computing(schedule: Any) -> Iterator[Action]:
-    """Yield the actions of this rank in a pass that compute, in their order."""
-    if isinstance(schedule, PipelineScheduleSingle):
-        yield from _of_one_stage(schedule, schedule._stage, schedule._n_microbatches)
-        return
-    for action in schedule.pipeline_order_with_comms[schedule.rank]:
-        for part in action.sub_actions or (action,):
-            if part.computation_type.value in _COMPUTES:
-                yield part.stage_index, part.computation_type.value, part.microbatch_index
-
-
-def _of_one_stage(schedule: Any, stage: Any, micro_batches: int) -> Iterator[Action]:
-    """Yield the actions of a rank with one stage: all forwards come first, or no more than ranks follow."""
-    ahead = micro_batches
-    if isinstance(schedule, Schedule1F1B):
-        ahead = min(micro_batches, stage.num_stages - stage.stage_index)
-    yield from ((stage.stage_index, "F", index) for index in range(ahead))
-    for index in range(micro_batches):
-        yield stage.stage_index, "B", index
-        if index + ahead < micro_batches:
-            yield stage.stage_index, "F", index + ahead
-
-
 class _Stage:
     """Puts itself in the place of those methods of a stage that compute; a schedule calls no others.
 
@@ -230,6 +207,7 @@ class _Stage:
         start = len(self.recorder.records)
         if repeats.runs(self.index, micro_batch):
             repeats.gather_or_free(self.index, stage.submod)
+            repeats.gradients.put_back(self.index)
             self.backward(micro_batch, loss=loss, full_backward=full_backward, last_backward=last_backward)
             gradients = stage.bwd_cache[micro_batch]
             repeats.ran(action, start, gradients, self._on_buffers(micro_batch, gradients))
@@ -265,6 +243,7 @@ class _Stage:
         _begin(self.recorder, name, "backward")
         start = len(self.recorder.records)
         if repeats.runs(self.index, micro_batch):
+            repeats.gradients.put_back(self.index)
             self.weights(micro_batch, last_backward=last_backward)
             repeats.ran(action, start, ())
         else:

@@ -139,13 +139,19 @@ class Trace:
             raise ValueError(f"the trace has no end of {', '.join(begun)}")
         return found
 
-    def once_each(self) -> Iterator[Record]:
-        """Return the ops by themselves, and those of each segment once, with numbers that mean nothing."""
+    def once_each(self, *, translated: bool = False) -> Iterator[Record]:
+        """Return the ops by themselves, and those of each segment once, with numbers that mean nothing.
+
+        Args:
+            translated: whether the latter have the names that are meant, and not those of the segments.
+        """
         if not self.segmented:
             return iter(self.records)
         segments = {id(item.segment): item.segment for item in self.items if isinstance(item, Instance)}
         alone = (item for item in self.items if not isinstance(item, Instance))
-        return itertools.chain(alone, *(segment.records for segment in segments.values()))
+        inside = itertools.chain.from_iterable(segment.records for segment in segments.values())
+        named = map(self.translation.record, inside) if translated and self.translation is not None else inside
+        return itertools.chain(alone, named)
 
 
 def records_of(items: Iterable[Item], translation: Translation | None = None) -> Iterator[Record]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+__all__ = ["FSDPParam", "freed_after_forward", "summed_in_other_type", "unsharded_gradients"]
 
 
 def freed_after_forward(model: nn.Module) -> list[FSDPModule] | None:
@@ -21,3 +26,27 @@ def freed_after_forward(model: nn.Module) -> list[FSDPModule] | None:
         if any(group._reshard_after_forward for group in groups):
             found.append(module)
     return found
+
+
+def summed_in_other_type(model: nn.Module) -> list[FSDPParam]:
+    """Return the parameters of a model's units whose unsharded gradients are summed in another type than computed."""
+    return [
+        parameter
+        for module in model.modules()
+        if isinstance(module, FSDPModule)
+        for group in module._get_fsdp_state()._fsdp_param_groups
+        for parameter in group.fsdp_params
+        if group.mp_policy.reduce_dtype not in (None, group.mp_policy.param_dtype or parameter.sharded_param.dtype)
+    ]
+
+
+def unsharded_gradients(parameters: Iterable[FSDPParam]) -> list[tuple[object, str]]:
+    """Return objects, each with its attribute that holds an unsharded gradient: as computed, and their sum.
+
+    The parameters have been gathered before.
+    """
+    return [
+        place
+        for parameter in parameters
+        for place in ((parameter._unsharded_param, "grad"), (parameter, "unsharded_accumulated_grad"))
+    ]

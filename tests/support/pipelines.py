@@ -28,7 +28,7 @@ batch     (global = {batch}, micro = 2, seq_len = 16)
 optimizer adamw(lr = 1e-2)
 clip      (norm = 1.0)
 mesh      (pp = 4{more})
-{body}pipeline on pp (schedule = {schedule}, microbatches = 8)
+{body}pipeline on pp (schedule = {schedule}, microbatches = {micro_batches})
 """
 
 
@@ -39,14 +39,21 @@ def two_ranks(
     sharded: bool = False,
     micro_batches: int = MICRO_BATCHES,
     reshard: str = "after_backward",
+    passes: int = 1,
+    axis: str = "",
+    body: str = "",
 ) -> Program:
-    """A program of a pipeline of the tiny model, on two ranks, or on two times two that also shard it."""
+    """A program of a pipeline of the tiny model, on two ranks, or on two times two that also shard it.
+
+    With an axis there are twice as many, and ``body`` says what is done on it.
+    """
     replicas = 2 if sharded else 1
-    head = TWO.format(batch=2 * micro_batches * replicas, ranks=2 * replicas)
-    mesh = f"mesh (pp = 2{', dp_shard = 2' if sharded else ''})\n"
+    head = TWO.format(batch=2 * micro_batches * replicas * passes, ranks=2 * replicas * (2 if axis else 1))
+    mesh = f"mesh (pp = 2{', dp_shard = 2' if sharded else ''}{f', {axis} = 2' if axis else ''})\n"
     file = folder / "tiny.plan"
     units = KEPT.replace("after_backward", reshard) if sharded else ""
-    file.write_text(f"{head}{mesh}{units}pipeline on pp (schedule = {schedule})\n")
+    options = f"schedule = {schedule}, microbatches = {micro_batches}"
+    file.write_text(f"{head}{mesh}{units}{body}pipeline on pp ({options})\n")
     return lower(file)
 
 
@@ -59,12 +66,13 @@ def four_ranks(
     layers: int = 14,
     body: str = "",
     passes: int = 1,
+    micro_batches: int = MICRO_BATCHES,
 ) -> Program:
-    """A program of four pipeline ranks, of which the middle two are alike, with 8 micro batches in each pass."""
+    """A program of four pipeline ranks, of which the middle two are alike."""
     shards = 2 if sharded else 1
     file = folder / "tiny.plan"
     units = KEPT.replace("on dp_shard {", "on dp_shard (backend = graph) {") if traced else KEPT
     more, body = (", dp_shard = 2", units + body) if sharded else ("", body)
-    batch = {"ranks": 4 * shards, "batch": 16 * shards * passes}
+    batch = {"ranks": 4 * shards, "batch": 2 * micro_batches * shards * passes, "micro_batches": micro_batches}
     file.write_text(FOUR.format(layers=layers, more=more, body=body, schedule=schedule, **batch))
     return lower(file)

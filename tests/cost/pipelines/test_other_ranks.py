@@ -28,9 +28,9 @@ from support.pipelines import four_ranks
 from support.simulated import in_a_fork
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-CAPTURED_EACH = {("InterleavedZeroBubble", True), ("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}
-"""Where gradients of weights are added up across actions no action stands for another, and so no rank does; and where
-the first action of a kind goes on with what one of another micro batch left, it is not the same in another order."""
+CAPTURED_EACH = {("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}
+"""Where on the first ranks fewer kinds of actions occur than on those behind them; and where the first action of a kind
+goes on with what one of another micro batch left, it is not the same in another order."""
 
 
 def _compared(program: Program, world: int) -> tuple[int, bool]:
@@ -81,6 +81,7 @@ def test_a_rank_is_told_from_another_under_every_schedule(schedule: str, sharded
 
 def test_ranks_between_the_first_and_the_last_are_alike_where_their_stages_are(tmp_path: Path):
     assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B"), 4) == [[0], [1, 2], [3]]
+    assert equal_coordinates(four_ranks(tmp_path, "ZBVZeroBubble", layers=16), 4) == [[0], [2, 1, 3]]
     # 13 blocks: of the eight stages the second has one, the third two.
     assert equal_coordinates(four_ranks(tmp_path, "Interleaved1F1B", layers=13), 4) == [[0], [1], [2], [3]]
     # What the first stage does otherwise changes nothing for those behind it; what one of these does, does.
@@ -118,6 +119,22 @@ def _sums(program: Program, world: int) -> list[bool]:
 )
 def test_memory_of_parts_is_that_of_the_records_for_which_they_stand(schedule: str, tmp_path: Path):
     assert all(in_a_fork(_sums, four_ranks(tmp_path, schedule), 4))
+
+
+def _groups(program: Program) -> list[bool]:
+    """For each of two ranks, whether its groups are those of its records where each segment is looked at once."""
+    said = []
+    for trace in capture_alike(program, world=8, pp=4, coordinate=1, others=[2]):
+        each, flat = (
+            {item.ranks for item in records if isinstance(item, Collective)}
+            for records in (trace.once_each(translated=True), trace.records)
+        )
+        said.append(each == flat)
+    return said
+
+
+def test_a_rank_that_is_told_from_another_communicates_in_its_own_groups(tmp_path: Path):
+    assert in_a_fork(_groups, four_ranks(tmp_path, "1F1B", sharded=True)) == [True, True]
 
 
 def kernel(start: float, end: float) -> Interval:

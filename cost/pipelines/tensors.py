@@ -1,0 +1,82 @@
+"""Tensors with which a schedule goes on: where an action made them, and others like them where it is not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from legoai.cost.pipelines.patterns import STORAGE, WORK, Result, UnequalError
+from legoai.cost.simulated.device import SIM
+from legoai.cost.simulated.recorder import Capture
+from legoai.cost.simulated.results import tensor_like
+from legoai.cost.trace.segments import Instance
+from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.fake_tensors import FakeTensor
+
+
+@dataclass(slots=True)
+class Tensors:
+    """Describes tensors of a rank, and makes those that are described.
+
+    Args:
+        recorder: of the rank.
+        like: a tensor whose mode and device all have.
+    """
+
+    recorder: Capture
+    like: torch.Tensor | None = None
+
+    def number(self, value: torch.Tensor) -> int | None:
+        """Return the number of a tensor's storage, if it has one."""
+        return self.recorder.number_of(_local(value))
+
+    def described(self, value: Any, instance: Instance) -> Result | None:
+        """Return what describes a tensor that an action made.
+
+        Raises:
+            UnequalError: it did not make it.
+        """
+        if value is None:
+            return None
+        spec = value._spec if isinstance(value, DTensor) else None
+        local, number = _local(value), self.number(value)
+        if number is None or number not in instance.own[STORAGE]:
+            raise UnequalError("an action returns what it did not make")
+        work = self.recorder.pending.get(number)
+        if work is not None and work not in instance.own[WORK]:
+            raise UnequalError("an action returns what another one gathers")
+        place, waits = instance.own[STORAGE].index(number), None if work is None else instance.own[WORK].index(work)
+        return Result(tuple(local.shape), local.stride(), local.dtype, spec, place, waits)
+
+    def made(self, item: Result, own: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return a tensor of which nothing was computed, on the storage that the records name.
+
+        Args:
+            item: describes it.
+            own: the numbers of what the action makes whose result it is.
+        """
+        recorder = self.recorder
+        if self.like is None:
+            before, recorder.paused = recorder.paused, True
+            try:
+                self.like = torch.empty(0, device=SIM)
+            finally:
+                recorder.paused = before
+        assert isinstance(self.like, FakeTensor)
+        tensor: torch.Tensor = tensor_like(self.like, item.shape, item.stride, item.dtype)
+        number = own[STORAGE][item.place]
+        recorder.adopt(tensor, number)
+        if item.work is not None:
+            recorder.pending[number] = own[WORK][item.work]
+            tensor = AsyncCollectiveTensor(tensor)
+        return tensor if item.spec is None else DTensor(tensor, item.spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """Return the plain tensor of which a tensor consists on this rank."""
+    local = value._local_tensor if isinstance(value, DTensor) else value
+    return local.elem if isinstance(local, AsyncCollectiveTensor) else local
