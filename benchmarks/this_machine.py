@@ -33,7 +33,7 @@ from real_run import Real, run_program
 
 import legoai
 import legoai.runtime.trainer
-from legoai.cost.calibration.profile import processor_name
+from legoai.runtime.device import processor_name
 
 MEMORY_LIMIT, TIME_LIMIT = 0.02, 0.15
 RESULTS = Path(__file__).parent / "results"

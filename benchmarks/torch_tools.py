@@ -313,7 +313,7 @@ class _Batches:
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     import torch
 
-    from legoai.cost.calibration.profile import processor_name
+    from legoai.runtime.device import processor_name
 
     tools: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

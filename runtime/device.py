@@ -7,6 +7,7 @@ runtime names a device type.
 from __future__ import annotations
 
 import os
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,5 +122,22 @@ class Device:
             return peak if sys.platform == "darwin" else peak * 1024
         return int(self._module().max_memory_allocated())
 
+    def name(self) -> str:
+        """Return what the device's maker calls it."""
+        if self.type == "cpu":
+            return processor_name()
+        found = getattr(self._module(), "get_device_name", None)
+        return self.type if found is None else str(found(self.index))
+
     def _module(self) -> Any:
         return torch.get_device_module(self.type)
+
+
+def processor_name() -> str:
+    """Return the processor as the operating system names it, and its architecture where it does not."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a virtual file
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0]} ({len(names)} cores)" if names else platform.machine()

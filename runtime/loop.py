@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -367,6 +368,9 @@ class TrainingLoop:
                 "plan_hash": self.recipe.plan_hash,
                 "torch": torch.__version__,
                 "world": dist.get_world_size(),
+                "local_world": int(os.environ.get("LOCAL_WORLD_SIZE") or dist.get_world_size()),
+                "device": self.device.type,
+                "processor": self.device.name() if first else "",
                 "data": self.data.name,
                 "ignorant_loss": ignorant,
             },

@@ -102,9 +102,10 @@ class MetricsLog:
     def step(self, record: StepRecord) -> None:
         """Write the record, and show it when it is an n-th or the last."""
         tokens = {"tokens_per_second_per_device": record.tokens_per_second_per_device}
-        self._write({"event": "step", **asdict(record), **(tokens if record.tokens_per_sample else {})})
+        values = asdict(record) | (tokens if record.tokens_per_sample else {})
+        self._write({"event": "step", **values})
         if self._board is not None:
-            self._board.step(record)
+            self._board.step(values)
         if self._every and (record.step % self._every == 0 or record.step in (1, self._steps)):
             self.say(step_line(record, steps=self._steps, color=uses_color(self._stream)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,8 +10,6 @@ from legoai.runtime.errors import RunError, RunErrorCode
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard.writer import SummaryWriter
-
-    from legoai.runtime.metrics import StepRecord
 
 _SCALARS: Final = {
     "loss": "loss",
@@ -39,13 +38,12 @@ class TensorBoard:
         self._folder = folder
         self._writer: SummaryWriter | None = None
 
-    def step(self, record: StepRecord) -> None:
-        """Write the figures of a step."""
-        writer = self._at(record.step)
+    def step(self, values: Mapping[str, Any]) -> None:
+        """Write the figures of a step, of its record."""
+        writer = self._at(values["step"])
         for name, title in _SCALARS.items():
-            value = getattr(record, name)
-            if value or not name.endswith("_per_device"):
-                writer.add_scalar(title, value, record.step)
+            if name in values:
+                writer.add_scalar(title, values[name], values["step"])
 
     def event(self, name: str, values: dict[str, Any]) -> None:
         """Write a validation's loss; other events have no figures."""

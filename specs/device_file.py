@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -108,3 +109,36 @@ def _model(record: type[Record]) -> type[BaseModel]:
             kind = Literal[Device.KINDS]
         fields[name] = (kind, record.defaults_.get(name, ...))
     return create_model(record.__name__, __config__=ConfigDict(extra="forbid"), __doc__=record.__doc__, **fields)
+
+
+def text_of(own: Device, *, name: str, description: str, devices_per_host: int, capacity_bytes: int | None) -> str:
+    """The device file of a device like ``own``, under another name.
+
+    Args:
+        own: whose figures it has.
+        name: of the new one.
+        description: of the new one.
+        devices_per_host: of the new one.
+        capacity_bytes: of its memory; None leaves that of ``own``.
+    """
+    lines = [
+        f"name = {_written(name)}",
+        f"description = {_written(description)}",
+        f"kind = {_written(own.kind)}",
+        f"devices_per_host = {devices_per_host}",
+    ]
+    for section in Device.fields_:
+        record = getattr(own, section)
+        if not isinstance(record, Record):
+            continue
+        values = {field: getattr(record, field) for field in record.fields_}
+        if section == "memory" and capacity_bytes is not None:
+            values["capacity_bytes"] = capacity_bytes
+        lines += ["", f"[{section}]"]
+        lines += [f"{field} = {_written(value)}" for field, value in values.items() if value is not None]
+    return "\n".join(lines) + "\n"
+
+
+def _written(value: object) -> str:
+    """A TOML value; JSON's strings and numbers are TOML's."""
+    return json.dumps(value, ensure_ascii=False)

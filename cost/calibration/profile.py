@@ -15,6 +15,7 @@ from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
 from legoai.cost.simulated.operators import operator
+from legoai.runtime.device import processor_name
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
 
 
@@ -143,13 +144,3 @@ class _Operators(TorchDispatchMode):
 
 def _silent(text: str) -> None:
     return None
-
-
-def processor_name() -> str:
-    """The processor as the operating system names it, and its architecture where it does not."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a virtual file
-            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{names[0]} ({len(names)} cores)" if names else platform.machine()

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from legoai.cost.calibration.profile import calibrate, processor_name
+from legoai.cost.calibration.profile import calibrate
 from legoai.cost.profiles import read_document, write_document
+from legoai.runtime.device import processor_name
 from legoai.runtime.host_memory import keep_freed_memory
 from legoai.runtime.torchrun import threads_per_process
 
@@ -64,7 +65,7 @@ def calibrate_machine(
     else:
         _in_processes(target, device, path.stem, seconds, processes)
         document, _ = read_document(target)
-    _write_text(path, device_file(path.stem, device, document, processes))
+    write_text(path, device_file(path.stem, device, document, processes))
     return document["held_out"]  # type: ignore[no-any-return]
 
 
@@ -155,7 +156,12 @@ def _host_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

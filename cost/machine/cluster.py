@@ -86,7 +86,7 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
     """
     cluster = cluster_of(use, world, directory=directory, override=override)
     found = _profile_of(use, directory) if override is None else _overriding_profile(override)
-    return Machine(cluster=cluster, profile=found, network=network_of(cluster))
+    return Machine(cluster=cluster, profile=found, network=network_of(cluster, profile=found))
 
 
 def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Cluster:

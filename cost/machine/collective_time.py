@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from legoai.cost.measurements.file import ProfileError
@@ -50,8 +50,8 @@ class Network:
     answers: dict[tuple[object, ...], Answer] = field(default_factory=dict)
 
 
-def network_of(cluster: Cluster, *, fabric: FabricModel | None = None) -> Network:
-    """The network of ``cluster``, its fabric as shipped unless a model of it is given.
+def network_of(cluster: Cluster, *, fabric: FabricModel | None = None, profile: Profile | None = None) -> Network:
+    """The network of ``cluster``, its fabric as shipped unless a model of it is given, with what a profile observed.
 
     Raises:
         ProfileError: nothing is known of the fabric.
@@ -60,10 +60,13 @@ def network_of(cluster: Cluster, *, fabric: FabricModel | None = None) -> Networ
     if cluster.hosts == 1:
         return Network(devices_per_host=cluster.devices_per_host, bandwidth=0.0, fabric=None)
     assert cluster.fabric is not None
+    model = fabric or fabric_model(cluster.fabric.name)
+    if profile is not None and model.name in profile.fabrics:
+        model = replace(model, observed=profile.fabrics[model.name])
     return Network(
         devices_per_host=cluster.devices_per_host,
         bandwidth=cluster.fabric.figure("bandwidth_bytes_per_second"),
-        fabric=fabric or fabric_model(cluster.fabric.name),
+        fabric=model,
     )
 
 
@@ -99,10 +102,12 @@ def seconds_on(
     if on.hosts == 1:
         return _inside(like, size, on.per_host, profile)
     assert network.fabric is not None, "a group over hosts on a cluster of one"
-    seconds, model = _between(like, size, on, network, profile)
+    seen = network.fabric.observed.get((like, on.hosts, on.per_host))
+    observed = seen.at(size) if seen is not None else None
+    seconds, model = _between(like, size, on, network, profile) if observed is None else (observed, MEASURED)
     if straggler and network.fabric.straggler is not None:
         seconds *= network.fabric.straggler.ratio(on.ranks, size)
-    return seconds, model + (", derived" if network.fabric.derived else "")
+    return seconds, model + (", derived" if network.fabric.derived and observed is None else "")
 
 
 def _inside(kind: CollectiveKind, size: float, ranks: int, profile: Profile) -> Answer:

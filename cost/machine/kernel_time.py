@@ -99,11 +99,15 @@ def _chain(
     *,
     carried: bool = False,
 ) -> Answer:
-    """Table, then forest, each a ratio to ``formula``, then the formula.
+    """What was observed, then table, then forest, each a ratio to ``formula``, then the formula.
 
     The forest answers inside its range, and where a measurement is near: between far ones it would give any of them.
     """
     suffix = ", derived" if model.derived or carried else ""
+    if model.observed is not None:
+        ratio = model.observed.lookup(point)
+        if ratio is not None:
+            return formula * math.exp(ratio), MEASURED + (", derived" if carried else "")
     if model.table is not None:
         ratio = model.table.lookup(point)
         if ratio is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +34,7 @@ class FabricModel:
         straggler: None where no spread was measured.
         derived: how, where it was not measured.
         held_out: error on measurements that were not fitted.
+        observed: as ``measured``, in runs of the user's own, which comes first.
     """
 
     name: str
@@ -45,6 +46,7 @@ class FabricModel:
     straggler: Straggler | None
     derived: str
     held_out: Mapping[str, Mapping[str, Any]]
+    observed: Mapping[tuple[str, int, int], Measured] = field(default_factory=dict)
 
 
 @cache
@@ -69,24 +71,33 @@ def read_fabric(name: str, document: Mapping[str, Any]) -> FabricModel:
         ValueError: a field makes no sense.
     """
     limit, steepness, middle = document["share"]
-    measured = {}
-    for key, points in document.get("measured", {}).items():
-        kind, hosts, per_host = key.split()
-        table = Measured.read(points)
-        if table is not None:
-            measured[kind, int(hosts), int(per_host)] = table
     straggler = document.get("straggler")
     return FabricModel(
         name=name,
         share=Sigmoid(limit=limit, steepness=steepness, middle=middle),
         base=float(document["base"]),
         hop=float(document["hop"]),
-        measured=measured,
+        measured=read_tables(document.get("measured", {})),
         regression={kind: Regression.read(item) for kind, item in document.get("regression", {}).items()},
         straggler=Straggler.read(straggler) if straggler else None,
         derived=str(document.get("derived", "")),
         held_out=document.get("held_out", {}),
     )
+
+
+def read_tables(document: Mapping[str, Any]) -> dict[tuple[str, int, int], Measured]:
+    """Measured times by collective, hosts and ranks on a host, from keys such as `all_gather 2 8`.
+
+    Raises:
+        ValueError: a key or a time makes no sense.
+    """
+    tables = {}
+    for key, points in document.items():
+        kind, hosts, per_host = key.split()
+        table = Measured.read(points)
+        if table is not None:
+            tables[kind, int(hosts), int(per_host)] = table
+    return tables
 
 
 def analytical(

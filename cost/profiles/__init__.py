@@ -13,11 +13,13 @@ from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductC
 from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import MovementKind, Work
 from legoai.cost.measurements.file import FORMAT, ProfileError, read_document, write_document
+from legoai.cost.measurements.interpolation import Measured
 from legoai.cost.network.bandwidth import LinkCurve
+from legoai.cost.network.fabric import read_tables
 
 __all__ = [
     "FORMAT", "AttentionModel", "Constant", "ProductModel", "Profile", "ProfileError", "from_document", "load",
-    "profile", "profile_names", "read_document", "write_document",
+    "profile", "profile_names", "read_document", "shipped_file", "write_document",
 ]  # fmt: skip
 
 SUFFIX: Final = ".json.gz"
@@ -36,10 +38,12 @@ class ProductModel:
     """The models of matrix products of one rate, the best first.
 
     ``scale`` multiplies what was measured on another device; ``derived`` says how, and is empty for measurements of
-    this one. ``margin`` is how many octaves from its nearest measurement the forest may be asked.
+    this one. ``margin`` is how many octaves from its nearest measurement the forest may be asked. ``observed`` holds
+    what a run of the user's own took, which is neither scaled nor slowed any more.
     """
 
     curve: ProductCurve
+    observed: Table | None
     table: Table | None
     forest: Forest | None
     scale: float
@@ -52,6 +56,7 @@ class AttentionModel:
     """As :class:`ProductModel`, for one implementation of attention in one direction."""
 
     curve: AttentionCurve
+    observed: Table | None
     table: Table | None
     forest: Forest | None
     scale: float
@@ -75,6 +80,7 @@ class Profile:
         links: collectives on one host, by kind and number of ranks.
         sources: of the measurements.
         held_out: error on measurements that were not fitted, by class.
+        fabrics: collectives over hosts in runs of the user's own, by fabric, and by collective and placement.
         answers: estimates that were given, for speed.
     """
 
@@ -89,6 +95,7 @@ class Profile:
     links: Mapping[str, Mapping[int, LinkCurve]]
     sources: tuple[Mapping[str, Any], ...]
     held_out: Mapping[str, Mapping[str, Any]]
+    fabrics: Mapping[str, Mapping[tuple[str, int, int], Measured]] = field(default_factory=dict)
     answers: dict[Work, tuple[float, str]] = field(default_factory=dict)
 
     def constant(self, name: str) -> float:
@@ -115,10 +122,19 @@ def profile(name: str) -> Profile:
     Raises:
         ProfileError: there is none.
     """
+    # The shipped profiles are held to the schema by a test, which spares the import of pydantic.
+    return from_document(*read_document(shipped_file(name)))
+
+
+def shipped_file(name: str) -> Path:
+    """The file of the shipped profile of the catalogue's device ``name``.
+
+    Raises:
+        ProfileError: there is none.
+    """
     if name not in profile_names():
         raise ProfileError(f"there is no profile for {name}; there are {', '.join(profile_names())}")
-    # The shipped profiles are held to the schema by a test, which spares the import of pydantic.
-    return from_document(*read_document(Path(__file__).parent / f"{name}{SUFFIX}"))
+    return Path(__file__).parent / f"{name}{SUFFIX}"
 
 
 def load(path: Path) -> Profile:
@@ -158,10 +174,10 @@ def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:
     }
     for rate, model in document["products"].items():
         if "like" in model:
-            products[rate] = replace(products[model["like"]], derived=model["derived"])
+            products[rate] = replace(products[model["like"]], derived=model["derived"], observed=None)
     for name, model in document["attention"].items():
         if "like" in model:
-            attention[_key(name)] = replace(attention[_key(model["like"])], derived=model["derived"])
+            attention[_key(name)] = replace(attention[_key(model["like"])], derived=model["derived"], observed=None)
     return Profile(
         name=document["device"],
         hash=digest,
@@ -180,6 +196,7 @@ def from_document(document: Mapping[str, Any], digest: str = "") -> Profile:
         },
         sources=tuple(document["sources"]),
         held_out=document["held_out"],
+        fabrics={name: read_tables(tables) for name, tables in document.get("fabrics", {}).items()},
     )
 
 
@@ -191,6 +208,7 @@ def _key(name: str) -> tuple[str, str, str]:
 def _parts(model: Mapping[str, Any]) -> dict[str, Any]:
     """What models of products and of attention have in common."""
     return {
+        "observed": Table.read(model["observed"]) if model.get("observed") else None,
         "table": Table.read(model["table"]) if model.get("table") else None,
         "forest": Forest.read(model["forest"]) if model.get("forest") else None,
         "scale": float(model.get("scale", 1.0)),

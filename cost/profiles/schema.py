@@ -68,6 +68,7 @@ class _Model(_Section):
 
     curve: Any = None
     like: str | None = None
+    observed: _Table | None = None
     table: _Table | None = None
     forest: _Forest | None = None
     scale: Positive = 1.0
@@ -124,6 +125,7 @@ class _Profile(BaseModel):
     links: dict[str, dict[Annotated[str, Field(pattern=r"^\d+$")], _Link]]
     sources: list[dict[str, Any]]
     held_out: dict[str, dict[str, Any]]
+    fabrics: dict[str, dict[Annotated[str, Field(pattern=r"^\S+ \d+ \d+$")], list[tuple[Positive, Positive]]]] = {}
 
     @model_validator(mode="after")
     def _complete(self) -> _Profile:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from legoai.cost.estimate import Estimate
 from legoai.cost.report import words
+from legoai.specs.directives.cluster import ClusterUse
 
 _CPU: Final = "cpu"
 """The profile of the catalogue's CPU."""
@@ -149,3 +150,15 @@ def note(metrics: Path, predicted: Predicted, run: Measured) -> None:
     event = {"event": "prediction", "predicted": asdict(predicted), "measured": asdict(run)}
     with metrics.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
+
+
+def note_cluster(metrics: Path, use: ClusterUse, directory: Path) -> None:
+    """Add the cluster of the plan to the metrics of a run that begins; a device file by its whole path."""
+    file = None if use.profile is None else str((directory / use.profile).resolve())
+    event = {
+        "event": "cluster", "device": use.device, "profile": file, "hosts": use.hosts, "devices": use.devices,
+        "fabric": use.fabric,
+    }  # fmt: skip
+    metrics.parent.mkdir(parents=True, exist_ok=True)
+    with metrics.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(event) + "\n")

@@ -137,6 +137,15 @@ def test_run_shows_what_was_predicted_beside_what_was_measured(
         assert "predicted" not in called(capsys, "run", "good.plan", *argument)[2]
 
 
+def test_run_notes_the_devices_of_the_plan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(import_module("legoai.runtime.torchrun"), "launch", lambda program, **_: 0)
+    assert called(capsys, "run", "good.plan", "--no-prediction")[0] == 0
+    (line,) = Path("runs/small/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == {
+        "event": "cluster", "device": "cpu", "profile": None, "hosts": 1, "devices": 4, "fabric": None,
+    }  # fmt: skip
+
+
 def test_a_program_does_not_take_the_name_of_a_module_that_it_needs(capsys: pytest.CaptureFixture[str]):
     Path("my_model.py").write_text(FACTORY.replace("import helper\n", ""))
     Path("mine.plan").write_text(ALONE.format(name="mine", factory="my_model"))

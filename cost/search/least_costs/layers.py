@@ -21,18 +21,31 @@ def fastest_rate(model: ProductModel | AttentionModel) -> float:
     """The most floating-point operations per second that a model gives any product or attention.
 
     Under a power limit the sustained rate is a limit by itself. Else the formula's best rate counts, times the most
-    that a measurement or a leaf of the forest lifts it: what is interpolated lies between them.
+    that a measurement or a leaf of the forest lifts it: what is interpolated lies between them. What was observed in a
+    run lifts the formula's rate by itself, whatever the limit.
     """
-    curve = model.curve
+    modelled = _modelled_rate(model)
+    if model.observed is None:
+        return modelled
+    return max(modelled, _formula_rate(model) / math.exp(min(model.observed.ratios, default=0.0)))
+
+
+def _formula_rate(model: ProductModel | AttentionModel) -> float:
+    """The most operations per second of a model's formula."""
+    if isinstance(model, AttentionModel):
+        return model.curve.peak * max(limit for limit, *_ in model.curve.limits.values())
+    return model.curve.peak * model.curve.efficiency * max(rate for *_, rate in model.curve.tiles)
+
+
+def _modelled_rate(model: ProductModel | AttentionModel) -> float:
+    """The most of what was not observed."""
     ratios = [*(model.table.ratios if model.table is not None else ())]
     if model.forest is not None:
         ratios += [value for value, at in zip(model.forest.value, model.forest.feature, strict=True) if at < 0]
     lifted = model.scale * math.exp(min([0.0, *ratios]))
-    if isinstance(model, AttentionModel):
-        return curve.peak * max(limit for limit, *_ in model.curve.limits.values()) / lifted
-    if model.curve.sustained is not None:
-        return curve.peak * model.curve.sustained
-    return curve.peak * model.curve.efficiency * max(rate for *_, rate in model.curve.tiles) / lifted
+    if isinstance(model, ProductModel) and model.curve.sustained is not None:
+        return model.curve.peak * model.curve.sustained
+    return _formula_rate(model) / lifted
 
 
 def rates_of(analysis: Analysis, profile: Profile) -> tuple[float, float]:

@@ -1,13 +1,18 @@
-"""`legoai calibrate`: measures this machine, and writes a device and its profile that a plan can name."""
+"""`legoai calibrate`: measures this machine, or reads runs, and writes a device and its profile for plans to name."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import announce, output_file
+
+if TYPE_CHECKING:
+    from legoai.cost.calibration.update import Part
 
 _DESCRIPTION = """\
 Measure the kernels of this machine, and with --processes the collectives among processes on it. Two files are
@@ -16,6 +21,9 @@ written beside each other: NAME.toml, which describes the device, so that a plan
 version, and the error on measurements that were not used.
 
 Other work on the machine disturbs a calibration. Of repeated measurements the least counts.
+
+With --from nothing is measured here: what a run's profiled step took, on your own cluster, updates the profile
+of the plan's device. A part of it changes only if that predicts what was held out better than the base does.
 """
 
 _EXAMPLES = """\
@@ -23,7 +31,9 @@ examples:
   legoai calibrate                                  the gpu, or without one the cpu, into calibrated.toml
   legoai calibrate --device cpu --processes 2       and the collectives of two processes over gloo
   legoai calibrate -o our_gpu.toml --seconds 600    more measurements
+  legoai calibrate --from runs/llama -o ours.toml   from a run with `legoai run FILE -- --profile-step 20`
 """
+_SECONDS = 120.0
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -32,10 +42,15 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=output_file, default=Path("calibrated.toml"),
                         help="the device file; its profile is written beside it (default: %(default)s)")  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), help="what to measure (default: cuda where there is one)")
-    parser.add_argument("--seconds", type=_seconds, default=120.0, metavar="S",
-                        help="time to take, about (default: %(default)g)")  # fmt: skip
-    parser.add_argument("--processes", type=_processes, default=1, metavar="N",
+    parser.add_argument("--seconds", type=_seconds, metavar="S",
+                        help=f"time to take, about (default: {_SECONDS:g})")  # fmt: skip
+    parser.add_argument("--processes", type=_processes, metavar="N",
                         help="processes among which collectives are measured (default: none are)")  # fmt: skip
+    parser.add_argument("--from", dest="runs", metavar="RUN", action="append", type=Path, default=[],
+                        help="a run's folder, with the profile of a step; may be given several times")  # fmt: skip
+    parser.add_argument("--base", metavar="DEVICE",
+                        help="with --from, the device to update: a name of the catalogue, or a device file with its "
+                        "profile beside it (default: that of the run's plan)")  # fmt: skip
 
 
 def run(arguments: Namespace) -> int:
@@ -43,11 +58,19 @@ def run(arguments: Namespace) -> int:
     path: Path = arguments.output
     if path.suffix != ".toml":
         raise WrongUsage(f"--output names the device file, which ends in .toml, not `{path}`")
+    if arguments.runs:
+        return _from_runs(path, arguments)
+    if arguments.base is not None:
+        raise WrongUsage("--base names what --from RUN updates, and there is no --from")
     from legoai.cost.calibration.runs import NoDeviceError, calibrate_machine
 
     try:
         errors = calibrate_machine(
-            path, device=arguments.device, seconds=arguments.seconds, processes=arguments.processes, progress=announce
+            path,
+            device=arguments.device,
+            seconds=arguments.seconds or _SECONDS,
+            processes=arguments.processes or 1,
+            progress=announce,
         )
     except NoDeviceError as error:
         raise WrongUsage(str(error)) from error
@@ -57,6 +80,43 @@ def run(arguments: Namespace) -> int:
     print(f"wrote {path} and {path.with_suffix('.json.gz')}")
     sys.stdout.flush()
     return 0
+
+
+def _from_runs(path: Path, arguments: Namespace) -> int:
+    """Update a profile by runs, and say what became of each part."""
+    for option in ("device", "seconds", "processes"):
+        if getattr(arguments, option) is not None:
+            raise WrongUsage(f"--{option} says how to measure this machine, and --from measures nothing here")
+    from legoai.cost.calibration.from_run import calibrate_from
+    from legoai.cost.calibration.observed.run_folder import RunFolderError
+    from legoai.cost.profiles import ProfileError
+    from legoai.specs.cluster import CatalogueError
+
+    try:
+        found = calibrate_from(path, arguments.runs, base=arguments.base, progress=announce)
+    except (RunFolderError, ProfileError, CatalogueError) as error:
+        raise WrongUsage(str(error)) from error
+    print(f"{'':48} {'seen':>4} {'held out':>8} {f'error of {found.base}':>20} {'new':>7}")
+    for part in found.parts:
+        print(_line(part))
+    for note in found.notes:
+        print(note)
+    print(f"wrote {path} and {path.with_suffix('.json.gz')}")
+    sys.stdout.flush()
+    return 0
+
+
+def _line(part: Part) -> str:
+    """A part of the profile, with the median errors on what was held out."""
+    rows, before, after = "", "", ""
+    if part.trial is not None and part.trial.after["rows"]:
+        rows = str(part.trial.after["rows"])
+        before, after = _median(part.trial.before), _median(part.trial.after)
+    return f"{part.name:48} {part.seen:4} {rows:>8} {before:>20} {after:>7}  {part.result}: {part.how}"
+
+
+def _median(error: Mapping[str, Any]) -> str:
+    return f"{error['median']:.1%}"
 
 
 def _seconds(text: str) -> float:

@@ -75,10 +75,12 @@ def run(arguments: Namespace) -> int:
 
     def begin(options: RunOptions) -> None:
         assert options.out is not None
+        metrics = options.out / "metrics.jsonl"
+        before = metrics.stat().st_size if metrics.exists() else 0
+        _note_cluster(linted, metrics)
         found = _prediction(linted, program, options, arguments) if arguments.predicts else None
         if found is not None:
-            metrics = options.out / "metrics.jsonl"
-            predictions.append((found, metrics, metrics.stat().st_size if metrics.exists() else 0))
+            predictions.append((found, metrics, before))
 
     try:
         status = start(
@@ -136,6 +138,15 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
     rate = found.rate(found.step_time_s)
     announce(f"predicted: {found.step_time_s:.3g} s a step, {rate:,.0f} {found.unit}/s/device")
     return found
+
+
+def _note_cluster(linted: Linted, metrics: Path) -> None:
+    """Tell the run's metrics the devices that the plan is for, on which `legoai calibrate --from` builds."""
+    from legoai.cost.report.run import note_cluster
+
+    assert linted.plan is not None and linted.analysis is not None
+    with contextlib.suppress(OSError):  # the run says what is wrong with its folder
+        note_cluster(metrics, linted.plan.cluster, linted.analysis.directory)
 
 
 def _compare(predicted: Predicted, metrics: Path, before: int) -> None:

@@ -1,0 +1,276 @@
+"""Device file and profile from runs of the user's own."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCollectives, collective_times
+from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times
+from legoai.cost.calibration.observed.run_folder import RunFolder, RunFolderError, run_folder
+from legoai.cost.calibration.observed.trace_files import TraceFile
+from legoai.cost.calibration.runs import profile_beside, write_text
+from legoai.cost.calibration.update import Part, checked, update_kernels
+from legoai.cost.calibration.update_links import update_links
+from legoai.cost.machine.cluster import PROFILE_SUFFIX
+from legoai.cost.machine.collective_time import Network
+from legoai.cost.measurements.file import ProfileError, read_document, write_document
+from legoai.cost.network.fabric import fabric_model
+from legoai.cost.profiles import Profile, from_document, profile_names, shipped_file
+from legoai.specs.cluster import CatalogueError, Device, device, fabric
+from legoai.specs.device_file import load_device, text_of
+
+_SHOWN: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The device and the profile that are updated."""
+
+    device: Device
+    document: dict[str, Any]
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """What a calibration from runs made.
+
+    Attributes:
+        base: name of the profile that was updated.
+        parts: what became of each part of it.
+        notes: what else there is to tell, a line each.
+    """
+
+    base: str
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]
+
+
+def calibrate_from(
+    path: Path, folders: Sequence[Path], *, base: str | None, progress: Callable[[str], None]
+) -> Calibrated:
+    """Write ``path`` and the profile beside it from the traces of runs.
+
+    Args:
+        path: the device file to write.
+        folders: of the runs, of one kind of device.
+        base: the device to update: a name of the catalogue, or a device file with its profile beside it. By default
+            the one that the first run's plan names.
+        progress: told what is read.
+
+    Raises:
+        RunFolderError: a folder has nothing to calibrate from, or does not fit the base.
+        ProfileError: the base has no readable profile.
+        CatalogueError: the base is no device.
+        OSError: a file cannot be written.
+    """
+    runs = [run_folder(folder) for folder in folders]
+    found = read_base(base or _named_base(runs[0]))
+    kernels, collectives, seen = KernelTimes(), CollectiveTimes(), _Seen()
+    for run in runs:
+        per_host = run.ranks_per_host or found.device.devices_per_host
+        for step, paths in run.traces.items():
+            of_step, world = StepCollectives(), 0
+            for trace in run.read(step):
+                progress(f"{trace.path}: {len(trace.calls)} operators")
+                _check(trace, found)
+                kernels.add(kernel_times(trace))
+                of_step.note(trace)
+                seen.note(run, trace)
+                world = max(world, trace.world)
+            collectives.add(collective_times(of_step, devices_per_host=per_host))
+            seen.steps.append(f"{run.path}, step {step or '?'}, {len(paths)} of {world} ranks")
+    on_device = found.device.kind != "cpu"
+    document = copy.deepcopy(found.document)
+    parts = update_kernels(document, found.profile, kernels, on_device=on_device)
+    network = _network(runs, found)
+    parts += update_links(document, found.profile, collectives, network, on_device=on_device)
+    if not parts:
+        raise RunFolderError(f"the traces of {runs[0].path} hold no operator that a profile knows")
+    _sign(document, path.stem, found, parts, seen, collectives)
+    checked(document)
+    write_document(profile_beside(path), document)
+    write_text(path, _device_text(path.stem, found.device, runs, seen))
+    notes = (*_notes(kernels, collectives, seen), *_another(found, seen), *_untouched(found, document, parts))
+    return Calibrated(base=found.profile.name, parts=tuple(parts), notes=notes)
+
+
+def read_base(name: str) -> Base:
+    """A device and its profile, by a name of the catalogue or by the path of a device file.
+
+    Raises:
+        CatalogueError: no such device.
+        ProfileError: no such profile.
+    """
+    if name.endswith(".toml"):
+        own = load_device(Path(name))
+        beside = Path(name).with_suffix(PROFILE_SUFFIX)
+        document, digest = read_document(beside if beside.exists() else shipped_file(own.name))
+    else:
+        own = device(name)
+        document, digest = read_document(shipped_file(name))
+    document.pop("format")
+    return Base(device=own, document=document, profile=from_document(document, digest))
+
+
+def _named_base(run: RunFolder) -> str:
+    """The device that the run's plan names."""
+    file, name = run.cluster.get("profile"), run.cluster.get("device")
+    if isinstance(file, str):
+        return file
+    for found in (name, run.profile, run.start.get("device")):
+        if isinstance(found, str) and found in profile_names():
+            return found
+    raise RunFolderError(
+        f"{run.path} does not tell which devices its plan is for, as its program was not started by `legoai run`; "
+        f"--base DEVICE says it: {', '.join(profile_names())}, or a device file"
+    )
+
+
+def _check(trace: TraceFile, base: Base) -> None:
+    """Refuse traces of another kind of device."""
+    if trace.on_device and base.device.kind == "cpu":
+        name = (trace.device or {}).get("name", "a GPU")
+        raise RunFolderError(
+            f"{trace.path} has kernels of {name}, and `{base.device.name}` is a CPU; --base names the GPU"
+        )
+    if not trace.on_device and base.device.kind != "cpu":
+        raise RunFolderError(
+            f"{trace.path} has no kernels of a GPU, and `{base.device.name}` is one: the run was on CPUs (--base cpu), "
+            "or CUPTI was not there for the profiler"
+        )
+
+
+def _network(runs: Sequence[RunFolder], base: Base) -> Network:
+    """The network of the runs' cluster, with the fabric that a plan names."""
+    per_host = next((run.ranks_per_host for run in runs if run.ranks_per_host), base.device.devices_per_host)
+    name = next((run.cluster["fabric"] for run in runs if run.cluster.get("fabric")), None)
+    if not isinstance(name, str):
+        return Network(devices_per_host=per_host, bandwidth=0.0, fabric=None)
+    try:
+        bandwidth = fabric(name).figure("bandwidth_bytes_per_second")
+        return Network(devices_per_host=per_host, bandwidth=bandwidth, fabric=fabric_model(name))
+    except (CatalogueError, ProfileError):
+        return Network(devices_per_host=per_host, bandwidth=0.0, fabric=None)
+
+
+class _Seen:
+    """What was read, for the sources."""
+
+    def __init__(self) -> None:
+        self.steps: list[str] = []
+        self.torch: set[str] = set()
+        self.processors: Counter[str] = Counter()
+        self.capacity = 0
+
+    def note(self, run: RunFolder, trace: TraceFile) -> None:
+        """Take down one trace of a run."""
+        said = trace.device or {}
+        self.torch.add(str(run.start.get("torch", "")))
+        self.processors[str(said.get("name") or run.start.get("processor") or "")] += 1
+        total = said.get("totalGlobalMem")
+        self.capacity = total if isinstance(total, int) else self.capacity
+
+    @property
+    def processor(self) -> str:
+        """What most of the traces ran on."""
+        return next((name for name, _ in self.processors.most_common() if name), "a processor without a name")
+
+
+def _sign(  # noqa: PLR0917
+    document: dict[str, Any], name: str, base: Base, parts: Sequence[Part], seen: _Seen, collectives: CollectiveTimes
+) -> None:
+    """Say in the document what it rests on."""
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    of_base = f"of the base, {base.profile.name}"
+    for error in document["held_out"].values():
+        error["note"] = "; ".join(filter(None, [str(error.get("note", "")), of_base]))
+    for part in parts:
+        if part.trial is not None and part.trial.after["rows"] and part.result != "kept":
+            before = {f"base_{key}": value for key, value in part.trial.before.items() if key != "rows"}
+            document["held_out"][part.name] = {**part.trial.after, **before}
+    said = [f"{part.name}: {part.result}, {part.how}" for part in parts]
+    source = {
+        "what": f"an update of the profile {base.profile.name}, whose figures stay for all that is not named here",
+        "from": f"legoai calibrate --from on {seen.processor}: {'; '.join(seen.steps)}",
+        "dated": today,
+        "torch": ", ".join(sorted(filter(None, seen.torch))) or None,
+        "parts": said,
+        "collectives": _of_collectives(collectives),
+    }
+    document.update(device=name, made=today, sources=[source, *document["sources"]])
+
+
+def _of_collectives(found: CollectiveTimes) -> str:
+    together, alone = (sum(map(len, seen.values())) for seen in (found.seconds, found.waited))
+    if not together and not alone:
+        return "none were seen"
+    said = []
+    if together:
+        said.append(
+            f"{together} that several ranks' traces show, each with the least of their times, as the last rank "
+            "to arrive waits for none"
+        )
+    if alone:
+        said.append(
+            f"{alone} that one trace alone shows or whose group is not told, whose times include what they waited for "
+            "others, so that the least of equal ones counts"
+        )
+    return "; ".join(said)
+
+
+def _device_text(name: str, base: Device, runs: Sequence[RunFolder], seen: _Seen) -> str:
+    """The base's device file with the name, the ranks of a host and the memory that the runs had."""
+    per_host = next((run.ranks_per_host for run in runs if run.ranks_per_host), base.devices_per_host)
+    return text_of(
+        base, name=name, description=f"{seen.processor}, calibrated from {base.name}", devices_per_host=per_host,
+        capacity_bytes=seen.capacity or None,
+    )  # fmt: skip
+
+
+def _notes(kernels: KernelTimes, collectives: CollectiveTimes, seen: _Seen) -> Sequence[str]:
+    notes = [f"read {step}" for step in seen.steps]
+    if collectives.seconds or collectives.waited:
+        notes.append(f"collectives: {_of_collectives(collectives)}")
+    beside = set(kernels.beside) - set(kernels.seconds)
+    if beside:
+        notes.append(f"not used: {len(beside)} kinds of kernels that ran beside a collective each time")
+    known = sum(map(sum, kernels.seconds.values())) + sum(map(sum, kernels.beside.values()))
+    total = known + sum(kernels.unknown.values())
+    if kernels.unknown:
+        names = ", ".join(name for name in sorted(kernels.unknown, key=lambda name: -kernels.unknown[name])[:_SHOWN])
+        more = " and others" if len(kernels.unknown) > _SHOWN else ""
+        share = (total - known) / total if total else 0.0
+        notes.append(f"not used: {share:.0%} of the kernels' time, of which the traces tell too little: {names}{more}")
+    for reason, count in collectives.unknown.most_common():
+        notes.append(f"not used: {count} collectives: {reason}")
+    return notes
+
+
+def _another(base: Base, seen: _Seen) -> Sequence[str]:
+    """A warning where the traces are of another device than the catalogue's that is updated."""
+    name, maker = base.device.name, seen.processor
+    if base.device.kind == "cpu" or name not in profile_names() or name.partition("_")[0] in maker.lower():
+        return []
+    return [f"warning: the traces are of {maker}, which does not look like `{name}`; --base names another device"]
+
+
+def _untouched(base: Base, document: Mapping[str, Any], parts: Sequence[Part]) -> Sequence[str]:
+    """What keeps the base's figures because no trace shows it."""
+    named = {part.name.partition(",")[0] for part in parts}
+    kinds: dict[str, list[str]] = {}
+    for kind in ("products", "attention", "movement"):
+        kinds[kind] = [name for name in document[kind] if f"{kind} {name}" not in named]
+    for kind, curves in document["links"].items():
+        kinds[f"links {kind} of"] = [ranks for ranks in curves if f"links {kind} of {ranks}" not in named]
+    changed = {f"{part.name.removeprefix('host ').replace(' ', '_')}_seconds" for part in parts}
+    kinds["constants"] = [name for name in document["constants"] if name not in changed]
+    return [
+        f"untouched, as in {base.profile.name}: {kind} {', '.join(names)}" for kind, names in kinds.items() if names
+    ]

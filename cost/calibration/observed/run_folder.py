@@ -1,0 +1,116 @@
+"""Folder of a run: its traces, the devices that its plan names, and what its steps took."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from legoai.cost.calibration.observed.trace_files import TraceError, TraceFile, read_trace
+
+_STEP: Final = re.compile(r"step-(\d+)-rank-\d+")
+_PROFILE: Final = "`legoai run FILE -- --profile-step N`"
+
+
+class RunFolderError(ValueError):
+    """A folder from which nothing can be calibrated; the message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """What a run left.
+
+    Attributes:
+        path: of the folder.
+        start: the last run's first record; empty where there are no metrics.
+        cluster: what `legoai run` wrote of the plan's devices; empty where the program was started otherwise.
+        profile: the profile on which the run was predicted, by name; empty where it was not.
+        traces: paths of traces by their step.
+    """
+
+    path: Path
+    start: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    profile: str
+    traces: Mapping[str, tuple[Path, ...]]
+
+    @property
+    def ranks_per_host(self) -> int | None:
+        """Ranks on one host; None where the run does not tell."""
+        for found in (self.start.get("local_world"), self.cluster.get("devices")):
+            if isinstance(found, int) and found > 0:
+                return found
+        return None
+
+    def read(self, step: str) -> Iterator[TraceFile]:
+        """The traces of one step, one after another: those of many ranks are large together.
+
+        Raises:
+            RunFolderError: a trace is not readable, or of another run.
+        """
+        world, ranks = self.start.get("world"), set[int]()
+        for path in self.traces[step]:
+            try:
+                trace = read_trace(path)
+            except TraceError as error:
+                raise RunFolderError(str(error)) from error
+            if trace.rank in ranks:
+                folder = self.path / "profile"
+                raise RunFolderError(f"{folder} has two traces of one rank of step {step or '?'}; leave one")
+            if isinstance(world, int) and trace.world not in (world, trace.rank + 1):
+                raise RunFolderError(
+                    f"{trace.path} is a trace of {trace.world} ranks, and the run had {world}: it is of another "
+                    "program; remove it, or profile a step again"
+                )
+            ranks.add(trace.rank)
+            yield trace
+
+
+def run_folder(path: Path) -> RunFolder:
+    """Look through a run's folder.
+
+    Raises:
+        RunFolderError: there is none, or it holds no trace.
+    """
+    if not path.is_dir():
+        raise RunFolderError(f"there is no folder {path}; a run is kept in runs/NAME")
+    folder = path / "profile"
+    found = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    found += [one for one in sorted(folder.glob("*.json.gz")) if one.with_suffix("") not in found]
+    if not found:
+        raise RunFolderError(f"{path} has no profile of a step, in {folder.name}/; {_PROFILE} writes one of each rank")
+    traces: dict[str, tuple[Path, ...]] = {}
+    for one in found:
+        match = _STEP.match(one.name)
+        step = match[1] if match is not None else ""
+        traces[step] = (*traces.get(step, ()), one)
+    start: Mapping[str, Any] = {}
+    cluster: Mapping[str, Any] = {}
+    profile = ""
+    for event in _events(path / "metrics.jsonl"):
+        match event.get("event"):
+            case "start":
+                start = event
+            case "cluster":
+                cluster = event
+            case "prediction":
+                said = event.get("predicted")
+                profile = str(said.get("profile", "")) if isinstance(said, dict) else ""
+    return RunFolder(path=path, start=start, cluster=cluster, profile=profile, traces=traces)
+
+
+def _events(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # a run that was killed may have left half a line
+            continue
+        if isinstance(event, dict):
+            yield event

@@ -1,0 +1,131 @@
+"""Times of collectives in traces of several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCollectives, collective_times
+from legoai.cost.calibration.observed.trace_files import Call, TraceFile, read_trace
+from legoai.cost.network.topology import Placement
+from support.traces import GpuTrace
+
+ADD = ("aten::add", [[64], [64], []], ["float", "float", "Scalar"], 1.0)
+
+
+def of(traces: Sequence[GpuTrace], folder: Path, per_host: int = 8) -> CollectiveTimes:
+    step = StepCollectives()
+    for index, one in enumerate(traces):
+        step.note(read_trace(one.write(folder / f"{index}.json")))
+    return collective_times(step, devices_per_host=per_host)
+
+
+def test_of_a_collective_the_rank_that_waits_for_none_counts(tmp_path: Path) -> None:
+    ranks = [GpuTrace(rank) for rank in range(2)]
+    for trace, lasts in zip(ranks, ([30.0, 80.0, 31.0], [90.0, 33.0, 32.0]), strict=True):
+        trace.call(*ADD)
+        trace.collective("_allgather_base", (1024, 2048), lasts[0], dtype="BFloat16")
+        trace.collective("_reduce_scatter_base", (2048, 1024), lasts[1])
+        trace.collective("_allgather_base", (1024, 2048), lasts[2], dtype="BFloat16")
+    found = of(ranks, tmp_path)
+    here = Placement(2, 1, 2)
+    assert not found.waited
+    assert set(found.seconds) == {("all_gather", here, 4096), ("reduce_scatter", here, 8192)}
+    assert found.seconds["all_gather", here, 4096] == pytest.approx([30e-6, 31e-6], abs=1e-8)
+    assert found.seconds["reduce_scatter", here, 8192] == pytest.approx([33e-6], abs=1e-8)
+
+
+def test_the_groups_of_a_mesh_are_counted_by_themselves_and_placed_on_hosts(tmp_path: Path) -> None:
+    groups = [("0", range(4)), ("1", (0, 1)), ("2", (2, 3)), ("3", (0, 2)), ("4", (1, 3))]
+    ranks = [GpuTrace(rank, 4, groups) for rank in range(4)]
+    for rank, trace in enumerate(ranks):
+        own = [group for group in groups[1:] if rank in group[1]]
+        trace.call(*ADD)
+        for group in own if rank % 2 else reversed(own):  # in another order between two groups
+            trace.collective("allreduce", (1024, 1024), 10.0 + rank + 100 * int(group[0]), group=group)
+    found = of(ranks, tmp_path, per_host=2)
+    inside, across = (found.seconds["all_reduce", on, 4096] for on in (Placement(2, 1, 2), Placement(2, 2, 1)))
+    assert sorted(inside) == pytest.approx([110e-6, 212e-6], abs=1e-8)
+    assert sorted(across) == pytest.approx([310e-6, 411e-6], abs=1e-8)
+    assert not found.waited
+
+
+def test_one_rank_alone_says_so(tmp_path: Path) -> None:
+    trace = GpuTrace(1)
+    trace.call(*ADD)
+    trace.collective("broadcast", (1024, 1024), 10.0)
+    found = of([trace], tmp_path)
+    assert not found.seconds and set(found.waited) == {("broadcast", Placement(2, 1, 2), 4096)}
+
+
+def test_ranks_of_a_large_group_are_found_by_its_name_or_by_its_stride(tmp_path: Path) -> None:
+    group = ("7", range(0, 64, 2))
+    trace = GpuTrace(0, 64, [("7", group[1])])
+    trace.call(*ADD)
+    trace.collective("allreduce", (1024, 1024), 10.0, group=group, ranks="[0, 2, 4, ...]")
+    assert set(of([trace], tmp_path).waited) == {("all_reduce", Placement(32, 8, 4), 4096)}
+    trace.groups = []
+    assert of([trace], tmp_path).unknown == {"ranks of the group not in the trace": 1}
+    for event in trace.events:
+        if event["cat"] == "kernel" and "Collective name" in event["args"]:
+            event["args"] |= {"Global rank start": 0, "Global rank stride": 2}
+    assert set(of([trace], tmp_path).waited) == {("all_reduce", Placement(32, 8, 4), 4096)}
+
+
+def test_what_is_not_known_is_left_out_and_named(tmp_path: Path) -> None:
+    trace = GpuTrace(0, 4)
+    trace.call(*ADD)
+    trace.collective("recv", (1024, 1024), 10.0)
+    trace.collective("allgather_into_tensor_coalesced", (1024, 2048), 10.0)
+    trace.collective("allreduce", (1024, 1024), 10.0, dtype="Odd")
+    trace.collective("allreduce", (1024, 1024), 10.0, group=("1", (0,)))
+    trace.collective("send", (1024, 1024), 10.0, group=("0", (0, 1, 2, 3)))
+    found = of([trace], tmp_path)
+    assert not found.seconds and not found.waited
+    assert set(found.unknown) == {
+        "recv",
+        "allgather_into_tensor_coalesced",
+        "allreduce",
+        "send in a group of more than two",
+    }
+
+
+def test_ranks_that_disagree_on_the_order_are_left_out(tmp_path: Path) -> None:
+    ranks = [GpuTrace(rank) for rank in range(2)]
+    for trace, sizes in zip(ranks, ((1024, 2048), (2048, 2048)), strict=True):
+        trace.call(*ADD)
+        for size in sizes:
+            trace.collective("allreduce", (size, size), 10.0)
+    found = of(ranks, tmp_path)
+    assert found.unknown == {"in another order on another rank": 2}
+    assert [bytes for _, _, bytes in found.seconds] == [8192]
+
+
+def of_gloo(groups: Sequence[tuple[str, tuple[int, ...]]], per_host: int) -> CollectiveTimes:
+    """An all-gather of two ranks and an all-reduce, each taken up by one of gloo's threads."""
+    floats = ["float", "float", "", "Scalar", "Scalar"]
+    step = StepCollectives()
+    for rank, lasts in ((0, 100.0), (1, 60.0)):
+        calls = [
+            Call("c10d::_allgather_base_", (1, 1), 0.0, 10.0, 1, ([[2048], [1024], [], [], []], floats, None, None)),
+            Call("c10d::allreduce_", (1, 1), 200.0, 210.0, 2, ([[[512]], [], []], ["TensorList", "", ""], None, None)),
+            Call("gloo:all_gather", (1, 2), 5.0, 5.0 + lasts, 3, ([[1024]], ["float"], None, None)),
+            Call("gloo:all_reduce", (1, 2), 205.0, 205.0 + lasts, 4, ([[512]], ["float"], None, None)),
+        ]
+        step.note(TraceFile(path=Path(), rank=rank, world=4, groups=tuple(groups), calls=calls))
+    return collective_times(step, devices_per_host=per_host)
+
+
+def test_over_gloo_a_group_is_told_by_its_ranks_or_by_what_it_gathers() -> None:
+    one = of_gloo([("0", (0, 1))], 4)
+    here = Placement(2, 1, 2)
+    assert one.seconds == {
+        ("all_gather", here, 8192): [pytest.approx(60e-6)], ("all_reduce", here, 2048): [pytest.approx(60e-6)],
+    }  # fmt: skip
+    mesh = [("0", (0, 1, 2, 3)), ("1", (0, 1)), ("2", (0, 2)), ("3", (1, 3))]
+    two = of_gloo(mesh, 4)
+    assert not two.seconds and two.waited == {("all_gather", here, 8192): pytest.approx([100e-6, 60e-6])}
+    assert two.unknown == {"of a group that the trace does not tell": 2}, "the all-reduces"
+    assert of_gloo(mesh, 2).unknown == {"of a group that the trace does not tell": 4}, "inside a host, or between two"

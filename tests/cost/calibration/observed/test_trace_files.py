@@ -1,0 +1,114 @@
+"""Reading of the profiler's traces, whole and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.calibration.observed import trace_files
+from legoai.cost.calibration.observed.trace_files import TraceError, read_trace
+from support.traces import A100, GpuTrace
+
+MM = ("aten::mm", [[64, 32], [32, 16]], ["c10::BFloat16", "c10::BFloat16"])
+
+
+def small() -> GpuTrace:
+    trace = GpuTrace(rank=1, world=4, groups=[("0", range(4)), ("1", (1, 3))])
+    trace.call(*MM, 7.5)
+    trace.collective("allreduce", (1024, 1024), 30.0, group=("1", (1, 3)))
+    return trace
+
+
+@pytest.mark.parametrize("name", ["step-3-rank-1.json", "step-3-rank-1.json.gz"])
+@pytest.mark.parametrize("chunk", [7, 2**20])
+def test_a_trace_is_read_in_pieces_of_any_length(
+    name: str, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_files, "_CHUNK", chunk)
+    found = read_trace(small().write(tmp_path / name))
+    assert (found.rank, found.world, found.on_device) == (1, 4, True)
+    assert found.groups == (("0", (0, 1, 2, 3)), ("1", (1, 3)))
+    assert found.device == A100
+    assert [call.name for call in found.calls] == ["aten::mm", "record_param_comms"]
+    assert [kernel.end - kernel.start for kernel in found.kernels] == pytest.approx([7.5, 30.0], abs=1e-2)
+    assert [kernel.collective is not None for kernel in found.kernels] == [False, True]
+    assert {launch.correlation for launch in found.launches} == {kernel.correlation for kernel in found.kernels}
+
+
+def test_events_of_other_kinds_and_broken_fields_are_passed_over(tmp_path: Path) -> None:
+    trace = small()
+    whole = len(read_trace(trace.write(tmp_path / "a.json")).calls)
+    trace.events += [
+        {"ph": "M", "name": "process_name", "pid": 0},
+        {"ph": "X", "cat": "cpu_op", "name": "without a time"},
+        {"ph": "X", "cat": "cpu_op", "name": "odd", "ts": "now", "dur": 1, "args": 3},
+        {
+            "ph": "X",
+            "cat": "cpu_op",
+            "name": "aten::mm",
+            "ts": 1,
+            "dur": 1,
+            "args": {"Input Dims": [3], "Input type": [3]},
+        },
+        {"ph": "f", "id": 1, "ts": 3.0, "cat": "ac2g", "name": "ac2g"},
+    ]
+    text = (
+        trace.text().replace('"dur": 7.5', '"dur": 7.5, "odd": NaN').replace('traceEvents": [', 'traceEvents": [ 17,')
+    )
+    (tmp_path / "b.json").write_text(text)
+    found = read_trace(tmp_path / "b.json")
+    assert len(found.calls) == whole + 1 and found.calls[-1].arguments is None
+
+
+def test_a_trace_that_is_not_whole_is_refused_and_says_what_to_do(tmp_path: Path) -> None:
+    text = small().text()
+    for at in (len(text) // 3, len(text) // 2, text.index('"traceName"') - 10):
+        (tmp_path / "cut.json").write_text(text[:at])
+        with pytest.raises(TraceError, match=r"ends in the middle.*profile a step again"):
+            read_trace(tmp_path / "cut.json")
+    raw = gzip.compress(text.encode())
+    (tmp_path / "cut.json.gz").write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(TraceError, match=r"is not whole.*profile a step again"):
+        read_trace(tmp_path / "cut.json.gz")
+    (tmp_path / "flipped.json.gz").write_bytes(raw[:40] + b"\x00\xff\x00" + raw[43:])
+    with pytest.raises(TraceError):
+        read_trace(tmp_path / "flipped.json.gz")
+
+
+def test_damage_in_the_middle_ends_the_reading_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "_CHUNK", 64)
+    monkeypatch.setattr(trace_files, "_LONGEST", 4096)
+    text = small().text().replace('"cat": "cpu_op"', '"cat" "cpu_op"', 1) + " " * 10_000
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(TraceError, match=r"is damaged"):
+        read_trace(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no `traceEvents`"),
+        ("\x80\x02}q\x00.", "no `traceEvents`"),
+        ("[]", "no `traceEvents`"),
+        (json.dumps({"traceEvents": []}), "no operators"),
+        (json.dumps([{"traceEvents": []}]), "no JSON"),
+        (json.dumps({"traceEvents": [{"ph": "X", "cat": "gpu", "name": "x", "ts": 1, "dur": 1}]}), "no operators"),
+    ],
+)
+def test_another_file_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(TraceError, match=re.escape(said)):
+        read_trace(tmp_path / "other.json")
+
+
+def test_a_trace_without_shapes_is_refused_unless_it_has_collectives(tmp_path: Path) -> None:
+    without = GpuTrace(shapes=False)
+    without.call(*MM, 7.5)
+    with pytest.raises(TraceError, match=r"no shapes of operands.*--profile-step N"):
+        read_trace(without.write(tmp_path / "a.json"))
+    without.collective("allreduce", (1024, 1024), 30.0)
+    assert len(read_trace(without.write(tmp_path / "b.json")).kernels) == 2

@@ -1,0 +1,86 @@
+"""Corrections by size, and whether they are better than what they correct."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.calibration.correction import Correction, Trial, left_out, repeated
+from legoai.cost.calibration.update import corrected
+
+
+def test_a_ratio_is_interpolated_between_sizes_and_holds_or_fades_beyond() -> None:
+    pairs = [(2.0**10, 2.0), (2.0**12, 8.0)]
+    holds, fades = (Correction.of(pairs, holds=how, octaves=0.0) for how in (True, False))
+    for one in (holds, fades):
+        assert one.at(2.0**10) == pytest.approx(2) and one.at(2.0**11) == pytest.approx(4)
+        assert one.at(2.0**12) == pytest.approx(8)
+    assert (holds.at(1), holds.at(2.0**40)) == pytest.approx((2, 8))
+    assert fades.at(2.0**14) == pytest.approx(8) and fades.at(2.0**15) == pytest.approx(8**0.5)
+    assert fades.at(2.0**16) == fades.at(2.0**40) == fades.at(1) == pytest.approx(1)
+
+
+def test_sizes_of_one_octave_are_taken_together() -> None:
+    pairs = [(1000.0, 2.0), (1010.0, 4.0), (1020.0, 8.0), (2.0**20, 1.0)]
+    found = Correction.of(pairs, holds=True, octaves=1.0)
+    assert found.at(1010) == pytest.approx(4) and len(found.sizes) == 2
+
+
+def test_a_trial_is_on_times_that_were_not_fitted() -> None:
+    trial = repeated([("a", [1.0, 2.0, 1.0, 2.0]), ("once", [5.0])], lambda _: 4.0, statistics.median)
+    assert (trial.before["median"], trial.after["median"], trial.after["rows"]) == (1.0, 0.5, 1)
+    assert trial.better and not Trial.of([], [], []).better
+    seen: list[list[int]] = []
+
+    def fit(known: list[tuple[int, float]]):
+        seen.append([what for what, _ in known])
+        return float
+
+    trial = left_out([(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)], lambda what: 2.0 * what, fit)
+    assert seen == [[2, 3, 4], [1, 3, 4], [1, 2, 4], [1, 2, 3]]
+    assert (trial.before["median"], trial.after["median"]) == (1.0, 0.0)
+
+
+def test_a_model_is_corrected_only_where_that_is_nearer() -> None:
+    def base(size: float) -> float:
+        return 1e-6 + size / 1e9
+
+    def tried(factors: list[float], times: int = 2):
+        samples = [
+            (2.0 ** (12 + 2 * index), [base(2.0 ** (12 + 2 * index)) * f] * times) for index, f in enumerate(factors)
+        ]
+        return corrected("part", samples, base, float, octaves=0.0, typical=min)
+
+    part, correction = tried([1.5] * 5)
+    assert correction is not None and correction.holds and part.result == "measured"
+    assert correction.at(2.0**40) == pytest.approx(1.5)
+    part, correction = tried([1.0] * 5)
+    assert correction is None and part.result == "kept"
+    part, correction = tried([1.5, 3.0])  # too few sizes to see whether others are like them
+    assert correction is not None and not correction.holds
+    part, correction = tried([1.5, 3.0], times=1)
+    assert correction is None and "nothing could be held out" in part.how
+    part, correction = tried([4.0, 0.25, 4.0, 0.25, 4.0])  # no neighbour is like the next, yet each is as it was
+    assert correction is not None and not correction.holds
+
+
+def test_what_was_observed_bounds_a_search_from_below(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from legoai.cost.kernels.table import Table
+    from legoai.cost.kernels.work import Product
+    from legoai.cost.machine.kernel_time import seconds_of
+    from legoai.cost.profiles import profile
+    from legoai.cost.search.least_costs.layers import fastest_rate
+
+    base = profile("h100_sxm")
+    model = base.products["bf16"]
+    work = Product(batch=1, m=8192, n=8192, k=8192, rate="bf16", bytes=6 * 8192**2)
+    observed = Table(points=((0.0, 13.0, 13.0, 13.0),), ratios=(-2.0,), reach=0.25)
+    fast = replace(base, products={**base.products, "bf16": replace(model, observed=observed)}, answers={})
+    seconds, label = seconds_of(work, fast)
+    assert label == "measured table" and seconds == pytest.approx(model.curve.seconds(work) * 2.718281828**-2)
+    assert fastest_rate(model) < work.flops / seconds <= fastest_rate(fast.products["bf16"])
+    assert fastest_rate(model) >= work.flops / seconds_of(work, base)[0]
