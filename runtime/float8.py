@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
 
 
 def convert_to_float8(module: nn.Module, paths: Sequence[str], *, recipe: str, gather_weights: bool = False) -> None:

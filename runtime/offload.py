@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 from torch.optim.optimizer import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from legoai.runtime.torch_internals.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
 from legoai.runtime.wrapped import plain_parts
 
 HOST = torch.device("cpu")

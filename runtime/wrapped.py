@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
 
 
 def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
