@@ -134,7 +134,7 @@ GATHERED = """\
 plan    gathered
 model   llama3("tiny", n_layers = 6, dim = 256, hidden_dim = 768, n_heads = 8, n_kv_heads = 4, vocab_size = 512)
 cluster h100_sxm(hosts = 1)
-batch   (global = 64, micro = 1, seq_len = 256)
+batch   (global = 24, micro = 1, seq_len = 256)
 {mesh}
 fsdp blocks on dp_shard
 precision {{
@@ -162,13 +162,11 @@ def sent(mesh: str, gather: str) -> Counter[tuple[str, str, str]]:
 
 def test_what_is_gathered_in_float8_has_half_of_the_bytes():
     pytest.importorskip("torchao")
-    plain, weights, both = (sent(BOTH, gather) for gather in ("", "weights", "weights, activations"))
+    plain, both = (sent(BOTH, gather) for gather in ("", "weights, activations"))
     gathers = plain["all_gather", "dp_shard", "bfloat16"] / (2 * (WEIGHTS / 2 + 512))
-    for found in (weights, both):
-        assert found["all_gather", "dp_shard", "uint8"] == gathers * (WEIGHTS / 2 + 2 * 512)
-        assert found["reduce_scatter", "dp_shard", "float32"] == plain["reduce_scatter", "dp_shard", "float32"]
+    assert both["all_gather", "dp_shard", "uint8"] == gathers * (WEIGHTS / 2 + 2 * 512)
+    assert both["reduce_scatter", "dp_shard", "float32"] == plain["reduce_scatter", "dp_shard", "float32"]
     on_tp = "all_gather", "tp"
-    assert weights[*on_tp, "bfloat16"] == plain[*on_tp, "bfloat16"]
     # The block's inputs in forward, and the gradients of its outputs in backward.
     assert both[*on_tp, "float8_e4m3fn"] == both[*on_tp, "float8_e5m2"] == plain[*on_tp, "bfloat16"] / 4
     assert both[*on_tp, "bfloat16"] == 0
@@ -178,7 +176,7 @@ def test_what_is_gathered_in_float8_has_half_of_the_bytes():
     ("mesh", "more"),
     [
         (SHARDS, "checkpoint { layers.* = budget(50%) }"),
-        (BOTH, "offload (activations = all)"),
+        pytest.param(BOTH, "offload (activations = all)", marks=pytest.mark.slow),
         pytest.param(BOTH, COMPILED, marks=pytest.mark.slow),
     ],
 )

@@ -99,7 +99,10 @@ GATHERED = """precision (param = fp32, reduce = fp32) {{
 """
 
 
-@pytest.mark.parametrize("gather", ["weights", "activations", "weights, activations"])
+@pytest.mark.parametrize(
+    "gather",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("weights", "activations")), "weights, activations"],
+)
 def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
     """A scale is that of the whole tensor, so that casting before a gather and behind it give the same."""
     pytest.importorskip("torchao.float8")
@@ -113,6 +116,7 @@ def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
     assert all(torch.equal(after["parameters"][name], value) for name, value in before["parameters"].items())
 
 
+@pytest.mark.slow
 def test_a_budget_counts_what_is_gathered_in_float8_as_no_activation(gloo, data):
     pytest.importorskip("torchao.float8")
     weights = GATHERED.format(gather="(gather = [weights, activations])")
@@ -121,7 +125,7 @@ def test_a_budget_counts_what_is_gathered_in_float8_as_no_activation(gloo, data)
     assert (after["loss"], after["norm"]) == (before["loss"], before["norm"])
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_checkpoint_holds_weights_as_they_are_stored(gloo, data, tmp_path, asynchronous: bool):
     """It is written where weights are gathered in float8, and read where they are not, and the other way."""
     pytest.importorskip("torchao.float8")
