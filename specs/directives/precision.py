@@ -25,7 +25,7 @@ class Float8(Treatment):
         ListOf(Choice(("weights", "activations"))),
         doc=(
             "What is gathered for these layers in float8, half of the bytes: `weights` by `fsdp`, which casts each "
-            "rank's piece, with scales that are computed once at the begin of a step; `activations`, and their "
+            "rank's piece, with scales that are computed once at the start of a step; `activations`, and their "
             "gradients, by `shard on tp`. Only with one scale for a tensor."
         ),
         default=(),
