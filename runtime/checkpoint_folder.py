@@ -251,7 +251,7 @@ class Checkpoints:
         if final.exists():  # damaged: a run does not save a step twice on one branch
             shutil.rmtree(final)
         draft.rename(final)
-        _sync_folder(self.root)
+        sync(self.root)
 
     def _remove_oldest(self, saved: SavePoint) -> None:
         points = self.points()
@@ -357,11 +357,12 @@ def _write_durably(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Let a file, or what a folder lists, be on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from legoai.runtime.checkpoint import WEIGHTS, cause
+from legoai.runtime.checkpoint_folder import sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.folder import CONFIG, INDEX, SINGLE, check_installed
 from legoai.runtime.published.whole_model import WholeModel
@@ -209,7 +209,7 @@ def _write_weights(source: _Source, draft: Path, most_bytes: int, say: Callable[
             # safetensors tells of a full disk by an error of its own
             raise OSError(0, f"{type(error).__name__}: {error}") from error
         (draft / file).chmod(draft.stat().st_mode & 0o666)  # which safetensors keeps from others
-        _sync(draft / file)
+        sync(draft / file)
         placed |= dict.fromkeys(names, file)
         say(f"{file}: {len(names)} tensors")
     total = sum(map(source.nbytes, placed))
@@ -236,11 +236,3 @@ def _write_config(draft: Path, fields: Mapping[str, Any], dtype: torch.dtype, be
     config.pop("dtype", None)
     config.pop("transformers_version", None)
     (draft / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

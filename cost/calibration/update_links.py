@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from legoai.cost.calibration.correction import Typical
+from legoai.cost.calibration.correction import Correction, Typical
 from legoai.cost.calibration.observed.collectives import CollectiveTimes
 from legoai.cost.calibration.update import Document, Part, corrected
 from legoai.cost.machine.collective_time import Network, seconds_on
@@ -35,48 +36,57 @@ def update_links(
         if on_device:  # the least counts of both
             sizes = {**waited.get((kind, on), {}), **sizes}
         typical: Typical = min if on_device or (kind, on) not in matched else statistics.median
+        one = _Observed(kind, on, sizes, typical)
         if on.hosts == 1:
-            parts.append(_inside(document, base, kind, on, sizes, network, typical))
+            parts.append(_inside(document, base, one, network))
         elif network.fabric is None:
-            how = "over several hosts, between which the base has no fabric"
-            parts.append(Part(name=_name(kind, on), seen=len(sizes), result="kept", how=how, trial=None))
+            parts.append(one.kept("over several hosts, between which the base has no fabric"))
         else:
-            parts.append(_between(document, base, kind, on, sizes, network, typical))
+            parts.append(_between(document, base, one, network))
     return parts
 
 
-def _name(kind: CollectiveKind, on: Placement) -> str:
-    if on.hosts == 1:
-        return f"links {kind} of {on.ranks}"
-    return f"fabric {kind} of {on.hosts} x {on.per_host}"
+class _Observed(NamedTuple):
+    """What was seen of one collective at one placement: its seconds by size, and which of equal ones counts."""
+
+    kind: CollectiveKind
+    on: Placement
+    sizes: dict[int, list[float]]
+    typical: Typical
+
+    @property
+    def name(self) -> str:
+        if self.on.hosts == 1:
+            return f"links {self.kind} of {self.on.ranks}"
+        return f"fabric {self.kind} of {self.on.hosts} x {self.on.per_host}"
+
+    def kept(self, how: str) -> Part:
+        """The part where the base stays."""
+        return Part(name=self.name, seen=len(self.sizes), result="kept", how=how, trial=None)
+
+    def corrected(self, before: Callable[[float], float]) -> tuple[Part, Correction | None]:
+        """The part, and how it corrects what the base says of a size."""
+        measured = sorted(self.sizes.items())
+        return corrected(self.name, measured, before, float, octaves=0.0, typical=self.typical)
 
 
-def _inside(  # noqa: PLR0917
-    document: Document,
-    base: Profile,
-    kind: CollectiveKind,
-    on: Placement,
-    sizes: dict[int, list[float]],
-    network: Network,
-    typical: Typical,
-) -> Part:
+def _inside(document: Document, base: Profile, seen: _Observed, network: Network) -> Part:
     """Correct the curve of one collective among so many ranks of one host."""
-    name = _name(kind, on)
+    kind, on = seen.kind, seen.on
 
     def before(size: float) -> float:
         return seconds_on(on, kind, size, network, base)[0]
 
     try:
-        before(next(iter(sizes)))
+        before(next(iter(seen.sizes)))
     except ProfileError:
-        how = "the base has no collectives to correct"
-        return Part(name=name, seen=len(sizes), result="kept", how=how, trial=None)
-    part, correction = corrected(name, sorted(sizes.items()), before, float, octaves=0.0, typical=typical)
+        return seen.kept("the base has no collectives to correct")
+    part, correction = seen.corrected(before)
     if correction is None:
         return part
     near = _nearest(document["links"], kind, on.ranks)
     known = [float(size) for size, _ in near.get("points", ())] or [2.0**power for power in range(10, 31)]
-    grid = sorted({*known, *map(float, sizes)})
+    grid = sorted({*known, *map(float, seen.sizes)})
     limit, steepness, middle = near["sigmoid"]
     document["links"].setdefault(kind, {})[str(on.ranks)] = {
         "sigmoid": [limit / correction.at(grid[-1] * 2**10), steepness, middle],
@@ -94,24 +104,17 @@ def _nearest(links: Document, kind: CollectiveKind, ranks: int) -> dict[str, Any
     return found
 
 
-def _between(  # noqa: PLR0917
-    document: Document,
-    base: Profile,
-    kind: CollectiveKind,
-    on: Placement,
-    sizes: dict[int, list[float]],
-    network: Network,
-    typical: Typical,
-) -> Part:
+def _between(document: Document, base: Profile, seen: _Observed, network: Network) -> Part:
     """Correct the times of one collective over hosts at one placement; other placements stay the fabric's."""
     assert network.fabric is not None
+    kind, on = seen.kind, seen.on
 
     def before(size: float) -> float:
         return seconds_on(on, kind, size, network, base, straggler=False)[0]
 
-    part, correction = corrected(_name(kind, on), sorted(sizes.items()), before, float, octaves=0.0, typical=typical)
+    part, correction = seen.corrected(before)
     if correction is not None:
-        grid = sorted({*(2.0**power for power in range(10, 33)), *map(float, sizes)})
+        grid = sorted({*(2.0**power for power in range(10, 33)), *map(float, seen.sizes)})
         of_fabric = document.setdefault("fabrics", {}).setdefault(network.fabric.name, {})
         of_fabric[f"{kind} {on.hosts} {on.per_host}"] = [[size, before(size) * correction.at(size)] for size in grid]
     return part

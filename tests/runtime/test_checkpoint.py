@@ -207,7 +207,7 @@ def save_and_crash(root: Path, at: str) -> None:
         setattr(checkpoint_folder, at, whole)
 
 
-@pytest.mark.parametrize("at", ["_make_empty", "_checksums", "_write_durably", "_sync_folder"])
+@pytest.mark.parametrize("at", ["_make_empty", "_checksums", "_write_durably", "sync"])
 def test_a_crash_while_saving_leaves_the_last_good_one(gloo, tmp_path, at):
     gloo(1)(save, tmp_path, 1)
     with pytest.raises(RunError, match=r"step-2 could not be written: the disk is full"):
