@@ -47,6 +47,7 @@ from legoai.cost.estimate import CannotEstimateError, estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.least_costs.movements import Moved, moved_of
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork, work_of_micro_batch
+from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.stages.costs import BlockWork, work_of_stages
 from legoai.cost.simulated.forking import begin_forked
 from legoai.dsl.open_plan import Candidate, OpenPlan
@@ -126,6 +127,7 @@ class Cost:
     peak: int
     micro_batch: MicroBatchWork
     moved: list[Moved]
+    points: MemoryPoints
     blocks: Mapping[str, BlockWork]
     whole: bool
 
@@ -144,7 +146,8 @@ class Cost:
             return None
         blocks = work_of_stages(found, analysis.manifest).least
         moved = moved_of(found, analysis)
-        return Cost(found.step_time, found.peak_active, work_of_micro_batch(found), moved, blocks, found.whole)
+        work, points = work_of_micro_batch(found, analysis.manifest), memory_points(found, analysis.manifest)
+        return Cost(found.step_time, found.peak_active, work, moved, points, blocks, found.whole)
 
 
 Costs = dict[tuple[int, ...], Cost | None]
@@ -214,7 +217,7 @@ def compare(  # noqa: PLR0917
             continue
         tally.taught += taught
         taught = taught or bool(cost.moved)
-        bounds.learn(candidate.analysis, cost.micro_batch, cost.moved)
+        bounds.learn(candidate.analysis, cost.micro_batch, cost.moved, cost.points)
         bounds.shared.learn_blocks(candidate.analysis, cost.blocks)
         tally.candidates += 1
         tally.kinds = dict(Counter(tally.kinds) + Counter(kinds_of(candidate.plan)))

@@ -35,7 +35,7 @@ CLUSTERS = {
 """Devices by their number."""
 CHECKPOINTS = (
     "none", "full", "every(2)", "selective([attention])", "selective([attention, matmul])",
-    "selective([attention, alternate_matmul])",
+    "selective([attention, alternate_matmul])", "budget(0.5)", "budget(0.25)",
 )  # fmt: skip
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 

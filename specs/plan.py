@@ -62,6 +62,21 @@ class HoleFound(Record):
     hole: Hole
 
 
+def holes_of(directive: Directive) -> Iterator[HoleFound]:
+    """Every undecided value of a statement."""
+    for item in walk(directive):
+        if isinstance(item, PathRule):
+            if isinstance(item.treatment, Hole):
+                yield HoleFound(f"the treatment of `{item.path}`", item.origin, item.treatment)
+            continue
+        for option in item.options:
+            value = getattr(item, option.field)
+            origin = item.origins.get(option.field, item.origin("keyword"))
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Hole):
+                    yield HoleFound(f"`{option.name}`", origin, part)
+
+
 class Plan(Record, kw_only=True):
     """A resolved plan. A field is None where the plan has no such statement.
 
@@ -129,17 +144,7 @@ class Plan(Record, kw_only=True):
     def holes(self) -> Iterator[HoleFound]:
         """Every undecided value."""
         for directive in self.directives():
-            for item in walk(directive):
-                if isinstance(item, PathRule):
-                    if isinstance(item.treatment, Hole):
-                        yield HoleFound(f"the treatment of `{item.path}`", item.origin, item.treatment)
-                    continue
-                for option in item.options:
-                    value = getattr(item, option.field)
-                    origin = item.origins.get(option.field, item.origin("keyword"))
-                    for part in value if isinstance(value, tuple) else (value,):
-                        if isinstance(part, Hole):
-                            yield HoleFound(f"`{option.name}`", origin, part)
+            yield from holes_of(directive)
 
     def canonical(self) -> dict[str, Any]:
         """The plan as plain data: the same for two plans that say the same, whatever their text, order or file.

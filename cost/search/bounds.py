@@ -15,7 +15,8 @@ stream that computes; and parameters are gathered over the same links one after 
 beside them (:mod:`legoai.cost.search.least_costs.collectives`), but where nothing does
 (:mod:`legoai.cost.search.least_costs.exposed`); and between reductions gradients are added up
 (:mod:`legoai.cost.search.least_costs.gradients`). All layers take no less than those of a candidate that
-was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`). In a pipeline a rank begins when the
+was simulated and has the same (:mod:`legoai.cost.search.least_costs.shared_work`), nor blocks than those of one that
+has the same blocks (:mod:`legoai.cost.search.least_costs.seen_blocks`). In a pipeline a rank begins when the
 first micro batch has passed the stages before its own, and the step ends when the last has gone back through them.
 What finds no room in memory is computed again (:mod:`legoai.cost.search.forced`), as open treatments allow it
 (:mod:`legoai.cost.search.least_costs.treatments`).
@@ -47,6 +48,7 @@ from legoai.cost.search.least_costs.movements import Moved
 from legoai.cost.search.least_costs.recomputation import blocks_moved_again, by_treatments
 from legoai.cost.search.least_costs.shared_work import BlockWork, MicroBatchWork, SharedWork
 from legoai.cost.search.least_memory import least_memory
+from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.search.stages.assignment import Assignment, StageProblem
 from legoai.cost.search.stages.block_bytes import BlockBytes
 from legoai.cost.search.stages.bounds import UnderSchedules, along_schedule, under_any_schedule
@@ -113,8 +115,8 @@ class BoundsOf:
 
     @property
     def known(self) -> object:
-        """What has been learnt of all candidates, by identity: while it is the same, bounds of open ones are too."""
-        return self.layers.own
+        """What has been learnt of all candidates: while it is the same, bounds of open ones are too."""
+        return self.layers.own, self.layers.seen.lessons
 
     def machine(self, analysis: Analysis) -> Machine:
         """The machine of a candidate whose cluster is decided.
@@ -147,13 +149,19 @@ class BoundsOf:
             memory=self._memory(analysis) if math.isfinite(seconds) else math.inf,
         )
 
-    def learn(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved]) -> None:
+    def learn(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved], points: MemoryPoints) -> None:
         """Note what a simulated candidate tells of others: what a micro batch took, and what its blocks moved."""
         self.shared.learn(analysis, work)
-        self.layers.learn(analysis, moved)
+        self.layers.learn(analysis, moved, work, points)
+
+    def lessons(self, analysis: Analysis) -> list[str]:
+        """What simulating a candidate would tell of others; nothing of what is known."""
+        of_blocks = self.layers.seen.lesson(analysis) if analysis.plan.pipeline is None else None
+        return [one for one in (of_blocks, self.shared.lesson(analysis)) if one is not None]
 
     def _memory(self, analysis: Analysis) -> float:
-        least: float = least_memory(analysis, self.shared.activations(analysis))
+        kept = sum(self.layers.once(analysis, self._kept).values())
+        least: float = least_memory(analysis, self.shared.activations(analysis), kept)
         with contextlib.suppress(Undecided):
             if is_staged(analysis):
                 least = max(least, self.layers.once(analysis, self._under_any_schedule).bytes)
@@ -165,6 +173,13 @@ class BoundsOf:
             return least if problem is None else max(least, problem.memory(blocks_of_stages(analysis)))
         except Undecided:
             return least
+
+    def _kept(self, analysis: Analysis) -> dict[str, float]:
+        """Bytes that blocks were seen to keep for one micro batch; none of those that are not decided."""
+        try:
+            return self.layers.seen.kept(analysis)
+        except Undecided:
+            return {}
 
     def _seconds(self, analysis: Analysis) -> float:
         everything = self.layers.once(analysis, self._of_all_ranks)
@@ -194,6 +209,9 @@ class BoundsOf:
             with contextlib.suppress(Undecided):
                 for path in blocks_moved_again(analysis):
                     found[path] = found.get(path, 0.0) + moved.again
+        with contextlib.suppress(Undecided):
+            for path, seconds in self.layers.seen.recomputed(analysis).items():
+                found[path] = max(found.get(path, 0.0), seconds)
         return found
 
     def _computes(self, analysis: Analysis) -> float:

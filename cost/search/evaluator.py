@@ -126,7 +126,7 @@ class Figures:
             exposed=dict(sorted(found.exposed_by_axis.items())),
             waiting=one.copies + one.host + one.idle,
             bubble=found.bubble_fraction,
-            micro_batch=work_of_micro_batch(found),
+            micro_batch=work_of_micro_batch(found, analysis.manifest),
             moved=moved_of(found, analysis),
             stages=work_of_stages(found, analysis.manifest),
             units=work_of_units(found, analysis),
@@ -144,7 +144,7 @@ class Figures:
     def read(document: Mapping[str, Any]) -> Figures:
         """The figures of a :meth:`document`."""
         parts = {
-            "micro_batch": MicroBatchWork(**document["micro_batch"]),
+            "micro_batch": MicroBatchWork.read(document["micro_batch"]),
             "moved": [Moved(*one) for one in document["moved"]],
             "stages": StageWork.read(document["stages"]),
             "units": UnitWork(**document["units"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ class Forced:
             outputs=outputs[0],
             whole=self.layers.once(analysis, self._whole).get(blocks[0]),
             given=inputs / len(blocks),
-            kept=min(kept_of_blocks(analysis).values()),
+            kept=self._kept(analysis, blocks),
             room=min(self.room(analysis)),
         )
 
@@ -102,10 +103,6 @@ class Forced:
             works = (Movement(kind=kind, bytes=int(size), rate=rate) for kind in _KINDS)
             return min(seconds_of(work, profile)[0] for work in works)
 
-        if alike:
-            sides = self.layers.once(analysis, self._sides, alike[-1])
-            if sides:
-                return [sides], len(alike)
         found = outputs_of_blocks(
             analysis,
             alike[-1:] or each,
@@ -113,15 +110,26 @@ class Forced:
             self.layers.once(analysis, self.layers.waits),
             functools.cache(moves),
         )
-        return found, len(alike) or 1
+        sides = self._sides(analysis, alike[-1], found[0]) if alike and found else ()
+        return [sides] if sides else found, len(alike) or 1
 
-    def _sides(self, analysis: Analysis, block: str) -> Sequence[Output]:
+    def _sides(self, analysis: Analysis, block: str, outputs: Sequence[Output]) -> Sequence[Output]:
         """What a block may keep as its open treatment allows it; nothing where that is not open, or not known."""
         if not open_treatments(analysis):
             return ()
         moved = self.layers.once(analysis, self.layers.moved)
         least = self.layers.once(analysis, self.layers.of_layers)
-        return sides_of_hull(analysis, block, least, 0.0 if moved is None else moved.again)
+        again = 0.0 if moved is None else moved.again
+        seen = functools.partial(self.layers.seen.under, analysis)
+        return sides_of_hull(analysis, block, least, again, seen, outputs)
+
+    def _kept(self, analysis: Analysis, blocks: Sequence[str]) -> float:
+        """Least bytes that a block keeps for one micro batch."""
+        least: dict[str, float] = dict(kept_of_blocks(analysis))
+        with contextlib.suppress(Undecided):
+            for path, size in self.layers.seen.kept(analysis).items():
+                least[path] = max(least.get(path, 0.0), size)
+        return min(least.get(path, 0.0) for path in blocks)
 
     def _whole(self, analysis: Analysis) -> Mapping[str, WholeBlock]:
         """Each block, if it is recomputed as a whole."""

@@ -10,6 +10,7 @@ until the answer stays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -19,6 +20,7 @@ from legoai.cost.search.evaluator import Figures
 from legoai.cost.search.joint.holes import MemoryHoles, Values, Written
 from legoai.cost.search.joint.learnt import Learnt
 from legoai.cost.search.joint.stages import LearntStages
+from legoai.cost.search.objective import Costs
 from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.costs import Room, blocks_of_stages
 from legoai.dsl.analysis.analysis import Analysis
@@ -97,6 +99,24 @@ class JointMemory:
     def __init__(self, plan: OpenPlan) -> None:
         self.holes = MemoryHoles(plan)
         self.answers: dict[Choices, JointAnswers] = {}
+
+    def won(self, groups: Mapping[Choices, Sequence[Evaluated]], costs: Costs) -> float:
+        """The most that joint answers have won over the best of listed values beside some answers of the other holes.
+
+        Infinite where none were evaluated.
+
+        Args:
+            groups: the candidates that were evaluated, by the answers of the other holes.
+            costs: of candidates.
+        """
+        most = -math.inf
+        for group in self.answers:
+            feasible = [item for item in groups.get(group, ()) if item.feasible]
+            listed = [costs.of(item) for item in feasible if self.holes.are_listed(item.choices)]
+            joint = [costs.of(item) for item in feasible if not self.holes.are_listed(item.choices)]
+            if listed and joint:
+                most = max(most, min(listed) - min(joint))
+        return most if self.answers and math.isfinite(most) else math.inf
 
     def wanted(self, group: Choices, evaluated: Sequence[Evaluated], room: Room, analysis: Analysis) -> list[Choices]:
         """What to evaluate next beside the answers of the other holes; nothing where nothing is left to be learnt.

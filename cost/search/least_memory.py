@@ -15,12 +15,13 @@ from legoai.dsl.analysis.state import state_bytes
 from legoai.specs.directives.hole import Undecided
 
 
-def least_memory(analysis: Analysis, activations: int) -> float:
+def least_memory(analysis: Analysis, activations: int, kept: float = 0.0) -> float:
     """Least bytes of active memory on the fullest rank, but for what a pipeline's schedule decides; 0 if not known.
 
     Args:
         analysis: of a plan, which may have holes.
         activations: bytes of activations that live at the peak, as far as that is known from another candidate.
+        kept: bytes that all blocks keep for one micro batch, likewise.
     """
     try:
         state = state_bytes(analysis)
@@ -28,9 +29,9 @@ def least_memory(analysis: Analysis, activations: int) -> float:
         return 0.0
     if state is None:
         return 0.0
-    always, live = state.parameters + state.optimizer, 0
+    always, live = state.parameters + state.optimizer, 0.0
     with contextlib.suppress(Undecided):
-        live = always + gathered_bytes(analysis) + max(activations, _activations(analysis))
+        live = always + gathered_bytes(analysis) + max(activations, _activations(analysis, kept))
     with contextlib.suppress(Undecided):
         live = max(live, always + _between_backwards(analysis))
     return max(state.total, live)
@@ -55,11 +56,11 @@ def _between_backwards(analysis: Analysis) -> int:
     return held_between_backwards(analysis, kept)
 
 
-@fact
-def _activations(analysis: Analysis) -> int:
+def _activations(analysis: Analysis, kept: float) -> float:
     """Least bytes of what one micro batch leaves for its backward, on the fullest rank, and of units beside it."""
+    kept = max(kept / analysis.plan.mesh.pp, kept_by_blocks(analysis))
     if analysis.plan.mesh.pp > 1:
-        return max(kept_by_blocks(analysis), held_in_backward(analysis))
+        return max(kept, held_in_backward(analysis))
     units, held = units_in_backward(analysis), held_in_backward(analysis)
-    begins = units.before + (logits_bytes(analysis) or 0) + kept_by_blocks(analysis)
+    begins = units.before + (logits_bytes(analysis) or 0) + kept
     return max(begins, units.last + held, units.second + held - freed_with_last(analysis)) if held else begins

@@ -128,7 +128,7 @@ class Nodes:
     def anew(self, node: Node) -> bool:
         """Open a node again that was taken, if what was learnt since it was opened raises its bound or excludes it."""
         cost, _, choices = node
-        if self._known.get(choices) is self.bounds.known:
+        if self._known.get(choices) == self.bounds.known:
             return False
         self._known[choices] = self.bounds.known
         bounded = self.costs.bounded(self.plan.candidate(choices, without=self.without), cost)

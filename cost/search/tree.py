@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Final
 
 from legoai.cost.search.bounds import Bounds, BoundsOf
@@ -21,6 +22,7 @@ from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluator import Evaluator, Figures, NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.found import Found, Progress
 from legoai.cost.search.joint_memory import JointMemory
+from legoai.cost.search.lessons import Lessons
 from legoai.cost.search.looking_around import LookingAround
 from legoai.cost.search.neighbours import Neighbours
 from legoai.cost.search.nodes import Node, Nodes, split_of
@@ -47,6 +49,11 @@ _MEANWHILE: Final = 20
 
 _MANY: Final = 256
 """Ways to answer all holes from which on the search begins at likely candidates, and at what lies beside the best."""
+
+_LESSONS_AT_ONCE: Final = 4
+"""Candidates that are evaluated together for what they tell of others."""
+_LOOKED_AT: Final = 32
+"""Nodes of least bound for which they are looked for."""
 
 _MOST_JOINT: Final = 3
 """Ways to answer the other holes, the best ones, beside which those that decide memory are answered jointly."""
@@ -89,7 +96,11 @@ class Search:
         self.found = Found(total=math.prod(hole.listed for hole in plan.holes))
         self._expanded = 0
         """Nodes that were expanded since a candidate was chosen for evaluation."""
-        self._lessons: set[str] = set()
+        self._awaited: set[str] = set()
+        """What the candidates of the batch will tell."""
+        self._asked: set[Choices] = set()
+        """What was chosen for evaluation."""
+        self._lessons = Lessons(plan, bounds, self.without)
         self._joint = self._joint_memory()
         self.nodes = Nodes(
             plan,
@@ -170,7 +181,7 @@ class Search:
                 if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
-                        if self.nodes.anew(node):
+                        if self.nodes.anew(node) or self._taught(node):
                             continue
                         self._expanded += 1
                         self.nodes.expand(node)
@@ -190,6 +201,26 @@ class Search:
             # What was chosen and not evaluated is still open, and its bound counts.
             self.nodes.put_back(batch)
             self.nodes.put_back(alike)
+
+    def _taught(self, node: Node) -> bool:
+        """Evaluate what tells more of an open node, and of others of least bound, and say whether there is such.
+
+        Where answers are few, or nothing is known to fit, other candidates come first.
+        """
+        if self.found.total < _MANY or self.found.best is None:
+            return False
+        lessons = [self._lessons.of(node[2])]
+        if lessons == [None]:
+            return False
+        heapq.heappush(self.nodes.heap, node)
+        left = [(least, choices) for choices, least in self.nodes.untried.items()]
+        left += [(least, choices) for least, _, choices in self.nodes.heap]
+        for least, choices in heapq.nsmallest(_LOOKED_AT, left, key=itemgetter(0)):
+            if least < self._incumbent() and len(lessons) < _LESSONS_AT_ONCE:
+                lesson = self._lessons.of(choices)
+                lessons += [] if lesson is None else [lesson]
+        self.evaluate_early([one for one in lessons if one is not None and one not in self._asked])
+        return True
 
     def _go_on(self, candidates: int) -> None:
         """Expand nodes of least bound while some candidates are simulated."""
@@ -243,9 +274,12 @@ class Search:
             self.found.bounded += 1
         elif least > node[0]:
             heapq.heappush(self.nodes.heap, (least, *node[1:]))
+        elif self._taught(node):
+            return
         elif self._waits(candidate, batch):
             alike.append(node)
         else:
+            self._asked.add(node[2])
             batch.append(node)
 
     def jointly(self, *, early: bool = False) -> bool:
@@ -267,7 +301,10 @@ class Search:
             and (early or self.nodes.untried.get(group, math.inf) < self._incumbent())
         }
         failed = {choices for choices, _ in found.failed}
+        won = joint.won(groups, self.costs) if early else math.inf
         for group in sorted(least, key=lambda group: least[group])[:_MOST_JOINT]:
+            if group not in joint.answers and least[group] - won >= self._incumbent():
+                continue  # joint answers are not likely to win more beside these than beside others
             candidate = self.plan.candidate(groups[group][0].choices, without=self.without)
             assert candidate.analysis is not None
             room = self.bounds.room(candidate.analysis)
@@ -298,12 +335,11 @@ class Search:
     def _waits(self, candidate: Candidate, batch: Sequence[Node]) -> bool:
         """Whether a candidate of the batch will tell more of this one's bound."""
         assert candidate.analysis is not None
-        lesson = self.bounds.shared.lesson(candidate.analysis)
+        lessons = self.bounds.lessons(candidate.analysis)
         if not batch:
-            self._lessons = set()
-        waits = lesson in self._lessons
-        if lesson is not None:
-            self._lessons.add(lesson)
+            self._awaited = set()
+        waits = not self._awaited.isdisjoint(lessons)
+        self._awaited.update(lessons)
         return waits
 
     def in_time(self) -> None:
@@ -320,6 +356,7 @@ class Search:
 
     def _evaluate(self, batch: list[Node]) -> None:
         """Evaluate the batch, and take out of it what is evaluated; nodes are expanded once it is under way."""
+        self._asked.update(node[2] for node in batch)
         candidates = [self.plan.candidate(node[2], without=self.without) for node in batch]
         analyses = [item.analysis for item in candidates if item.analysis is not None]
         assert len(analyses) == len(batch)
@@ -336,7 +373,7 @@ class Search:
             found.failed.append((choices, outcome.reason))
             return
         if candidate.analysis is not None:
-            self.bounds.learn(candidate.analysis, outcome.micro_batch, outcome.moved)
+            self.bounds.learn(candidate.analysis, outcome.micro_batch, outcome.moved, outcome.points)
             if not treats_stages_apart(candidate.analysis):
                 self.bounds.shared.learn_blocks(candidate.analysis, outcome.stages.least)
         done = evaluated(choices, candidate, outcome)

@@ -29,6 +29,9 @@ RULES: Final = "rules"
 Use = tuple[Declared, str]
 """A statement or treatment, and the field of its option that is a hole."""
 
+BUDGETS: Final = (0.75, 0.5, 0.25)
+"""Amounts of the budgets by which a rule of `checkpoint` without a domain is answered."""
+
 _SELECTIVE: Final = ("attention", "attention, matmul", "attention, alternate_matmul")
 
 _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
@@ -37,9 +40,7 @@ _TEXTS: Final[dict[tuple[type[Declared], str], tuple[str, ...]]] = {
         *(f"selective([{keep}])" for keep in _SELECTIVE),
         "every(2)",
         "every(3)",
-        "budget(0.75)",
-        "budget(0.5)",
-        "budget(0.25)",
+        *(f"budget({amount})" for amount in BUDGETS),
         "full",
     ),
     (Every, "n"): ("2", "3", "4", "6", "8"),

@@ -200,12 +200,16 @@ def kept_under(analysis: Analysis, block: str, treatment: Any) -> float | None:
     assert manifest is not None
     if block not in _blocks(analysis) or _is_cast(analysis):
         return None
-    features, recomputing = _features(analysis), {} if isinstance(treatment, KeepAll) else {block: treatment}
+    features, of_feature = _features(analysis), bytes_of_feature(analysis) / analysis.plan.mesh.tp
+    if isinstance(treatment, Budget):
+        whole = _untreated(analysis)[block] - _dim(analysis)
+        return max(0.0, treatment.amount * whole - _widest(analysis)[block]) * of_feature if _fills(treatment) else 0.0
+    recomputing = {} if isinstance(treatment, KeepAll) else {block: treatment}
     width = 0
     for path, module in manifest.modules.items():
         if below(path, block):
             width += sum(features.kept(path, module, recomputing))
-    return width * bytes_of_feature(analysis) / analysis.plan.mesh.tp
+    return width * of_feature
 
 
 def _features(analysis: Analysis) -> _Features:

@@ -26,10 +26,14 @@ from legoai.cost.search.least_costs.local_kernels import (
     least_of,
 )
 from legoai.cost.search.least_costs.movements import Moved, MovedSeconds
+from legoai.cost.search.least_costs.seen_blocks import SeenBlocks, backward_is_whole
+from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.cost.search.memory.points import MemoryPoints
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.experts import limited_experts
+from legoai.dsl.analysis.facts import below
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
@@ -53,20 +57,23 @@ class ModelLayers:
 
     Attributes:
         own: tells what is kept of these layers from that of others.
+        seen: what blocks were seen to compute in other candidates.
     """
 
     machine: Callable[[Analysis], Machine]
     own: object = field(default_factory=object)
     _layers: tuple[Manifest, list[Layer]] | None = None
     _kernels: dict[tuple[int, frozenset[str], frozenset[str]], LocalKernels] = field(default_factory=dict)
+    seen: SeenBlocks = field(default_factory=SeenBlocks)
     _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
 
-    def learn(self, analysis: Analysis, moved: Sequence[Moved]) -> None:
-        """Note what the blocks of a simulated candidate moved."""
+    def learn(self, analysis: Analysis, moved: Sequence[Moved], work: MicroBatchWork, points: MemoryPoints) -> None:
+        """Note what the blocks of a simulated candidate moved, computed and kept."""
         key = movements.key_of(analysis) if moved else None
         if key is not None and key not in self._moved:
             self._moved[key] = moved
             self.own = object()  # what was computed without it is no longer the most that is known
+        self.seen.learn(analysis, work, points)
 
     def once(self, analysis: Analysis, compute: Callable[[Analysis, *Values], T], *values: *Values) -> T:
         """What a method gives that reads nothing but the plan, computed once for all candidates that it reads alike.
@@ -76,7 +83,8 @@ class ModelLayers:
             compute: the method.
             values: what it takes besides.
         """
-        return analysis.once((self.own, compute.__qualname__, *values), lambda: compute(analysis, *values))
+        known = self.own, self.seen.version(analysis)
+        return analysis.once((known, compute.__qualname__, *values), lambda: compute(analysis, *values))
 
     def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
         held, layers = self._layers or (None, [])
@@ -120,10 +128,30 @@ class ModelLayers:
         waited = functools.cache(_waited)
         for path, waits in self.once(analysis, self.waits).items():
             least[path] = waited(least[path], waits)
-        moved = self.once(analysis, self.moved)
-        if moved is not None:
-            least |= dict.fromkeys(movements.blocks_alike(manifest), moved.once)
+        beside = self._beside_layers(analysis, least)
+        if beside is not None:
+            least |= dict.fromkeys(movements.blocks_alike(manifest), beside)
         return least
+
+    def _beside_layers(self, analysis: Analysis, least: Mapping[str, Pass]) -> Pass | None:
+        """Least seconds of each block beside those of its layers; None where nothing is known of it."""
+        moved, seen = self.once(analysis, self.moved), self.seen.of(analysis)
+        found = None if moved is None else moved.once
+        if seen is None:
+            return found
+        assert analysis.manifest is not None
+        last, waits = movements.blocks_alike(analysis.manifest)[-1], self.once(analysis, self.waits)
+        inside = {path: took for path, took in least.items() if below(path, last)}
+        forward = seen.forward - sum(took.forward for took in inside.values())
+        whole = backward_is_whole(analysis)
+        products = {path for path in inside if analysis.manifest.modules[path].kind == "linear"}
+        backward = seen.backward if whole else seen.beside_products
+        for path, took in inside.items():
+            if whole or path not in products:
+                # Which collectives of backward are waited for was not seen.
+                backward -= took.backward - (waits[path].backward if path in waits else 0.0)
+        found = Pass(0.0, 0.0) if found is None else found
+        return found._replace(forward=max(found.forward, forward), backward=max(found.backward, backward))
 
     def moved(self, analysis: Analysis) -> MovedSeconds | None:
         """Least seconds of what each block moves, and moves again where it is recomputed; None where it is not known.

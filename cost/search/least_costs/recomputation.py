@@ -351,8 +351,25 @@ def least_recomputed(outputs: Sequence[Output], room: float) -> float:
         room: bytes for those that are kept.
     """
     recomputed = sum(item.seconds for item in outputs)
-    for item in sorted(outputs, key=lambda item: item.bytes / item.seconds if item.seconds > 0.0 else float("inf")):
+    for item in by_worth(outputs):
         share = min(1.0, max(0.0, room) / item.bytes) if item.bytes > 0.0 else 1.0
         recomputed -= share * item.seconds
         room -= share * item.bytes
     return max(0.0, recomputed)
+
+
+def least_kept(outputs: Sequence[Output], seconds: float) -> float:
+    """Least bytes that are kept where no more than so many seconds are recomputed; the inverse of the above."""
+    recomputed, kept = sum(item.seconds for item in outputs), 0.0
+    for item in by_worth(outputs):
+        if recomputed <= seconds:
+            break
+        share = min(1.0, (recomputed - seconds) / item.seconds) if item.seconds > 0.0 else 1.0
+        recomputed -= share * item.seconds
+        kept += share * item.bytes
+    return kept
+
+
+def by_worth(outputs: Sequence[Output]) -> list[Output]:
+    """Outputs, those first whose bytes save the most seconds."""
+    return sorted(outputs, key=lambda item: item.bytes / item.seconds if item.seconds > 0.0 else float("inf"))

@@ -14,7 +14,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from legoai.cost.estimate import Estimate
 from legoai.cost.kernels.work import is_product, kind_of
@@ -25,7 +25,9 @@ from legoai.cost.trace.records import Collective, Kernel, Mark, Phase, Record, W
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
+from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.pipeline import splits_backward
+from legoai.specs.models.manifest import Manifest
 from legoai.specs.plan import Plan
 
 _LEFT_OUT: Final = frozenset({
@@ -33,14 +35,28 @@ _LEFT_OUT: Final = frozenset({
     "weights", "steps", "seed", "save", "evaluate",
 })  # fmt: skip
 """Statements that decide nothing of what a micro batch computes in its layers."""
-_DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
+DEGREES: Final = ("dp_shard", "dp_replicate", "pp")
 COPIES: Final = ("copy", "fill")
 """Kinds of kernels that do not count: parameters are copied when they are gathered, and cast as often as recomputed."""
+
+PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "recompute")
+"""In which layers compute."""
 
 _BETWEEN_LAYERS: Final = ("tp", "cp")
 """Axes whose groups are the same ranks of the same hosts whatever the data-parallel degrees are."""
 
 _Key = TypeVar("_Key", bound=Hashable)
+
+
+class BlockWork(NamedTuple):
+    """Least seconds of one micro batch in a module with which a stage of a pipeline can begin, and in what follows it.
+
+    `recomputed` is None where another candidate was simulated, which recomputes otherwise.
+    """
+
+    forward: float
+    backward: float
+    recomputed: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,34 +67,68 @@ class MicroBatchWork:
         computed: seconds of the kernels of forward and backward, and of the collectives for which forward waits.
         recomputed: the same of recomputation.
         activations: bytes of the activations that lived at the peak.
+        in_blocks: of these seconds, those in the model's blocks; None where there are none.
+        beside_products: of those of their backward, what products of matrices do not take.
     """
 
     computed: float = 0.0
     recomputed: float = 0.0
     activations: int = 0
+    in_blocks: BlockWork | None = None
+    beside_products: float = 0.0
+
+    @staticmethod
+    def read(document: Mapping[str, Any]) -> MicroBatchWork:
+        """The work whose fields are these, as plain data."""
+        in_blocks = document["in_blocks"]
+        return MicroBatchWork(**{**document, "in_blocks": in_blocks and BlockWork(*in_blocks)})
 
 
-def work_of_micro_batch(found: Estimate) -> MicroBatchWork:
+def work_of_micro_batch(found: Estimate, manifest: Manifest) -> MicroBatchWork:
     """What one micro batch took in the simulation of a plan without a pipeline; of one with several ranks, nothing."""
     [rank, *others] = found.ranks
     if others:
         return MicroBatchWork()
     kernels = (item for item in rank.trace.once_each() if isinstance(item, Kernel))
     stream = next((item.stream for item in kernels if is_product(item.op)), 0)
-    seconds: LayerSeconds[Phase] = LayerSeconds(OpCosts(machine=found.machine), stream, lambda record: record.phase)
-    each: list[defaultdict[Phase, float]] = []
+    blocks = manifest.block_lists[0].path if len(manifest.block_lists) == 1 else ""
+    seconds: LayerSeconds[_Place] = LayerSeconds(
+        OpCosts(machine=found.machine),
+        stream,
+        lambda record: _Place(
+            record.phase, below(record.module, blocks), isinstance(record, Kernel) and is_product(record.op)
+        ),
+    )
+    each: list[defaultdict[_Place, float]] = []
     for item in rank.trace.between(rank.span):
         if isinstance(item, Mark):
             if item.name.startswith(MICRO_BATCH):
                 each.append(defaultdict(float))
         elif each:
-            for phase, took in seconds.of(item).items():
-                each[-1][phase] += took
+            for key, took in seconds.of(item).items():
+                each[-1][key] += took
+
+    def least(counts: Callable[[_Place], bool]) -> float:
+        return min((sum(took for place, took in one.items() if counts(place)) for one in each), default=0.0)
+
+    def of_blocks(phase: Phase) -> float:
+        return least(lambda place: place.phase == phase and place.in_block)
+
     return MicroBatchWork(
-        computed=min((one["forward"] + one["backward"] for one in each), default=0.0),
-        recomputed=min((one["recompute"] for one in each), default=0.0),
+        computed=least(lambda place: place.phase in ("forward", "backward")),
+        recomputed=least(lambda place: place.phase == "recompute"),
         activations=rank.memory.by_category.get("activation", 0),
+        in_blocks=BlockWork(*map(of_blocks, PHASES)) if blocks and each else None,
+        beside_products=least(lambda place: place.phase == "backward" and place.in_block and not place.is_product),
     )
+
+
+class _Place(NamedTuple):
+    """Where layers compute, and what."""
+
+    phase: Phase
+    in_block: bool
+    is_product: bool
 
 
 def in_layers(kernel: Kernel, stream: int) -> bool:
@@ -130,17 +180,6 @@ class LayerSeconds(Generic[_Key]):
                 if waited.phase != "backward":  # what is recomputed decides which of these are left for it
                     found[self.key(waited)] += self.cost(waited).seconds
         return found
-
-
-class BlockWork(NamedTuple):
-    """Least seconds of one micro batch in a module with which a stage of a pipeline can begin, and in what follows it.
-
-    `recomputed` is None where another candidate was simulated, which recomputes otherwise.
-    """
-
-    forward: float
-    backward: float
-    recomputed: float | None
 
 
 @dataclass(slots=True)
@@ -238,7 +277,7 @@ def shared_key(plan: Plan) -> str | None:
         return None
     body = {name: value for name, value in plan.canonical().items() if name not in _LEFT_OUT}
     mesh, batch, cluster = (dict(body.get(name, {})) for name in ("mesh", "batch", "cluster"))
-    for name in _DEGREES:
+    for name in DEGREES:
         mesh.pop(name, None)
     # Parameters that are not sharded are cast otherwise.
     mesh["sharded"], mesh["replicated"] = plan.mesh.dp_shard > 1, plan.mesh.dp_replicate > 1

@@ -7,13 +7,23 @@ outputs of which fractions may be (:func:`legoai.cost.search.least_costs.recompu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from legoai.cost.search.least_costs.activations import kept_under
+from legoai.cost.search.least_costs.activations import inputs_of_blocks, kept_under
 from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.recomputation import Output, recomputed_under
+from legoai.cost.search.least_costs.movements import blocks_alike
+from legoai.cost.search.least_costs.recomputation import (
+    Output,
+    by_worth,
+    least_kept,
+    least_recomputed,
+    recomputed_under,
+)
+from legoai.cost.search.least_costs.seen_blocks import SeenTreatment
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.domains import BUDGETS
 from legoai.dsl.analysis.fact import fact
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, Every, First, Full, KeepAll, Selective, Stages
@@ -25,16 +35,14 @@ _LISTED = (
     Selective(keep=("attention",)),
     Selective(keep=("attention", "matmul")),
     Selective(keep=("attention", "alternate_matmul")),
+    *(Budget(amount=amount) for amount in BUDGETS),
 )
-"""What a rule without a domain is answered by, beside budgets, and beside mixtures of these."""
+"""What a rule without a domain is answered by, beside mixtures of these."""
 
 
 @fact
 def open_treatments(analysis: Analysis) -> tuple[Any, ...]:
-    """What each block may come to be under, where one open rule is that of all blocks; none where it is not known.
-
-    Budgets count as not known, but beside ranks of `cp`, where they are not lowered.
-    """
+    """What each block may come to be under, where one open rule is that of all blocks; none where it is not known."""
     checkpoint, manifest = analysis.plan.checkpoint, analysis.manifest
     if checkpoint is None or manifest is None or len(checkpoint.rules) != 1 or len(manifest.block_lists) != 1:
         return ()
@@ -43,10 +51,10 @@ def open_treatments(analysis: Analysis) -> tuple[Any, ...]:
     if not isinstance(hole, Hole) or analysis.module_paths.matching(pattern(rule.path)) != blocks:
         return ()
     found = list(_of_blocks(_LISTED if hole.domain is None else hole.domain))
-    budgets = hole.domain is None or any(isinstance(one, Budget) for one in found)
-    if None in found or (budgets and analysis.plan.mesh.cp == 1):
+    if None in found:
         return ()
-    return tuple(dict.fromkeys(one for one in found if not isinstance(one, Budget)))
+    # Beside ranks of `cp` budgets are not lowered.
+    return tuple(dict.fromkeys(one for one in found if analysis.plan.mesh.cp == 1 or not isinstance(one, Budget)))
 
 
 def _of_blocks(treatments: Iterable[Any]) -> Iterator[Any]:
@@ -64,23 +72,51 @@ def _of_blocks(treatments: Iterable[Any]) -> Iterator[Any]:
             yield None
 
 
-def sides_of_hull(analysis: Analysis, block: str, least: Mapping[str, Pass], moved_again: float) -> list[Output]:
+def sides_of_hull(  # noqa: PLR0917
+    analysis: Analysis,
+    block: str,
+    least: Mapping[str, Pass],
+    moved_again: float,
+    seen: Callable[[Any], SeenTreatment | None],
+    outputs: Sequence[Output],
+) -> list[Output]:
     """What a block may keep beyond the least that some treatment keeps; none where treatments are not open, or known.
+
+    Of each treatment it is known what it keeps at least, and what it recomputes at least, but for a budget that was not
+    seen; and that it recomputes no less than if fractions of outputs could be kept.
 
     Args:
         analysis: of a plan whose mesh and micro batch are decided.
         block: its path.
         least: seconds of layers for one micro batch.
         moved_again: seconds of what else a block computes again.
+        seen: what a treatment was seen to cost.
+        outputs: that backward reads of the block.
     """
-    treatments = open_treatments(analysis)
     points = []
-    for one in treatments:
-        kept, again = kept_under(analysis, block, one), recomputed_under(analysis, block, one, least, moved_again)
+    blocks = blocks_alike(analysis.manifest)
+    given = inputs_of_blocks(analysis) / len(blocks) if blocks else 0.0
+    for one in open_treatments(analysis):
+        known, kept = seen(one), kept_under(analysis, block, one)
+        budget = isinstance(one, Budget)
+        again = 0.0 if budget else recomputed_under(analysis, block, one, least, moved_again)
         if kept is None or again is None:
             return []
-        points.append(Output(again, kept))
+        if known is not None:
+            again, kept = known.recomputed, max(kept, known.kept - given)
+        if known is not None or isinstance(one, KeepAll):
+            points.append(Output(again, max(kept, least_kept(outputs, again))))
+        else:
+            points += _from(outputs, again, kept)
     return _sides(points)
+
+
+def _from(outputs: Sequence[Output], again: float, kept: float) -> Iterator[Output]:
+    """What may be recomputed and kept where no less than so many seconds and bytes are."""
+    last = max(kept, least_kept(outputs, again))
+    steps = itertools.accumulate(one.bytes for one in by_worth(outputs))
+    for size in (kept, *(size for size in steps if kept < size < last), last):
+        yield Output(max(again, least_recomputed(outputs, size)), size)
 
 
 def _sides(points: Sequence[Output]) -> list[Output]:

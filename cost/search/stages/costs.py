@@ -19,7 +19,7 @@ from legoai.cost.kernels.work import is_product
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.search.least_costs.activations import handed_on, kept_of_blocks
 from legoai.cost.search.least_costs.local_kernels import Pass
-from legoai.cost.search.least_costs.shared_work import BlockWork, LayerSeconds
+from legoai.cost.search.least_costs.shared_work import PHASES, BlockWork, LayerSeconds
 from legoai.cost.search.stages.action_graph import Held, graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
@@ -40,7 +40,6 @@ from legoai.specs.models.manifest import Manifest
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
 
-_PHASES: Final[tuple[Phase, ...]] = ("forward", "backward", "recompute")
 _ACTION: Final = re.compile(r"(\d+[FBIW])\d+")
 
 _Slot: TypeAlias = int
@@ -353,7 +352,7 @@ class _Least:
 
     def work(self, micro_batches: int) -> dict[str, BlockWork]:
         """Those of one of the micro batches of the step."""
-        forward, backward, again = (self.sums[phase] for phase in _PHASES)
+        forward, backward, again = (self.sums[phase] for phase in PHASES)
         return {
             start: BlockWork(*(sums[start] / micro_batches for sums in (forward, backward, again)))
             for start in sorted({*forward, *backward, *again})

@@ -102,7 +102,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
             continue
         found = estimate(lower(candidate.analysis), candidate.plan, candidate.analysis.manifest)
         least, manifest = bounds(candidate.analysis), candidate.analysis.manifest
-        work, shared = work_of_micro_batch(found), bounds.shared
+        work, shared = work_of_micro_batch(found, manifest), bounds.shared
         key = shared_key(candidate.plan)
         if candidate.plan.pipeline is None and shared.computed.get(key, work.computed) != pytest.approx(work.computed):
             wrong.append(f"{choices}: a micro batch computes {work.computed} s, and {shared.computed[key]} elsewhere")

@@ -11,6 +11,7 @@ from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
 from legoai.cost.search.least_costs.movements import Moved, moved_of, seconds_of_block
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
+from legoai.cost.search.memory.points import MemoryPoints
 from legoai.cost.trace.trace import records_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
@@ -58,7 +59,7 @@ def told():
     seconds, moved = in_a_fork(simulated, text)
     analysis, bounds = analysed(text), BoundsOf()
     before = bounds(analysis).step_time
-    bounds.learn(analysis, MicroBatchWork(), moved)
+    bounds.learn(analysis, MicroBatchWork(), moved, MemoryPoints())
     return analysis, seconds, before, bounds, moved
 
 

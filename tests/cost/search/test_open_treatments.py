@@ -9,11 +9,12 @@ import pytest
 
 from legoai.cost.estimate import estimate
 from legoai.cost.search.bounds import BoundsOf
-from legoai.cost.search.least_costs.recomputation import Output, least_recomputed
-from legoai.cost.search.least_costs.treatments import _sides, open_treatments
+from legoai.cost.search.least_costs.recomputation import Output, least_kept, least_recomputed
+from legoai.cost.search.least_costs.treatments import _from, _sides, open_treatments
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
+from legoai.specs.directives.checkpoint import Budget
 from support.simulated import in_a_fork
 
 PLAN = """\
@@ -69,12 +70,14 @@ def test_the_bound_rises_with_less_memory_and_stays_below_what_fits(cp: int):
     assert in_a_fork(compared, cp) == []
 
 
-def test_budgets_are_known_only_where_they_are_not_lowered():
-    for cp, known in ((1, False), (2, True)):
+def test_a_free_treatment_may_be_a_budget_but_beside_ranks_of_cp():
+    for cp, budgets in ((1, 3), (2, 0)):
         plan = opened("auto", cp=cp)
         analysis = plan.candidate([None]).analysis
         assert analysis is not None
-        assert bool(open_treatments(analysis)) is known
+        found = open_treatments(analysis)
+        assert len(found) == 5 + budgets
+        assert sum(isinstance(one, Budget) for one in found) == budgets
     assert len(open_treatments(opened(LISTED).candidate([None]).analysis)) == 4
 
 
@@ -85,3 +88,14 @@ def test_no_mixture_is_below_the_hull():
     for some in itertools.combinations_with_replacement(points, 4):
         room, seconds = sum(one.bytes for one in some), sum(one.seconds for one in some)
         assert least_recomputed([Output(4 * one.seconds, 4 * one.bytes) for one in sides], room) <= seconds + 1e-9
+
+
+def test_what_is_kept_is_the_inverse_of_what_is_recomputed():
+    outputs = [Output(3.0, 2.0), Output(1.0, 4.0), Output(2.0, 1.0)]
+    for seconds in (0.0, 0.5, 1.0, 2.5, 4.0, 6.0):
+        assert least_recomputed(outputs, least_kept(outputs, seconds)) == pytest.approx(seconds)
+    assert least_kept(outputs, 7.0) == 0.0
+    # No less than given, and no less than fractions of outputs allow.
+    found = list(_from(outputs, 0.5, 0.5))
+    assert found == [Output(5.0, 0.5), Output(4.0, 1.0), Output(1.0, 3.0), Output(0.5, 5.0)]
+    assert list(_from(outputs, 2.0, 6.0)) == [Output(2.0, 6.0), Output(2.0, 6.0)]

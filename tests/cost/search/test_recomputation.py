@@ -41,7 +41,7 @@ def recomputed(model: str, treatment: str) -> tuple[float, float]:
     """Least seconds of a micro batch's recomputation, and those that are simulated."""
     analysis = analysed(model, treatment)
     found = estimate(lower(analysis), analysis.plan, analysis.manifest)
-    return sum(BoundsOf()._again(analysis).values()), work_of_micro_batch(found).recomputed
+    return sum(BoundsOf()._again(analysis).values()), work_of_micro_batch(found, analysis.manifest).recomputed
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT2])

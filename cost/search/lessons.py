@@ -1,0 +1,92 @@
+"""Candidates that are simulated for what they tell of the bounds of many others, which have the same blocks.
+
+What a block computes is the same in every stage of a pipeline, under every form of the loss, and however parameters are
+sharded (:mod:`legoai.cost.search.least_costs.seen_blocks`). A candidate without a pipeline, which is simulated in a
+second, tells it of all of them, and of the nodes in which most is still open.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.candidates import Choices, order_of
+from legoai.cost.search.least_costs.seen_blocks import backward_is_whole, block_key
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.open_plan import OpenPlan
+from legoai.specs.directives.mesh import Mesh
+from legoai.specs.span import Span
+
+_MOST_TRIED: Final = 64
+"""Partial answers that are tried for a candidate without a pipeline."""
+
+
+@dataclass(slots=True)
+class Lessons:
+    """Candidates that tell of blocks of which nothing is known yet, each told once.
+
+    Args:
+        plan: with its holes.
+        bounds: of its candidates.
+        without: spans of `require` lines that are left out.
+    """
+
+    plan: OpenPlan
+    bounds: BoundsOf
+    without: Sequence[Span]
+    _told: set[str] = field(default_factory=set)
+
+    def of(self, choices: Choices) -> Choices | None:
+        """A candidate without a pipeline with the blocks of some answers; None where these are known, or open.
+
+        Of answers that leave nothing open, blocks of which another treatment was seen are not known.
+        """
+        analysis = self.plan.candidate(choices, without=self.without).analysis
+        key = None if analysis is None else self._unknown(analysis, complete=None not in choices)
+        if key is None or key in self._told:
+            return None
+        self._told.add(key)
+        reopened = [one for one in order_of(self.plan.holes) if choices[one] is None or self._is_of_ranks(one)]
+        start = tuple(None if hole in reopened else value for hole, value in enumerate(choices))
+        for found in itertools.islice(self._completed(start, reopened, choices), _MOST_TRIED):
+            candidate = self.plan.candidate(found, without=self.without).analysis
+            if None in found or candidate is None or candidate.plan.pipeline is not None:
+                continue
+            if self._unknown(candidate, complete=None not in choices) == key:
+                return found
+        return None
+
+    def _unknown(self, analysis: Analysis, *, complete: bool) -> str | None:
+        """What is not known of blocks; None where that is nothing, or they are open."""
+        seen = self.bounds.layers.seen
+        if complete and backward_is_whole(analysis):
+            return seen.lesson(analysis)
+        return block_key(analysis) if seen.of(analysis) is None else None
+
+    def _is_of_ranks(self, hole: int) -> bool:
+        """Whether a hole is a degree of what shares no block: pipeline and data-parallel ranks."""
+        one = self.plan.holes[hole]
+        return one.owner is Mesh and one.what.split()[-1] in ("pp", "dp_shard", "dp_replicate")
+
+    def _completed(self, way: Choices, holes: Sequence[int], wanted: Choices) -> Iterator[Choices]:
+        """The way with answers for some holes that lint allows, one hole after another, those without a pipeline."""
+        candidate = self.plan.candidate(way, without=self.without)
+        if candidate.errors:
+            return
+        yield way
+        if not holes:
+            return
+        [hole, *others] = holes
+        one = self.plan.holes[hole]
+        values = list(range(one.listed))
+        if self._is_of_ranks(hole):
+            own = wanted[hole]
+            if one.what.split()[-1] == "pp":
+                values = [value for value in values if one.choices[value] == "1"]
+            elif own is not None:
+                values.sort(key=lambda value: (value != own, value))
+        for value in values:
+            yield from self._completed((*way[:hole], value, *way[hole + 1 :]), others, wanted)
