@@ -152,7 +152,7 @@ class BoundsOf:
     def learn(self, analysis: Analysis, work: MicroBatchWork, moved: Sequence[Moved], points: MemoryPoints) -> None:
         """Note what a simulated candidate tells of others: what a micro batch took, and what its blocks moved."""
         self.shared.learn(analysis, work)
-        self.layers.learn(analysis, moved, work, points)
+        self.layers.learn(analysis, moved, work, points.released if points.blocks else 0.0)
 
     def lessons(self, analysis: Analysis) -> list[str]:
         """What simulating a candidate would tell of others; nothing of what is known."""

@@ -28,7 +28,6 @@ from legoai.cost.search.least_costs.local_kernels import (
 from legoai.cost.search.least_costs.movements import Moved, MovedSeconds
 from legoai.cost.search.least_costs.seen_blocks import SeenBlocks, backward_is_whole
 from legoai.cost.search.least_costs.shared_work import MicroBatchWork
-from legoai.cost.search.memory.points import MemoryPoints
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
@@ -67,13 +66,13 @@ class ModelLayers:
     seen: SeenBlocks = field(default_factory=SeenBlocks)
     _moved: dict[str, Sequence[Moved]] = field(default_factory=dict)
 
-    def learn(self, analysis: Analysis, moved: Sequence[Moved], work: MicroBatchWork, points: MemoryPoints) -> None:
+    def learn(self, analysis: Analysis, moved: Sequence[Moved], work: MicroBatchWork, released: float) -> None:
         """Note what the blocks of a simulated candidate moved, computed and kept."""
         key = movements.key_of(analysis) if moved else None
         if key is not None and key not in self._moved:
             self._moved[key] = moved
             self.own = object()  # what was computed without it is no longer the most that is known
-        self.seen.learn(analysis, work, points)
+        self.seen.learn(analysis, work, released)
 
     def once(self, analysis: Analysis, compute: Callable[[Analysis, *Values], T], *values: *Values) -> T:
         """What a method gives that reads nothing but the plan, computed once for all candidates that it reads alike.

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from legoai.cost.search.least_costs.collectives import elements_of_units
 from legoai.cost.search.least_costs.movements import blocks_alike
 from legoai.cost.search.least_costs.shared_work import DEGREES, MicroBatchWork
-from legoai.cost.search.memory.points import MemoryPoints
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.fact import fact
@@ -78,8 +77,14 @@ class SeenBlocks:
     _blocks: dict[_Key, SeenBlock] = field(default_factory=dict)
     _treatments: dict[_Key, dict[str, SeenTreatment]] = field(default_factory=dict)
 
-    def learn(self, analysis: Analysis, micro_batch: MicroBatchWork, points: MemoryPoints) -> None:
-        """Note what all blocks of a candidate took together; of a pipeline, nothing."""
+    def learn(self, analysis: Analysis, micro_batch: MicroBatchWork, released: float) -> None:
+        """Note what all blocks of a candidate took together; of a pipeline, nothing.
+
+        Args:
+            analysis: of the candidate.
+            micro_batch: what one took.
+            released: bytes that were free behind the backward of each block and were not before; 0 if not known.
+        """
         work = micro_batch.in_blocks
         key = block_key(analysis) if work is not None and analysis.plan.pipeline is None else None
         if key is None or work is None or not work.forward:
@@ -91,9 +96,7 @@ class SeenBlocks:
             self.lessons += 1
         known = self._treatments.setdefault(key, {})
         if treatment is not None and treatment not in known and work.recomputed is not None:
-            kept = (
-                points.released - _freed_in_backward(analysis) if points.blocks and _keeps_on_device(analysis) else 0.0
-            )
+            kept = released - _freed_in_backward(analysis) if _keeps_on_device(analysis) else 0.0
             known[treatment] = SeenTreatment(work.recomputed / count, max(0.0, kept))
             self.lessons += 1
 

@@ -179,7 +179,7 @@ def test_nothing_is_learnt_without_seconds_or_of_a_pipeline(answers: dict[str, s
     figures = Figures(
         metrics={}, fits=None, compute=0.0, recompute=0.0, exposed={}, waiting=0.0, bubble=0.0, profile=""
     )
-    seen.learn(analysis, figures.micro_batch, figures.points)
+    seen.learn(analysis, figures.micro_batch, 0.0)
     assert seen.lessons == 0
     assert seen.of(analysis) is None
     assert (seen.lesson(analysis) is None) == (not answers and block_key(analysis) is None)
