@@ -18,12 +18,11 @@ from legoai.cost.pieces import PieceOf
 from legoai.cost.timing.breakdown import Breakdown
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.intervals import since
+from legoai.cost.timing.pace import Pace, Paced, keeps_pace
 from legoai.cost.timing.repeats import (
-    Span,
     Weights,
     beginnings,
     runs_of,
-    settled,
     takes_time,
     weighted_breakdown,
 )
@@ -66,42 +65,36 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
     marks = dict(timeline.marks)
     begin, end = (marks[name] for name in (items[0].name, items[-1].name))  # type: ignore[union-attr]
     intervals = since(timeline.intervals, begin)
-    starts = beginnings(items, intervals)
-    spans = [
-        *_of_blocks(items, starts, missing[0] - left[0], left[0]),
-        *_of_batches(items, starts, found.micro_batches - batches, piece.taken // 2, batches),
-    ]
-    if None in spans:
+    pace = Pace(items, beginnings(items, intervals), marks, begin, cost=OpCosts(machine=machine), host=machine.host())
+    of_blocks = list(_of_blocks(items, pace, missing[0] - left[0], left[0]))
+    of_batches = list(_of_batches(items, pace, found.micro_batches - batches, piece.taken // 2, batches))
+    spans = [paced for paced in (*of_blocks, *of_batches) if paced is not None]
+    if len(spans) < len(of_blocks) + len(of_batches) or not keeps_pace(
+        spans[: len(of_blocks)], spans[len(of_blocks) :]
+    ):
         return None
-    weights = Weights([span for span in spans if span is not None])
+    weights = Weights([paced.span for paced in spans])
     return weighted_breakdown(intervals, max(end - begin, intervals.end), weights)
 
 
-def _of_blocks(items: Sequence[Item], starts: Sequence[float | None], more: int, left: int) -> Iterator[Span | None]:
+def _of_blocks(items: Sequence[Item], pace: Pace, more: int, left: int) -> Iterator[Paced | None]:
     """The spans that stand for further blocks, in each pass of each micro batch."""
     for run in runs_of(items) if more else ():
         first = items[run.start]
         if len(run) > left and isinstance(first, Instance) and takes_time(first.segment):
-            yield _settled(starts[run.stop - _COMPARED - 1 : run.stop - 1], more)
+            yield pace.settled(run[-_COMPARED - 1 : -1], more)
 
 
-def _of_batches(
-    items: Sequence[Item], starts: Sequence[float | None], more: int, first: int, count: int
-) -> Iterator[Span | None]:
+def _of_batches(items: Sequence[Item], pace: Pace, more: int, first: int, count: int) -> Iterator[Paced | None]:
     """The span that stands for further micro batches."""
     if not more:
         return
-    found: list[float | None] = []
+    found: list[int] = []
     begun = False
-    for item, start in zip(items, starts, strict=True):
+    for place, item in enumerate(items):
         if not isinstance(item, Instance):
             begun = begun or is_micro_batch(item)
-        elif begun and start is not None:
-            found.append(start)
+        elif begun and pace.starts[place] is not None:
+            found.append(place)
             begun = False
-    yield _settled(found[first : first + _BATCHES + 1], more) if len(found) == count else None
-
-
-def _settled(starts: Sequence[float | None], more: int) -> Span | None:
-    known = [start for start in starts if start is not None]
-    return settled(known, more) if len(known) == len(starts) else None
+    yield pace.settled(found[first : first + _BATCHES + 1], more) if len(found) == count else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -169,7 +169,7 @@ class Graph:
                     donated_buffer=True, force_non_lazy_backward_lowering=True, unlift_effect_tokens=True
                 ),
             ):
-                self.compiled(*given)
+                self.compiled(*_alike(given))
         finally:
             capture.paused = before
         call.module = call.forward = None  # type: ignore[assignment]
@@ -210,6 +210,38 @@ class Graph:
 
     def _run_kernels(self, planned: Schedule, args: list[Any]) -> list[Any]:
         return _Run(self.capture, planned, args, replayed=self.options.replayed).take()
+
+
+def _alike(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like some, on other memory: a graph keeps those of its trace, and is kept for further simulations."""
+    memory: dict[int, torch.Tensor] = {}
+    made: dict[int, torch.Tensor] = {}
+
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        ends = [(length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True)]
+        least = (tensor.storage_offset() + sum(ends) + 1) * tensor.itemsize
+        storage = tensor.untyped_storage()
+        held = memory.get(storage._cdata)
+        if held is None:
+            size = max(storage.nbytes(), least)
+            held = memory[storage._cdata] = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+        whole = held[: held.numel() // tensor.itemsize * tensor.itemsize].view(tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).detach()
+
+    def alike(tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is DTensor:
+            local = plain(tensor._local_tensor)
+            return DTensor(local, tensor._spec, requires_grad=tensor.requires_grad)  # type: ignore[no-untyped-call]
+        if type(tensor) is not FakeTensor:
+            return tensor
+        found = plain(tensor)
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(found, requires_grad=tensor.requires_grad)
+        return found.requires_grad_(tensor.requires_grad)
+
+    for tensor in given:
+        made.setdefault(id(tensor), alike(tensor))
+    return [made[id(tensor)] for tensor in given]
 
 
 def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:

@@ -213,6 +213,9 @@ class Reader:
     def _extern(self, kernel: Any, drops: tuple[str, ...]) -> Step:
         if isinstance(kernel, ir.MultiOutput):
             return Step(makes=tuple(self._fresh(kernel)), drops=drops)
+        if isinstance(kernel, ir.RandomSeeds):
+            makes = tuple(self._fresh(kernel))
+            return Step(makes=makes, work=_draw_of_seeds(self._slot(kernel)), drops=drops)
         origin = self._origin(kernel)
         function = origin.target
         assert isinstance(function, OpOverload)
@@ -284,6 +287,15 @@ def _work(function: OpOverload, known: Operator, origin: torch.fx.Node) -> Work:
     inputs = list(tensors((args, tuple(kwargs.values()))))
     said = description(function, known, args, kwargs, inputs=inputs, fresh=results, out=out)
     return Work(module=_module_of([origin]), **said)
+
+
+def _draw_of_seeds(seeds: Slot) -> Work:
+    """Return the kernel that draws the seeds of a graph's random numbers, such as those of dropout, once for all."""
+    count = _elements(seeds) * seeds.dtype.itemsize
+    return Work(
+        op="aten.randint", inputs=(), outputs=(_type(seeds),), flops=0, bytes_read=0, bytes_written=count,
+        attributes={}, module="",
+    )  # fmt: skip
 
 
 def _call(node: torch.fx.Node) -> Any:

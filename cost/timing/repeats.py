@@ -21,7 +21,7 @@ from legoai.cost.timing.timeline import Resource
 from legoai.cost.trace.records import Collective, Copy, HostKernel, Kernel, Phase
 from legoai.cost.trace.segments import Instance, Item, Segment
 
-_EQUAL: Final = 1e-3
+EQUAL: Final = 1e-3
 """Share by which the spans between them may differ: a fifth of what composed figures may be off."""
 
 
@@ -95,7 +95,7 @@ def settled(starts: Sequence[float], more: int) -> Span | None:
     took = [end - start for start, end in itertools.pairwise(starts)]
     for period in (1, 2):
         pairs = list(zip(took, took[period:], strict=False))[-2:]
-        if pairs and more % period == 0 and all(abs(one - other) <= _EQUAL * min(one, other) for one, other in pairs):
+        if pairs and more % period == 0 and all(abs(one - other) <= EQUAL * min(one, other) for one, other in pairs):
             return Span(starts[-1 - period], starts[-1], more // period)
     return None
 

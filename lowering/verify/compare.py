@@ -9,6 +9,9 @@ from typing import Any, Final, Literal
 
 import torch
 
+from legoai.specs.directives.model import FOREIGN
+from legoai.specs.plan import Plan
+
 Kind = Literal["gradient", "clipped", "update"]
 
 
@@ -20,7 +23,8 @@ class Tolerances:
         loss: and gradient norm, as a share of their values.
         gradient: the 2-norm of a difference as a share of that of the gradient, or, where the gradient is small, of a
             thousandth of what a gradient of its size has on average in this model.
-        update: root mean square of a parameter's difference after a step, as a share of the learning rate.
+        update: root mean square of a parameter's difference after a step, as a share of the learning rates up to it, in
+            sum: where a gradient is rounding alone, as of a bias of keys, Adam's steps go any way.
     """
 
     loss: float
@@ -36,6 +40,22 @@ TOLERANCES: Final = {
 }
 """By the dtype of computation; models that others have written may compute norms and positions in fp32. Adam's first
 steps turn a gradient's sign into a whole step, so that rounding of gradients near zero shows in updates."""
+
+_COARSE: Final = ("fp64", "fp32", "bf16", "fp16")
+"""Dtypes by how much is rounded away in a reduction; fp16 also loses small gradients."""
+
+
+def tolerances(plan: Plan) -> Tolerances:
+    """The tolerances for the coarsest of the dtypes in which a plan stores, computes and reduces."""
+    precision = plan.precision
+    used = [precision.param, precision.master, precision.gradient or precision.master]
+    if plan.fsdp is not None or plan.replicate is not None:
+        used.append(precision.reduce)
+    dtype = max(used, key=_COARSE.index)
+    if dtype == "fp64" and plan.model.family in FOREIGN:
+        return TOLERANCES["fp64, partly fp32"]
+    return TOLERANCES["bf16" if dtype == "fp16" else dtype]
+
 
 SMALL_GRADIENT: Final = 1e-3
 
@@ -85,7 +105,7 @@ def differences(own: Mapping[str, Any], reference: Mapping[str, Any]) -> list[Di
     for state, step in (("updated", 1), ("trained", steps)):
         for name, parameter in own[state].items():
             wanted = reference[state].get(name)
-            scale = max(rates.get(name, ())[:step], default=0.0) * math.sqrt(parameter.numel())
+            scale = math.fsum(rates.get(name, ())[:step]) * math.sqrt(parameter.numel())
             size, largest = _difference(parameter, wanted, scale)
             found.append(Difference(kind="update", name=name, size=size, largest=largest, step=step))
     return found

@@ -17,13 +17,13 @@ from typing import Any, Final
 
 from legoai.lowering.program import Program
 from legoai.lowering.verify.compare import (
-    TOLERANCES,
     Difference,
     Kind,
     Tolerances,
     Unlike,
     differences,
     relative,
+    tolerances,
     worst,
     wrong_samples,
 )
@@ -188,11 +188,8 @@ def _verdict(plan: Plan, ranks: list[dict[str, Any]], reference: dict[str, Any])
         for names in reference["names"]:  # a tied parameter has several, of which a rank may hold one
             found = [held[kind, step, name] for name in names if (kind, step, name) in held]
             ordered += found or [_missing(kind, names[0], step)]
-    dtype = plan.precision.param
-    if dtype == "fp64" and plan.model.family in FOREIGN:
-        dtype = "fp64, partly fp32"
     return Verdict(
-        tolerances=TOLERANCES[dtype],
+        tolerances=tolerances(plan),
         losses=tuple(zip(ranks[0]["losses"], reference["losses"], strict=True)),
         norms=tuple(zip(ranks[0]["norms"], reference["norms"], strict=True)),
         differences=tuple(ordered),

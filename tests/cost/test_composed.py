@@ -69,3 +69,39 @@ def test_what_is_composed_is_what_is_simulated(way: str):
     assert few.exposed == pytest.approx(whole.exposed, rel=1e-3, abs=1e-6)
     assert few.micro_batch.computed == pytest.approx(whole.micro_batch.computed)
     assert few.micro_batch.activations == whole.micro_batch.activations
+
+
+HOST_BOUND = """\
+plan test
+model llama3("1b", n_layers = 24)
+cluster h100_sxm(devices = {devices})
+batch (global = {batch}, micro = 1, seq_len = {length})
+{body}"""
+
+
+def seconds(devices: int, batch: int, length: int, body: str) -> tuple[float, float]:
+    text = HOST_BOUND.format(devices=devices, batch=batch, length=length, body=body)
+    analysis = lint(text, "test.plan", directory=Path()).analysis
+    assert analysis is not None
+    program, manifest = lower(analysis), analysis.manifest
+    assert manifest is not None
+    whole, few = (estimate(program, analysis.plan, manifest, whole=whole) for whole in (True, False))
+    return whole.step_time, few.step_time
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "batch", "length", "body"),
+    [
+        (1, 4, 64, ""),
+        (1, 4, 512, ""),
+        (1, 4, 2048, ""),
+        (8, 8, 1024, "mesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"),
+    ],
+)
+def test_a_device_that_catches_up_with_its_host_takes_as_long_as_whole_simulation_says(
+    devices: int, batch: int, length: int, body: str
+):
+    """In a few blocks the device works off what waits on its streams, and with all it runs at the host's pace."""
+    whole, few = in_a_fork(seconds, devices, batch, length, body)
+    assert few == pytest.approx(whole, rel=1e-6)

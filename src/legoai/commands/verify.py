@@ -196,7 +196,7 @@ def _table(verdict: Verdict) -> Iterator[str]:
     kinds = (
         ("gradient", "gradients", "of its norm"),
         ("clipped", "clipped", "of its norm"),
-        ("update", "updates", "of the learning rate"),
+        ("update", "updates", "of the learning rates so far"),
     )
     for kind, name, words in kinds:
         sizes = [item.size for item in verdict.differences if item.kind == kind]
