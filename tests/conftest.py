@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +16,20 @@ from support.manifests import inspected_in_this_process, manifests_computed_once
 
 # Programs that tests start (torchrun, `python -c`, model factories) import `support` as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+
+# Cores are shared by sessions and their ranks, and operators of small models wait for threads longer than they compute.
+# torch reads it when it is imported; so does every process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected out of garbage collections, and collect more rarely.
+
+    These took a fifth of the time of simulations and searches, whose tens of thousands of new objects stay alive.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -68,7 +84,15 @@ def gloo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], G
 
 
 def _import_before_the_fork() -> None:
-    """Import once what each rank would import in its first step: torch imports its compiler there."""
-    import torch._dynamo  # noqa: F401
+    """Import once what each rank would import in its first steps: torch imports its compiler there.
 
+    A model of `transformers` with images imports what draws them, which takes a rank seconds.
+    """
+    import torch._dynamo
+    import torch.distributed.pipelining  # noqa: F401
+
+    import legoai.lowering.graph.passes
     import legoai.runtime.trainer  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import transformers.models.clip.modeling_clip  # noqa: F401

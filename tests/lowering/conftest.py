@@ -64,6 +64,17 @@ def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def alone_in_two_blocks(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
+    """The same of a model with two blocks."""
+    from support.meshed import TWO_BLOCKS, text_of
+    from support.staged import PLAIN_DOUBLE, train
+
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE, TWO_BLOCKS), data)
+    assert {str(dtype) for dtype in result["dtypes"]} == {"torch.float64"}
+    return result
+
+
+@pytest.fixture(scope="module")
 def unstaged(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """What the training of `staged` comes to on one process, with neither mesh nor wrapper."""
     from support.staged import PLAIN_DOUBLE, text_of, train

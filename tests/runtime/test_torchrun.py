@@ -20,11 +20,11 @@ from support.marks import some_slow
 
 PROGRAM = """
 import os, sys, time
+if os.environ.get("CRASH") == os.environ["RANK"]:
+    sys.exit("this rank crashes")
 import torch
 from legoai.runtime import process_group
 from support import programs
-if os.environ.get("CRASH") == os.environ["RANK"]:
-    sys.exit("this rank crashes")
 if "STARTUP" in os.environ:
     process_group.STARTUP_SECONDS = float(os.environ["STARTUP"])
 if os.environ["RANK"] == "1":

@@ -116,17 +116,17 @@ def check(folder: Path, schedule: str, *, pp: int = 2, runs: int | None = None, 
 
 
 def test_a_sharded_stage_of_few_blocks_has_the_trace_of_the_whole_one(tmp_path: Path):
-    """Of 8 blocks one stage has the embedding too, and the other one the output."""
-    check(tmp_path, "1F1B", layers=16, reshard="after_backward")
+    """Of 6 blocks one stage has the embedding too, and the other one the output."""
+    check(tmp_path, "1F1B", layers=12, reshard="after_backward")
 
 
 def test_stages_of_different_depths_on_one_rank_have_the_traces_of_whole_ones(tmp_path: Path):
-    check(tmp_path, "Interleaved1F1B", layers=25, reshard="after_backward")
+    check(tmp_path, "Interleaved1F1B", layers=25, reshard="after_backward", micro_batches=6)
 
 
 def test_what_half_a_backward_keeps_of_the_blocks_ends_as_in_whole_stages(tmp_path: Path):
     """The second rank hands on what its one stage makes to its other one, in the place of what it would receive."""
-    check(tmp_path, "ZBVZeroBubble", layers=26)
+    check(tmp_path, "ZBVZeroBubble", layers=26, micro_batches=6)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from support.meshed import TRAINING, UNITS, text_of
+from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.operator_calls import Calls
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
@@ -26,20 +26,20 @@ def counted(text: str, data: str) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kernel", [pytest.param("math", marks=pytest.mark.slow), "flash"])
-def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone):
-    for result in gloo(4)(train, text_of(f"{BOTH}attention {kernel}"), data):
-        assert_close(result, alone, TOLERANCE)
+def test_every_kernel_trains_as_the_default_does(kernel: str, gloo, data, alone_in_two_blocks):
+    for result in gloo(4)(train, text_of(f"{BOTH}attention {kernel}", TWO_BLOCKS), data):
+        assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
 def test_the_kernel_runs_in_forward_in_recomputation_and_in_backward(gloo, data):
-    micro_batches, layers = 2, 4
+    micro_batches, layers = 2, 2
     blocks = STEPS * micro_batches * layers
     recomputed = f"{PLAIN_DOUBLE}checkpoint {{ layers.* = full }}\n"
-    [flash] = gloo(1)(counted, text_of(f"{recomputed}attention flash"), data)
+    [flash] = gloo(1)(counted, text_of(f"{recomputed}attention flash", TWO_BLOCKS), data)
     assert flash[FLASH] == 2 * blocks
     assert flash[f"{FLASH}_backward"] == blocks
     assert flash["_softmax"] == 0
-    [math] = gloo(1)(counted, text_of(f"{recomputed}attention math"), data)
+    [math] = gloo(1)(counted, text_of(f"{recomputed}attention math", TWO_BLOCKS), data)
     assert math[FLASH] == math[f"{FLASH}_backward"] == 0
     assert math["_softmax"] + math["_safe_softmax"] == 2 * blocks
 

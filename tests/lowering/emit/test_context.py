@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.marks import some_slow
-from support.meshed import TRAINING, UNITS, text_of
+from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
@@ -54,13 +54,13 @@ def data(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def alone(gloo, data) -> dict:
     """The plan on one process, which sees whole sequences."""
-    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
+    [result] = gloo(1)(train, text_of(PLAIN_DOUBLE, TWO_BLOCKS), data)
     return result
 
 
 @pytest.mark.parametrize("name", some_slow(PLANS, *(name for name in PLANS if name not in QUICK)))
 def test_pieces_of_sequences_train_as_whole_ones_do(name: str, gloo, data, alone):
-    for result in gloo(4)(train, text_of(PLANS[name]), data):
+    for result in gloo(4)(train, text_of(PLANS[name], TWO_BLOCKS), data):
         assert_close(result, alone, TOLERANCE)
 
 

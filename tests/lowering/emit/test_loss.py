@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from legoai.runtime import trainer
-from support.meshed import TRAINING, UNITS, text_of
+from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
@@ -30,26 +30,26 @@ def train_cached(text: str, data: str, cache: str, apart: bool = True) -> dict:
 
 
 @pytest.mark.parametrize("pieces", [pytest.param(2, marks=pytest.mark.slow), 5])
-def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone):
-    for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})"), data):
-        assert_close(result, alone, TOLERANCE)
+def test_pieces_train_as_the_whole_does_also_on_shards_of_the_vocabulary(pieces: int, gloo, data, alone_in_two_blocks):
+    for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})", TWO_BLOCKS), data):
+        assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 4])
-def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alone):
+def test_a_compiled_loss_trains_as_an_eager_one_does(world: int, gloo, data, alone_in_two_blocks):
     body = PLAIN_DOUBLE if world == 1 else BOTH
-    for result in gloo(world)(train_anew, text_of(f"{body}loss fused"), data):
-        assert_close(result, alone, TOLERANCE)
+    for result in gloo(world)(train_anew, text_of(f"{body}loss fused", TWO_BLOCKS), data):
+        assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_warm_cache_gives_no_rank_the_group_of_another(gloo, data, alone, tmp_path, monkeypatch):
+def test_a_warm_cache_gives_no_rank_the_group_of_another(gloo, data, alone_in_two_blocks, tmp_path, monkeypatch):
     monkeypatch.setattr("support.gloo.CALL_SECONDS", 280.0)
     for _ in range(2):  # the second time from the cache on disk
-        for result in gloo(4)(train_cached, text_of(f"{BOTH}loss fused"), data, str(tmp_path)):
-            assert_close(result, alone, TOLERANCE)
+        for result in gloo(4)(train_cached, text_of(f"{BOTH}loss fused", TWO_BLOCKS), data, str(tmp_path)):
+            assert_close(result, alone_in_two_blocks, TOLERANCE)
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_a_warm_cache_that_ranks_share_gives_one_the_group_of_another(gloo, data
     A rank asks for the group of another, or waits in it for ranks that are elsewhere.
     """
     monkeypatch.setattr("support.gloo.CALL_SECONDS", 280.0)
-    arguments = text_of(f"{BOTH}loss fused"), data, str(tmp_path), False
+    arguments = text_of(f"{BOTH}loss fused", TWO_BLOCKS), data, str(tmp_path), False
     gloo(4)(train_cached, *arguments)
     with pytest.raises(Exception, match=r"(?i)could not resolve the process group|timed out|closed by peer"):
         gloo(4)(train_cached, *arguments)

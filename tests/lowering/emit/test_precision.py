@@ -11,7 +11,7 @@ from torch import nn
 
 from legoai.runtime import RunError, convert_to_float8
 from legoai.specs.models.layers import Linear
-from support.meshed import TRAINING, UNITS, text_of
+from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
 from support.staged import train
 
@@ -84,8 +84,8 @@ def test_converted_layers_draw_the_weights_of_those_before_them():
 
 def test_the_loss_and_gradients_in_float8_are_close_to_those_in_bf16(gloo, data):
     pytest.importorskip("torchao.float8")
-    plain = gloo(4)(train, text_of(BOTH), data)[0]
-    converted = gloo(4)(train, text_of(f"{BOTH}{RULES}"), data)[0]
+    plain = gloo(4)(train, text_of(BOTH, TWO_BLOCKS), data)[0]
+    converted = gloo(4)(train, text_of(f"{BOTH}{RULES}", TWO_BLOCKS), data)[0]
     # Before the first update: this learning rate overshoots, which enlarges every difference in the steps after it.
     assert converted["loss"][0] == pytest.approx(plain["loss"][0], rel=2e-3)
     assert converted["norm"][0] == pytest.approx(plain["norm"][0], rel=3e-2)
@@ -107,7 +107,7 @@ def test_what_is_gathered_in_float8_changes_no_number(gloo, data, gather: str):
     """A scale is that of the whole tensor, so that casting before a gather and behind it give the same."""
     pytest.importorskip("torchao.float8")
     before, after = (
-        gloo(4)(train_in_float8, text_of(f"{BOTH}{GATHERED.format(gather=said)}"), data)[0]
+        gloo(4)(train_in_float8, text_of(f"{BOTH}{GATHERED.format(gather=said)}", TWO_BLOCKS), data)[0]
         for said in ("", f"(gather = [{gather}])")
     )
     assert after["loss"] == before["loss"]
@@ -129,7 +129,9 @@ def test_a_budget_counts_what_is_gathered_in_float8_as_no_activation(gloo, data)
 def test_a_checkpoint_holds_weights_as_they_are_stored(gloo, data, tmp_path, asynchronous: bool):
     """It is written where weights are gathered in float8, and read where they are not, and the other way."""
     pytest.importorskip("torchao.float8")
-    plain, weights = (text_of(f"{BOTH}{GATHERED.format(gather=said)}") for said in ("", "(gather = [weights])"))
+    plain, weights = (
+        text_of(f"{BOTH}{GATHERED.format(gather=said)}", TWO_BLOCKS) for said in ("", "(gather = [weights])")
+    )
     expected = gloo(4)(train, plain, data)[0]
     for index, (first, second) in enumerate([(weights, plain), (plain, weights)]):
         out = tmp_path / str(index)
