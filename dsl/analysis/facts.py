@@ -13,7 +13,7 @@ from legoai.specs.directives.hole import Undecided
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
-    from legoai.specs.models.manifest import Manifest
+    from legoai.specs.models.manifest import Manifest, ModuleInfo
 
 _MOST_PATHS: Final = 2**14
 """Paths whose holders are kept: more than a model has modules and parameters."""
@@ -55,6 +55,16 @@ def each_rule(directive: Directive | None) -> Iterator[PathRule[Any]]:
 def below(path: str, above: str) -> bool:
     """Whether ``path`` lies inside of the module ``above``, which is not itself."""
     return path != above and (above == "" or path.startswith(f"{above}."))
+
+
+def modules_inside(analysis: Analysis, above: str) -> dict[str, ModuleInfo]:
+    """The modules inside of one, by path, in the model's order; found once for an analysis."""
+    manifest = analysis.manifest
+    assert manifest is not None, "a model that can be inspected"
+    return analysis.once(
+        (modules_inside, above),
+        lambda: {path: module for path, module in manifest.modules.items() if below(path, above)},
+    )
 
 
 @lru_cache(maxsize=_MOST_PATHS)

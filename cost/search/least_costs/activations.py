@@ -23,7 +23,7 @@ from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import below, holders
+from legoai.dsl.analysis.facts import below, holders, modules_inside
 from legoai.dsl.analysis.precision import output_bytes
 from legoai.dsl.frontend.paths import pattern
 from legoai.specs.directives.checkpoint import Budget, KeepAll, Selective
@@ -196,8 +196,6 @@ def kept_under(analysis: Analysis, block: str, treatment: Any) -> float | None:
     Raises:
         Undecided: it depends on another hole.
     """
-    manifest = analysis.manifest
-    assert manifest is not None
     if block not in _blocks(analysis) or _is_cast(analysis):
         return None
     features, of_feature = _features(analysis), bytes_of_feature(analysis) / analysis.plan.mesh.tp
@@ -206,9 +204,8 @@ def kept_under(analysis: Analysis, block: str, treatment: Any) -> float | None:
         return max(0.0, treatment.amount * whole - _widest(analysis)[block]) * of_feature if _fills(treatment) else 0.0
     recomputing = {} if isinstance(treatment, KeepAll) else {block: treatment}
     width = 0
-    for path, module in manifest.modules.items():
-        if below(path, block):
-            width += sum(features.kept(path, module, recomputing))
+    for path, module in modules_inside(analysis, block).items():
+        width += sum(features.kept(path, module, recomputing))
     return width * of_feature
 
 

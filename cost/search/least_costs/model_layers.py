@@ -32,7 +32,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.experts import limited_experts
-from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.facts import modules_inside
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
@@ -140,7 +140,7 @@ class ModelLayers:
             return found
         assert analysis.manifest is not None
         last, waits = movements.blocks_alike(analysis.manifest)[-1], self.once(analysis, self.waits)
-        inside = {path: took for path, took in least.items() if below(path, last)}
+        inside = {path: least[path] for path in modules_inside(analysis, last) if path in least}
         forward = seen.forward - sum(took.forward for took in inside.values())
         whole = backward_is_whole(analysis)
         products = {path for path in inside if analysis.manifest.modules[path].kind == "linear"}

@@ -22,7 +22,7 @@ from legoai.cost.search.least_costs.products import recomputed_products
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import below, holders
+from legoai.dsl.analysis.facts import holders, modules_inside
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.precision import Float8, MxFp8
@@ -105,7 +105,7 @@ def recomputed_under(
         return None
     if isinstance(treatment, KeepAll):
         return 0.0
-    layers = [path for path, module in manifest.modules.items() if module.kind in _LAYERS and below(path, block)]
+    layers = [path for path, module in modules_inside(analysis, block).items() if module.kind in _LAYERS]
     if isinstance(treatment, Full):
         return _up_to_last([least[path].forward for path in layers if path in least]) + moved_again
     if not _keeps_layers(treatment):
