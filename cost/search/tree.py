@@ -44,7 +44,7 @@ _PATIENCE: Final = 64
 _LONGER: Final = 16
 """Times as many, once a candidate is known that fits: then bounds exclude more in that time than a simulation would."""
 
-_MEANWHILE: Final = 20
+_MEANWHILE: Final = 8
 """Nodes that are expanded for each candidate that is simulated meanwhile; one that needs styles counts as so many."""
 
 _MANY: Final = 256
