@@ -17,32 +17,14 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
-from legoai.dsl.lint import Linted, lint
 from legoai.lowering.verify.prepare import Prepared, prepare
 from legoai.specs.models.reads import Images, ImagesWithTexts
+from support.clean_plans import NO_OPERATOR, repaired
 from support.drawn_plans import CONFIGS, drawn_plans
 from support.plan_parts import DrawnPlan
 from support.staged import train
 
 RANKS = 4
-NO_OPERATOR = '"some.file"'
-"""A drawn text that no operator has for its name: lint does not import torch, and leaves that to the run."""
-
-
-def linted(plan: DrawnPlan) -> Linted:
-    return lint(plan.text(), "drawn.plan", directory=CONFIGS)
-
-
-def repaired(plan: DrawnPlan) -> tuple[DrawnPlan, Linted]:
-    """The plan without the parts in which lint finds errors."""
-    found = linted(plan)
-    for _ in range(12):
-        wrong = {item.label.span.line for item in found.diagnostics if item.severity == "error"}
-        less = plan.without_lines(wrong)
-        if less is None:
-            break
-        plan, found = less, linted(less)
-    return plan, found
 
 
 def clean_plans(examples: int, number: int) -> dict[str, Prepared]:

@@ -10,7 +10,7 @@ from legoai.dsl.lint import Linted, lint
 from support.drawn_plans import CONFIGS, drawn_plans
 from support.plan_parts import DrawnPlan
 
-_NO_OPERATOR = '"some.file"'
+NO_OPERATOR = '"some.file"'
 """A drawn text that no operator has for its name: lint does not import torch, and leaves that to the run."""
 _BECOMES_NAN = "LP683"
 
@@ -49,7 +49,7 @@ def clean_plans(
     def draw(drawn: DrawnPlan) -> None:
         plan, clean = repaired(change(drawn))
         text, codes = plan.text(), {item.code for item in clean.diagnostics}
-        if not clean.has_errors and _NO_OPERATOR not in text and _BECOMES_NAN not in codes:
+        if not clean.has_errors and NO_OPERATOR not in text and _BECOMES_NAN not in codes:
             found[text] = clean
 
     draw()
