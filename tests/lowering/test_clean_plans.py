@@ -17,14 +17,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.lint import Linted, lint
+from legoai.dsl.lint import Linted
 from legoai.lowering.program import lower
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.models import load
 from legoai.specs.models.manifest import Manifest
 from legoai.specs.models.source import ModelSource
+from support.clean_plans import linted, repaired
 from support.drawn_plans import drawn_plans
 from support.plan_parts import DrawnPlan, Part
+
+NOWHERE = Path("nowhere")
+"""The folder of plans that name no file."""
 
 
 def drawing(examples: int) -> settings:
@@ -49,22 +53,6 @@ def manifests_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "load_manifest", load_once)
 
 
-def linted(plan: DrawnPlan) -> Linted:
-    return lint(plan.text(), "drawn.plan", directory=Path("nowhere"))
-
-
-def repaired(plan: DrawnPlan) -> tuple[DrawnPlan, Linted]:
-    """The plan without some of the parts in which lint finds errors, which mostly leaves a plan without errors."""
-    found = linted(plan)
-    for _ in range(6):
-        wrong = {item.label.span.line for item in found.diagnostics if item.severity == "error"}
-        less = plan.without_lines(wrong)
-        if less is None:
-            break
-        plan, found = less, linted(less)
-    return plan, found
-
-
 def program(found: Linted) -> str:
     """The program without its hash and without comments, which name the plan's lines."""
     assert found.analysis is not None
@@ -75,7 +63,7 @@ def program(found: Linted) -> str:
 
 def check(plan: DrawnPlan, one: Callable[[list[Part]], Part]) -> bool:
     """Check one drawn plan and one part of it; False where the plan has errors."""
-    plan, found = repaired(plan)
+    plan, found = repaired(plan, NOWHERE, times=6)
     if found.has_errors:
         return False
     text = program(found)
@@ -94,14 +82,14 @@ def has_effect(found: Linted, text: str, part: Part) -> bool:
     """
     if is_told(found, part):
         return True
-    without = linted(part.without)
+    without = linted(part.without, NOWHERE)
     assert found.analysis is not None
     if without.has_errors:
         return True
     assert without.analysis is not None
     if meaning(found.analysis) == meaning(without.analysis) or program(without) != text:
         return True
-    others = map(linted, part.instead)
+    others = (linted(other, NOWHERE) for other in part.instead)
     return any(other.has_errors or is_told(other, part) or program(other) != text for other in others)
 
 

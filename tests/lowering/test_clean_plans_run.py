@@ -14,39 +14,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.lowering.verify.prepare import Prepared, prepare
 from legoai.specs.models.reads import Images, ImagesWithTexts
-from support.clean_plans import NO_OPERATOR, repaired
-from support.drawn_plans import CONFIGS, drawn_plans
-from support.plan_parts import DrawnPlan
+from support.clean_plans import clean_plans
+from support.drawn_plans import CONFIGS
 from support.staged import train
 
 RANKS = 4
 
 
-def clean_plans(examples: int, number: int) -> dict[str, Prepared]:
+def prepared_plans(examples: int, number: int) -> dict[str, Prepared]:
     """Clean plans among so many drawn ones, each with its small program; every second one in fp64."""
-    found: dict[str, Prepared] = {}
-
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @seed(number)
-    @given(drawn_plans(foreign=True))
-    def draw(drawn: DrawnPlan) -> None:
-        plan, lint = repaired(drawn)
-        if not lint.has_errors and NO_OPERATOR not in plan.text() and plan.text() not in found:
-            found[plan.text()] = prepare(lint, directory=CONFIGS, ranks=RANKS, double=len(found) % 2 == 0)
-
-    draw()
-    return found
+    plans = clean_plans(examples, number, unwanted=())
+    return {
+        plan.resolution.file.text: prepare(plan, directory=CONFIGS, ranks=RANKS, double=place % 2 == 0)
+        for place, plan in enumerate(plans)
+    }
 
 
 def step(program: str, data: str, stance: str = "force_eager") -> list[float]:
@@ -91,7 +76,7 @@ def long_text(tmp_path_factory) -> str:
 
 @pytest.mark.timeout(300)
 def test_dozens_of_clean_plans_take_a_step(gloo, long_text):
-    plans = clean_plans(30, 2)
+    plans = prepared_plans(30, 2)
     assert len(plans) >= 12
     take_a_step(plans, gloo, long_text)
 
@@ -100,7 +85,7 @@ def test_dozens_of_clean_plans_take_a_step(gloo, long_text):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("number", range(2, 8))
 def test_hundreds_of_clean_plans_take_a_step(number: int, gloo, long_text):
-    plans = clean_plans(250, number)
+    plans = prepared_plans(250, number)
     print(f"\n{len(plans)} clean plans of 250")
     take_a_step(plans, gloo, long_text)
 
@@ -109,7 +94,7 @@ def test_hundreds_of_clean_plans_take_a_step(number: int, gloo, long_text):
 @pytest.mark.timeout(3600)
 def test_some_clean_plans_take_a_compiled_step(gloo, long_text, monkeypatch):
     monkeypatch.setattr("support.gloo.CALL_SECONDS", 900.0)  # the first compilation on a machine compiles headers too
-    plans = {text: plan for text, plan in clean_plans(250, 1).items() if ".compile(" in plan.program.text}
+    plans = {text: plan for text, plan in prepared_plans(250, 1).items() if ".compile(" in plan.program.text}
     few = dict(itertools.islice(plans.items(), 12))
     print(f"\n{len(few)} compiled plans of {len(plans)}")
     assert len(few) >= 6

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -12,29 +13,33 @@ from support.plan_parts import DrawnPlan
 
 NO_OPERATOR = '"some.file"'
 """A drawn text that no operator has for its name: lint does not import torch, and leaves that to the run."""
-_BECOMES_NAN = "LP683"
+BECOMES_NAN = "LP683"
 
 
-def linted(plan: DrawnPlan) -> Linted:
-    return lint(plan.text(), "drawn.plan", directory=CONFIGS)
+def linted(plan: DrawnPlan, directory: Path = CONFIGS) -> Linted:
+    return lint(plan.text(), "drawn.plan", directory=directory)
 
 
-def repaired(plan: DrawnPlan) -> tuple[DrawnPlan, Linted]:
-    """The plan without the parts in which lint finds errors."""
-    found = linted(plan)
-    for _ in range(12):
+def repaired(plan: DrawnPlan, directory: Path = CONFIGS, *, times: int = 12) -> tuple[DrawnPlan, Linted]:
+    """The plan without the parts in which lint finds errors, which are looked for so many times."""
+    found = linted(plan, directory)
+    for _ in range(times):
         wrong = {item.label.span.line for item in found.diagnostics if item.severity == "error"}
         less = plan.without_lines(wrong)
         if less is None:
             break
-        plan, found = less, linted(less)
+        plan, found = less, linted(less, directory)
     return plan, found
 
 
 def clean_plans(
-    examples: int, number: int, change: Callable[[DrawnPlan], DrawnPlan] = lambda plan: plan
+    examples: int,
+    number: int,
+    change: Callable[[DrawnPlan], DrawnPlan] = lambda plan: plan,
+    *,
+    unwanted: Collection[str] = (BECOMES_NAN,),
 ) -> list[Linted]:
-    """Different plans without errors among so many drawn ones; of none lint says that its parameters become NaN."""
+    """Different plans without errors, and without unwanted diagnostics, among so many drawn ones."""
     found: dict[str, Linted] = {}
 
     @settings(
@@ -48,8 +53,8 @@ def clean_plans(
     @given(drawn_plans(foreign=True))
     def draw(drawn: DrawnPlan) -> None:
         plan, clean = repaired(change(drawn))
-        text, codes = plan.text(), {item.code for item in clean.diagnostics}
-        if not clean.has_errors and NO_OPERATOR not in text and _BECOMES_NAN not in codes:
+        text, wrong = plan.text(), any(item.code in unwanted for item in clean.diagnostics)
+        if not clean.has_errors and NO_OPERATOR not in text and not wrong:
             found[text] = clean
 
     draw()
