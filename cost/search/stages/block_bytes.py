@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,23 +62,25 @@ class BlockBytes:
         of_block = self.state + parameters + (self.gradients if summed else 0.0)
         return blocks * of_block + (0.0 if parameters else self.gathered)
 
-    def recomputed(self, each: int, held: Sequence[int], *, first: bool, summed: bool, halves: bool) -> float:
+    def recomputed(
+        self, counts: Sequence[int], held: Sequence[int], *, first: bool, summed: bool, halves: bool
+    ) -> float:
         """Least seconds that such a rank recomputes of each micro batch, whatever the treatments are.
 
         Args:
-            each: blocks of each stage.
-            held: micro batches between their forward and their backward in each stage of the rank.
+            counts: blocks of each stage of the rank.
+            held: micro batches between their forward and their backward in each of these.
             first: whether the first of these is the model's.
             summed: whether all blocks have gradients.
             halves: as above.
         """
-        left = self.room - self._of_blocks(each * len(held), summed=summed, halves=halves)
+        left = self.room - self._of_blocks(sum(counts), summed=summed, halves=halves)
         outputs = [
-            Output(each * one.seconds, number * each * one.bytes)
-            for place, number in enumerate(held)
+            Output(blocks * one.seconds, number * blocks * one.bytes)
+            for place, (blocks, number) in enumerate(zip(counts, held, strict=True))
             for one in self.read(first=first and not place, halves=halves)
         ]
-        return least_recomputed(outputs, left - each * sum(held) * self.given)
+        return least_recomputed(outputs, left - self.given * sum(map(operator.mul, counts, held)))
 
     def read(self, *, first: bool, halves: bool) -> Sequence[Output]:
         """What may be recomputed of a block, in the model's first stage or in another."""
@@ -103,7 +106,7 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
     graph = graph_of(analysis) if pipeline is not None and pipeline.split == "even" else None
     if graph is None or count is None or graph.stages != count or not block.outputs:
         return ()
-    each = len(split_points(analysis).blocks) // count
+    counts = split_points(analysis).even_counts(count)
     halves = splits_backward(analysis) and not is_traced(analysis)
     parameters = max(block.parameters, block.gathered) if halves else block.parameters
     recomputed = []
@@ -111,13 +114,15 @@ def recomputed_by_ranks(analysis: Analysis, block: BlockBytes) -> tuple[float, .
         most = 0.0
         for moment in moments:
             outputs = [
-                Output(each * one.seconds, number * each * one.bytes)
+                Output(counts[stage] * one.seconds, number * counts[stage] * one.bytes)
                 for stage, number in moment.micro_batches.items()
                 for one in block.read(first=stage == 0, halves=halves)
             ]
-            blocks = len(stages) * block.state + len(moment.summed) * block.gradients
-            blocks += len(moment.gathered) * parameters + sum(moment.micro_batches.values()) * block.given
-            most = max(most, least_recomputed(outputs, block.room - each * blocks))
+            taken = block.state * sum(counts[stage] for stage in stages)
+            taken += block.gradients * sum(counts[stage] for stage in moment.summed)
+            taken += parameters * sum(counts[stage] for stage in moment.gathered)
+            taken += block.given * sum(number * counts[stage] for stage, number in moment.micro_batches.items())
+            most = max(most, least_recomputed(outputs, block.room - taken))
         recomputed.append(most)
     return tuple(recomputed)
 

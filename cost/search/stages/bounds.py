@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -125,16 +126,18 @@ def under_any_schedule(
             continue  # a stage has a block at least
         of_ranks = times.of_ranks(analysis, shape, batches)
         apart = halves and not is_traced(analysis)
-        each = min(known.even_counts(count, **weights_of(split)))  # blocks of a stage
+        counts = known.even_counts(count, **weights_of(split))
         mean = of_ranks.computes + of_ranks.waits + besides(of_ranks.waits) + adding_up(summed / ranks, halves)
-        added = 0.0 if halves else adding_up(each * count // ranks * block.gradients, False)
+        added = 0.0 if halves else adding_up(min(counts) * count // ranks * block.gradients, False)
         busiest = max(of_ranks.busiest + added, mean, of_ranks.through)
         takes = 0.0
         if of_pass >= ranks and count in (ranks, 2 * ranks):
             all_summed = count == ranks or (not in_turn and (of_pass > ranks if v_shaped else of_pass >= 2 * ranks))
             at_once = [min(ranks, of_pass - 1) if count == ranks else of_pass if in_turn else ranks] * (count // ranks)
-            takes = block.between(each * count // ranks, each * sum(at_once), summed=all_summed, halves=apart)
-            more = block.recomputed(each, at_once, first=not v_shaped, summed=all_summed, halves=apart)
+            fullest = counts[ranks - 1 : ranks + 1] if v_shaped else counts[::ranks]  # blocks of each of its stages
+            held = sum(map(operator.mul, fullest, at_once))
+            takes = block.between(sum(fullest), held, summed=all_summed, halves=apart)
+            more = block.recomputed(fullest, at_once, first=not v_shaped, summed=all_summed, halves=apart)
             busiest = max(busiest, of_ranks.alone + added + batches * more)
         if takes <= block.room:
             found.append(UnderSchedules(busiest, takes))

@@ -76,3 +76,12 @@ def test_what_finds_no_room_under_any_schedule_is_recomputed():
     free = BoundsOf()(analysed(4, 16, "auto", length=8192)).step_time
     limited = BoundsOf()(analysed(4, 16, "auto", "require peak_memory <= 12GiB", length=8192)).step_time
     assert limited > 1.05 * free
+
+
+@pytest.mark.parametrize(("schedule", "least"), [("ZBVZeroBubble", 1.2), ("Interleaved1F1B", 1.001)])
+def test_stages_that_differ_count_with_their_own_blocks(schedule: str, least: float):
+    """Twelve blocks on eight stages: a stage of one has room for what a rank with three blocks must recompute."""
+    more, room = "checkpoint { layers.* = auto }", "\nrequire peak_memory <= 8GiB"
+    free = BoundsOf()(analysed(4, 16, schedule, more, length=8192, layers=12)).step_time
+    limited = BoundsOf()(analysed(4, 16, schedule, more + room, length=8192, layers=12)).step_time
+    assert limited > least * free
