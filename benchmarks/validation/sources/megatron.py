@@ -32,6 +32,7 @@ MEGATRON_KEEPS = """checkpoint {
   layers.*.attention    = selective([matmul, attention])
   layers.*.feed_forward = selective([matmul, "aten.mul.Tensor"])
 }"""
+STEPWISE = "benchmarks.validation.models:megatron_gpt"
 ONE_KERNEL = "benchmarks.validation.models:llama_with_swiglu_in_one_kernel"
 OPTIMIZER = "optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1)"
 
@@ -45,14 +46,15 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     draft = Draft(name_of(row.id), f"{row.text('model')}, {row.text('source')}")
     pp, tp, dp = row.whole("pp", 1), row.whole("tp", 1), row.whole("dp_replicate", 1)
     accumulates = row.whole("global_batch") > row.whole("micro_batch") * dp
+    model = gpt_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp), tied=pp == 1)
     draft.say(
-        gpt_of(row, seq_len=row.whole("seq_len"), vocab=padded_vocabulary(row.whole("vocab"), tp), tied=pp == 1),
+        model.replace('gpt3("1.3b"', f'python("{STEPWISE}", preset = "1.3b"'),
         cluster_of(row, device, fabric="infiniband_hdr100"),
         batch_of(row),
         mesh(pp=pp, dp_replicate=dp, tp=tp),
     )
     if tp > 1:
-        draft.say(TENSOR_PARALLEL_GPT)
+        draft.say(TENSOR_PARALLEL_GPT.replace("layers.*.attention.{wq, wk, wv} =", "layers.*.attention.wqkv         ="))
     if dp == 1:
         draft.say("replicate on dp_replicate  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16")
     elif pp > 1:
@@ -64,11 +66,10 @@ def convert_vtrain(row: Row, device: str | None = None) -> Stated:
     if pp > 1:
         schedule = one_forward_one_backward(row.whole("global_batch") // (row.whole("micro_batch") * dp), pp)
         draft.say(f"pipeline on pp (schedule = {schedule}, stages = {pp})")
-    draft.say("checkpoint { layers.* = full }", "attention flash", "loss eager")
+    draft.say("checkpoint { layers.* = full }", "loss eager")
     draft.say("precision (param = bf16, reduce = bf16)", OPTIMIZER)
     draft.assumed.append("bf16 for fp16, which has the same rates")
-    draft.differs.append("attention step by step, with scores in memory in half precision (`math` would take fp32)")
-    draft.differs.append("dropout, in one kernel with the bias and the addition")
+    draft.differs.append("dropout behind attention and feed-forward, in one kernel with the bias and the addition")
     return draft.done()
 
 
