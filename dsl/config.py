@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.suppress import suppressible
+
 
 class ConfigurationError(ValueError):
     """A configuration that means nothing, with the file and the key that it is about."""
@@ -96,6 +99,15 @@ def selects(selector: str, rules: Iterable[tuple[str, str]]) -> bool:
     A selector is a code, the beginning of codes such as `LP8`, or a name such as `unused-let`.
     """
     return bool(selector) and any(code.startswith(selector.upper()) or slug == selector.lower() for code, slug in rules)
+
+
+def reported(item: Diagnostic, choice: Configuration) -> bool:
+    """Whether a diagnostic is reported. What leaves no plan to speak of always is."""
+    if not suppressible(item):
+        return True
+    rule = (item.code, item.slug)
+    selected = not choice.select or any(selects(selector, [rule]) for selector in choice.select)
+    return selected and not any(selects(selector, [rule]) for selector in choice.ignore)
 
 
 def _table(text: bytes, file: Path) -> Mapping[str, Any] | None:

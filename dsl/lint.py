@@ -26,9 +26,13 @@ from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
+    from legoai.specs.directives.model import Model
     from legoai.specs.models.manifest import Manifest, ManifestError
 
 Announce = Callable[[str], None]
+
+Factories = bool | Callable[["Model"], bool]
+"""Whether Python factories are run; or a function that is asked of every model right before it is looked at."""
 
 
 class Linted(Record):
@@ -62,13 +66,13 @@ def lint(
     announce: Announce | None = None,
     read: Reads | None = None,
     variants: bool = True,
-    factories: bool = True,
+    factories: Factories = True,
 ) -> Linted:
     """Lint a plan's text. Never raises for any text.
 
     With ``variant`` only that variant is looked at; without, the plan itself and then, unless ``variants`` is false,
     each variant. ``announce`` is told before a model factory that the plan names is run, in a process of its own.
-    Unless ``factories`` is true none is run, and what depends on such a model is not checked.
+    Unless ``factories`` allows it, none is run, and what depends on such a model is not checked.
     """
     base = resolve(text, name, directory=directory, settings=settings, variant=variant, read=read)
     analysis, found = _examine(base, directory, announce, factories=factories)
@@ -145,7 +149,7 @@ def _examine(
     announce: Announce | None,
     base: Analysis | None = None,
     *,
-    factories: bool,
+    factories: Factories,
 ) -> tuple[Analysis | None, list[Diagnostic]]:
     """The checks' diagnostics on one resolution, after those of reading it.
 
@@ -160,13 +164,15 @@ def _examine(
     manifest: Manifest | Diagnostic | None
     if base is not None and same_model:
         manifest = base.manifest
-    elif plan.model.family == "python" and not factories:
+    elif not (factories(plan.model) if callable(factories) else factories or plan.model.family != "python"):
         manifest = FactoryNotRun.at(
             plan.model.place("target") or resolution.start,
             "the factory is not run, so nothing that depends on the model is checked",
             label="not run",
-            help=["without `--no-factories` it runs, in a process of its own"],
-        )
+            # Who decides for each factory asks a person first.
+            help=["a code action runs it, in a process of its own"]
+            if callable(factories) else ["without `--no-factories` it runs, in a process of its own"],
+        )  # fmt: skip
     else:
         manifest = manifest_of(plan, resolution, directory, announce)
     if isinstance(manifest, Diagnostic):

@@ -57,6 +57,23 @@ def expand(resolution: Resolution) -> str:
     return format_plan(PlanFile(file.name, text, tuple(statements), file.comments))
 
 
+def written_out(statement: Statement, resolution: Resolution) -> str | None:
+    """A statement with the rules of the standard layout that it names; None where it names none that is known.
+
+    Args:
+        statement: of the plan's own file, which can be read as a whole.
+        resolution: of the plan.
+    """
+    if statement.keyword.text not in FAMILIES:
+        return None
+    full = _Writer(resolution).with_layout(statement, family(statement.keyword.text))
+    if full is statement:
+        return None
+    file, span = resolution.file, statement.span
+    inside = tuple(comment for comment in file.comments if span.start <= comment.span.start < span.end)
+    return format_plan(PlanFile(file.name, file.text, (full,), inside)).rstrip("\n")
+
+
 class _Writer:
     """Adds defaults to nodes. What is added gets the place where it would stand: comments keep their neighbours."""
 
@@ -71,7 +88,7 @@ class _Writer:
         if not isinstance(statement, Statement) or statement.keyword.text not in FAMILIES:
             return statement
         declared = family(statement.keyword.text)
-        statement = self._with_layout(statement, declared)
+        statement = self.with_layout(statement, declared)
         block = None if statement.block is None else self._block(statement.block, declared)
         subject, options = statement.subject, statement.options
         if declared.subject is not None and declared.subject_holds_options:
@@ -90,7 +107,7 @@ class _Writer:
         options = self._arguments(options, declared, given, _after(statement.span))
         return replace(statement, subject=subject, options=options, block=block)
 
-    def _with_layout(self, statement: Statement, declared: type[Directive]) -> Statement:
+    def with_layout(self, statement: Statement, declared: type[Directive]) -> Statement:
         """The statement with the rules of its standard layout, if it names one."""
         plan = self.resolution.plan
         if plan is None or layout_named(statement, declared) is None:

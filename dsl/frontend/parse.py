@@ -80,6 +80,11 @@ def grammar() -> Lark:
     return Lark(text, transformer=None, keep_all_tokens=False, **options)
 
 
+def chunks(text: str) -> list[tuple[int, int]]:
+    """Where each statement begins and the next one does, also in a text that cannot be read."""
+    return _scan(Lines(text, "")).chunks
+
+
 class _Scanned(Record):
     comments: tuple[Comment, ...]
     chunks: list[tuple[int, int]]

@@ -23,7 +23,8 @@ from legoai.dsl.frontend.syntax import (
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 
-_COMMENT = re.compile(r"#\s*legoai:\s*ignore\[([^\]]*)\]")
+SUPPRESSION: Final = re.compile(r"#\s*legoai:\s*ignore\[([^\]]*)\]")
+"""A comment that suppresses, with the codes that it names."""
 _VERBS: Final = r"(?:ignore|ignored(?=\s*[\[(:])|noqa|nolint|disable|suppress|allow|accept|skip|off)"
 _CODES: Final = r"LP\s*-?\d+"
 _ALMOST = re.compile(
@@ -34,7 +35,7 @@ _ALMOST = re.compile(
     rf")",
     re.IGNORECASE,
 )
-"""What somebody writes who means a suppression; all of it that :data:`_COMMENT` does not match suppresses nothing."""
+"""What somebody writes who means a suppression; what of it :data:`SUPPRESSION` does not match suppresses nothing."""
 
 NEVER_ACCEPTED: Final = (
     *("LP0", "LP1", "LP2"),
@@ -63,7 +64,7 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
     lines = file.text.split("\n")
     items = None
     for comment in file.comments:
-        match = _COMMENT.search(comment.text)
+        match = SUPPRESSION.search(comment.text)
         if match is None:
             continue
         line = comment.span.line
@@ -94,7 +95,7 @@ class Malformed(Record):
 def malformed(file: PlanFile) -> Iterator[Malformed]:
     """The comments of a file that suppress nothing because of how they are written."""
     for comment in file.comments:
-        written = _COMMENT.search(comment.text)
+        written = SUPPRESSION.search(comment.text)
         if written is not None and written[1].strip(" ,\t"):
             continue
         almost = _ALMOST.search(comment.text) if written is None else written

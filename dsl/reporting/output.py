@@ -141,7 +141,7 @@ def _github(diagnostics: Sequence[Diagnostic], files: Files, color: bool) -> str
         if span.line == span.end_line:
             properties |= {"col": span.column, "endColumn": span.end_column}
         listed = ",".join(f"{name}={_github_property(str(value))}" for name, value in properties.items())
-        text = "\n".join([f"{span}: {item.code} {item.message}", *(f"help: {line}" for line in item.help)])
+        text = f"{span}: {item.code} {message_of(item)}"
         rows.append(f"::{_GITHUB[item.severity]} {listed}::{_github_data(text)}\n")
     return "".join(rows)
 
@@ -189,8 +189,13 @@ def _sarif_rule(code: str) -> dict[str, Any]:
     }
 
 
+def message_of(item: Diagnostic) -> str:
+    """The message with what to do, a line each, for readers that show the places themselves."""
+    return "\n".join([item.message, *(f"help: {line}" for line in item.help)])
+
+
 def _sarif_result(item: Diagnostic, codes: list[str]) -> dict[str, Any]:
-    text = "\n".join([item.message, *(f"help: {line}" for line in item.help)])
+    text = message_of(item)
     result: dict[str, Any] = {
         "ruleId": item.code,
         "ruleIndex": codes.index(item.code),

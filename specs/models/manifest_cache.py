@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from legoai.specs.models.manifest import FORMAT, Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
@@ -35,8 +35,7 @@ def cached_or_inspected(
 ) -> Manifest:
     """Return the manifest from the cache, or inspect the model; see `legoai.specs.models.load.load_manifest`."""
     base_directory = base_directory.resolve()
-    cache_directory = cache_directory or default_cache_directory()
-    file = cache_directory / f"{_key(source, base_directory)}.json"
+    file = _entry(source, base_directory, cache_directory)
     cached = _read_entry(file)
     if cached is not None:
         return cached
@@ -48,6 +47,19 @@ def cached_or_inspected(
     manifest = Manifest(reply["manifest"])
     _write_entry(file, reply)
     return manifest
+
+
+def is_cached(source: ModelSource, *, base_directory: Path) -> bool:
+    """Whether the manifest of a model that is not built in is known without anything being run.
+
+    Raises:
+        ManifestError: as `_key` does.
+    """
+    return _read_entry(_entry(source, base_directory.resolve(), None)) is not None
+
+
+def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None) -> Path:
+    return (cache_directory or default_cache_directory()) / f"{_key(source, base_directory)}.json"
 
 
 def default_cache_directory() -> Path:
@@ -183,6 +195,8 @@ def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str,
 
 def _run(stdin: IO[bytes], log: IO[bytes], *, source: ModelSource, directory: Path, timeout: float) -> int:
     """Run the inspector in a session of its own, and end that session if the inspector does not end by itself."""
+    if _Inspectors.stopped:
+        raise ManifestError("inspection_failed", f"{source} is not inspected: this process is about to end")
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", _INSPECTOR],
         stdin=stdin,
@@ -192,11 +206,28 @@ def _run(stdin: IO[bytes], log: IO[bytes], *, source: ModelSource, directory: Pa
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         start_new_session=True,
     )
+    _Inspectors.running.add(process)
     try:
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
         raise ManifestError("timeout", f"the inspection of {source} took more than {timeout:g} s") from None
     finally:
+        _Inspectors.running.discard(process)
         if process.returncode is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+class _Inspectors:
+    """The inspections that run, and whether none may begin any more."""
+
+    running: Final[set[subprocess.Popen[bytes]]] = set()
+    stopped = False
+
+
+def stop_inspections() -> None:
+    """End the inspections that other threads of this process wait for, and let none begin: all of them fail."""
+    _Inspectors.stopped = True
+    for process in tuple(_Inspectors.running):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)

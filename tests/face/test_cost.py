@@ -185,3 +185,10 @@ def test_a_plan_without_a_graph_has_no_passes(argv: tuple[str, ...], capsys: pyt
 def test_passes_are_not_drawn_on_a_page(capsys: pytest.CaptureFixture[str]):
     status, _, err = called(capsys, "cost", "small.plan", "--passes", "--html", "small.html")
     assert (status, "--html is of one simulation" in err) == (2, True)
+
+
+def test_lines_belong_to_the_figures_as_json(capsys: pytest.CaptureFixture[str]):
+    for argv in (("cost", "good.plan", "--lines"), ("cost", "good.plan", "--json", "--lines", "--passes")):
+        status, out, err = called(capsys, *argv)
+        assert (status, out) == (2, "")
+        assert "--lines adds to --json" in err

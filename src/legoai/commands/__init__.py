@@ -21,6 +21,7 @@ COMMANDS: Final[dict[str, str]] = {
     "run": "lower a plan and train it on this machine",
     "export": "write a checkpoint's weights as Hugging Face publishes them",
     "calibrate": "measure this machine, and write a device and its profile for plans to name",
+    "lsp": "serve editors: diagnostics, fixes, hover, completion, formatting, and what each line costs",
     "completion": "print a script that completes these commands in a shell",
 }
 """Name to what the command does, in the order in which help lists them."""

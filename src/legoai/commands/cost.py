@@ -54,6 +54,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
+    parser.add_argument("--lines", action="store_true", help="with --json: what each line of the plan causes, too")
     parser.add_argument(
         "--trace", metavar="OUT", type=output_file, help="write the step as a Chrome trace for Perfetto"
     )
@@ -81,6 +82,8 @@ def add_profile(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Cost; returns 1 where the plan has errors."""
+    if arguments.lines and (not arguments.json or arguments.passes):
+        raise WrongUsage("--lines adds to --json what each line of the plan causes, and is not for --passes")
     done = lowered(arguments)
     if done is None:
         return 1
@@ -104,7 +107,12 @@ def run(arguments: Namespace) -> int:
     if arguments.json:
         from legoai.cost.report.document import document
 
-        print(json.dumps(document(estimate, causes), indent=2))
+        body = document(estimate, causes)
+        if arguments.lines:
+            from legoai.cost.report.lines import line_costs, summary
+
+            body |= {"summary": summary(estimate), "lines": [x.document() for x in line_costs(estimate, causes)]}
+        print(json.dumps(body, indent=2))
     else:
         from legoai.cost.report.terminal import terminal
 

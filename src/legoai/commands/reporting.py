@@ -9,10 +9,9 @@ from pathlib import Path
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_output, counted, show, summary
-from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, selects, unknown_selectors
+from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, reported, unknown_selectors
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Excluded, named
-from legoai.dsl.frontend.suppress import suppressible
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import FORMATS
 
@@ -95,15 +94,6 @@ def _selectors(given: Sequence[str]) -> tuple[str, ...]:
     if wrong := unknown_selectors(selectors):
         raise WrongUsage(wrong)
     return selectors
-
-
-def reported(item: Diagnostic, choice: Configuration) -> bool:
-    """Whether a diagnostic is reported. What leaves no plan to speak of always is."""
-    if not suppressible(item):
-        return True
-    rule = (item.code, item.slug)
-    selected = not choice.select or any(selects(selector, [rule]) for selector in choice.select)
-    return selected and not any(selects(selector, [rule]) for selector in choice.ignore)
 
 
 def report(

@@ -107,6 +107,7 @@ def everything(text: str) -> dict:
     from legoai.cost.report.chrome import Lines, chrome_trace
     from legoai.cost.report.curve import memory_curve
     from legoai.cost.report.document import document
+    from legoai.cost.report.lines import line_costs, summary
     from legoai.cost.report.page import page
     from legoai.cost.report.pictures import mesh_picture, pipeline_picture, timeline_picture
     from legoai.cost.report.terminal import terminal
@@ -136,6 +137,8 @@ def everything(text: str) -> dict:
         "short of memory": list(violations(replace(found, ranks=(replace(found.ranks[0], use=tight),)), causes))[-1],
         "advice": {case: list(advice(item, causes)) for case, item in recomputing(found).items()},
         "document": json.loads(json.dumps(document(found, causes))),
+        "lines": json.loads(json.dumps([item.document() for item in line_costs(found, causes)])),
+        "summary": summary(found),
         "trace": json.loads(chrome_trace(found, causes)),
         "page": page(found, causes),
         "terminal": terminal(found, causes),
@@ -157,6 +160,26 @@ def everything(text: str) -> dict:
 
 
 # JSON
+
+
+def test_what_the_lines_cause_adds_up_to_the_step(told: dict):
+    """Kernels, exposed communication and memory are shared out among lines; nothing counts twice."""
+    lines, document = told["lines"], told["document"]
+    assert [item["line"] for item in lines] == sorted({item["line"] for item in lines})
+    kernels = sum(item["compute_s"] + item["recompute_s"] for item in lines)
+    assert kernels == pytest.approx(document["compute_s"])
+    assert sum(item["recompute_s"] for item in lines) == pytest.approx(document["recompute_s"])
+    assert sum(item["exposed_s"] for item in lines) == pytest.approx(document["exposed_communication_s"])
+    memory: dict[str, int] = {}
+    for item in lines:
+        for category, size in item["memory_bytes"].items():
+            memory[category] = memory.get(category, 0) + size
+    assert memory == document["memory"]["by_category"]
+    assert all(item["text"] and item["file"] == "told.plan" for item in lines)
+    requirement = document["requirements"][0]
+    of_requirement = next(item for item in lines if item["line"] == requirement["line"])
+    assert of_requirement["text"].endswith(", violated") is not requirement["ok"]
+    assert told["summary"].startswith(told["terminal"].partition("step time")[2].split("  ")[2].strip())
 
 
 def test_the_document_has_what_other_tools_were_promised(told: dict):

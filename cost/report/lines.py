@@ -1,0 +1,104 @@
+"""What each line of a plan causes: time of kernels and collectives, and memory at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from legoai.cost.estimate import Estimate
+from legoai.cost.report import words
+from legoai.cost.report.causes import Cause, Causes
+from legoai.cost.trace.records import Category
+
+
+@dataclass(slots=True)
+class LineCost:
+    """What one line causes.
+
+    Attributes:
+        file: of the line.
+        line: its number, from 1.
+        compute: seconds of kernels, without what runs again.
+        recompute: seconds of kernels in recomputation.
+        communication: seconds of collectives.
+        exposed: seconds of these beside which nothing computes.
+        memory: bytes at the peak, by category.
+        required: the value of the figure that it bounds, in words.
+    """
+
+    file: str
+    line: int
+    compute: float = 0.0
+    recompute: float = 0.0
+    communication: float = 0.0
+    exposed: float = 0.0
+    memory: dict[Category, int] = field(default_factory=dict)
+    required: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """The line as plain data, with a text of what is worth saying."""
+        return {
+            "file": self.file,
+            "line": self.line,
+            "compute_s": self.compute,
+            "recompute_s": self.recompute,
+            "communication_s": self.communication,
+            "exposed_s": self.exposed,
+            "memory_bytes": self.memory,
+            "text": ", ".join(self._words()),
+        }
+
+    def _words(self) -> Iterator[str]:
+        if self.required:
+            yield self.required
+        if self.compute:
+            yield f"{words.seconds(self.compute)} of kernels"
+        if self.recompute:
+            yield f"{words.seconds(self.recompute)} recomputed"
+        if self.communication:
+            hidden = "" if self.exposed else ", hidden"
+            exposed = f", {words.seconds(self.exposed)} exposed" if self.exposed else hidden
+            yield f"{words.seconds(self.communication)} of communication{exposed}"
+        for category, size in self.memory.items():
+            yield f"{words.size(size)} of {words.CATEGORIES[category]}"
+
+
+def line_costs(estimate: Estimate, causes: Causes) -> list[LineCost]:
+    """The lines that cause something, in order: time on the busiest rank, memory on the fullest."""
+    held: dict[tuple[str, int], LineCost] = {}
+
+    def at(cause: Cause | None) -> LineCost:
+        span = None if cause is None else cause.origin.span
+        key = ("", 0) if span is None else (span.file, span.line)
+        return held.setdefault(key, LineCost(*key))
+
+    for item in estimate.slowest.breakdown.modules:
+        first, *again = causes.of_module(item)
+        once = item.seconds - item.recompute if again else item.seconds
+        at(first).compute += once
+        for cause in again:
+            at(cause).recompute += item.recompute
+    for collective in estimate.slowest.breakdown.collectives:
+        line = at(causes.of_collective(collective))
+        line.communication += collective.seconds
+        line.exposed += collective.exposed
+    for category, size in estimate.fullest.memory.by_category.items():
+        line = at(causes.of_memory(category))
+        line.memory[category] = line.memory.get(category, 0) + size
+    for result in estimate.requirements:
+        required = result.requirement
+        verdict = "" if result.ok else ", violated"
+        line = at(Cause(required.metric, required.origin))
+        line.required = f"{words.bound(result.value, required.dimension)}{verdict}"
+    held.pop(("", 0), None)  # what nobody wrote
+    return [held[key] for key in sorted(held)]
+
+
+def summary(estimate: Estimate) -> str:
+    """Step time, utilisation and memory in a line."""
+    fits = {True: "", False: ", does not fit", None: ""}[estimate.fits]
+    return (
+        f"{words.seconds(estimate.step_time)} a step, {words.share(estimate.mfu)} MFU, "
+        f"{words.size(estimate.peak_active)} active{fits}"
+    )

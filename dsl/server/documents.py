@@ -1,0 +1,212 @@
+"""Documents that are open in an editor: their texts, their files, and what linting finds in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote, urlsplit
+
+from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, reported
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.sources import UnreadableError, decoded, read_base
+from legoai.dsl.frontend.syntax import PlanFile, Statement, String
+from legoai.dsl.lint import Announce, Factories, Linted, lint
+from legoai.dsl.server.positions import Positions
+from legoai.specs.directives.model import Model
+from legoai.specs.models.manifest import ManifestError
+from legoai.specs.models.manifest_cache import is_cached
+from legoai.specs.record import Record
+
+_MARK: Final = "\ufeff"
+
+Approved = Collection[tuple[Path, str | None]]
+"""Model factories that a person lets run: the plan's folder, and the factory as the plan names it."""
+
+
+class Document:
+    """One version of a document's text.
+
+    Args:
+        uri: the client's name of it.
+        version: the client's number of this version.
+        text: as the client sent it.
+        encoding: in whose code units the client counts.
+        folder: where a document without a file would stand.
+    """
+
+    def __init__(self, uri: str, version: int | None, text: str, encoding: str, folder: Path) -> None:
+        self.uri = uri
+        self.version = version
+        self.text = text.removeprefix(_MARK)
+        self._marked = text.startswith(_MARK)
+        self._encoding = encoding
+        self.path = path_of(uri)
+        """The file; None for a document that has none yet."""
+        self.directory = folder if self.path is None else self.path.parent
+        """Where files that the plan names are looked up."""
+        self.name = unquote(urlsplit(uri).path) or "untitled" if self.path is None else shown(self.path)
+        """What diagnostics call it."""
+        self.named_directory = folder if self.path is None else Path(self.name).parent
+        """The directory as diagnostics name files in it."""
+
+    @cached_property
+    def positions(self) -> Positions:
+        """The positions of the text."""
+        return Positions(self.text, self._encoding, mark=self._marked)
+
+    @property
+    def file(self) -> PlanFile:
+        """The syntax tree, without the statements that cannot be read."""
+        return parse(self.text, self.name).file
+
+    def extended(self) -> Iterator[tuple[String, Path]]:
+        """The file names of the plans that this one extends, and the files."""
+        for statement in self.file.statements:
+            if isinstance(statement, Statement) and statement.keyword.text == "extends":
+                name = statement.subject
+                if isinstance(name, String):
+                    yield name, Path(os.path.normpath(self.directory / name.text))
+
+    def positions_of(self, file: PlanFile) -> Positions:
+        """The positions of this document, or of a file that its plan extends."""
+        return self.positions if file.name == self.name else Positions(file.text, self._encoding)
+
+
+class Checked(Record):
+    """What linting finds in a document; ``linted`` is None where its text is none that a plan can have."""
+
+    document: Document
+    linted: Linted | None
+    diagnostics: tuple[Diagnostic, ...]
+    """Those that the project's configuration reports."""
+    files: Mapping[str, PlanFile]
+    configuration: Configuration
+    problem: str | None
+    """What is wrong with the configuration."""
+
+
+class Checking(Record):
+    """What linting depends on beside the document itself."""
+
+    texts: Mapping[Path, str]
+    """The texts of files that are open, which count instead of those on disk."""
+    approved: Approved
+    announce: Announce
+
+    def read(self, path: Path) -> str:
+        """Read a plan that another extends.
+
+        Raises:
+            OSError: it cannot be read, or it is too large.
+            ValueError: it is not UTF-8.
+        """
+        held = self.texts.get(place_of(path))
+        return read_base(path) if held is None else held
+
+
+def check(document: Document, checking: Checking) -> Checked:
+    """Lint a document as `legoai lint` lints a file with its text, by the configuration nearest to it."""
+    configuration, problem = _configuration(document.directory)
+    try:
+        decoded(document.text.encode("utf-8", "surrogatepass"), document.name)
+    except UnreadableError as error:
+        files = {} if error.file is None else {document.name: error.file}
+        return Checked(document, None, (error.diagnostic,), files, configuration, problem)
+    linted = linted_as(document, document.text, checking)
+    found = tuple(item for item in dict.fromkeys(linted.diagnostics) if reported(item, configuration))
+    return Checked(document, linted, found, linted.files, configuration, problem)
+
+
+def linted_as(document: Document, text: str, checking: Checking) -> Linted:
+    """What linting finds in a text that stands in a document's place. No factory is run that nobody approved."""
+
+    def run(factories: Factories, announce: Announce) -> Linted:
+        return lint(
+            text,
+            document.name,
+            directory=document.named_directory,
+            announce=announce,
+            read=checking.read,
+            factories=factories,
+        )
+
+    gate = _Gate(document.directory, checking)
+    try:
+        return run(gate.allows, gate.announce)
+    except _RefusedError:
+        return run(gate.is_approved, checking.announce)
+
+
+class _RefusedError(Exception):
+    """A factory that nobody approved was about to be run."""
+
+
+class _Gate:
+    """Decides whether a factory is looked at: where a person approved it, or where what it builds is known already."""
+
+    def __init__(self, directory: Path, checking: Checking) -> None:
+        self.directory = directory
+        self.checking = checking
+        self._known_only = False
+        """Whether the model that linting looks at may be looked up alone."""
+
+    def is_approved(self, model: Model) -> bool:
+        """Whether a model is none that runs a factory, or a person lets that run."""
+        return model.family != "python" or (self.directory, model.target) in self.checking.approved
+
+    def allows(self, model: Model) -> bool:
+        """Whether linting may look at the model. It does so right after this."""
+        self._known_only = not self.is_approved(model)
+        if not self._known_only or model.target is None:
+            return True
+        try:
+            return is_cached(model.source(), base_directory=self.directory)
+        except ManifestError:
+            return True  # which is found again without running anything, and reported
+
+    def announce(self, message: str) -> None:
+        """Told right before something is run: an entry of the cache may have become stale since it was looked up."""
+        if self._known_only:
+            raise _RefusedError
+        self.checking.announce(message)
+
+
+def factory_of(linted: Linted) -> str | None:
+    """The Python factory that a plan names as its model, if it does."""
+    plan = linted.plan
+    return None if plan is None or plan.model.family != "python" else plan.model.target
+
+
+def path_of(uri: str) -> Path | None:
+    """The file that a URI names, without links followed; None where it names none."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or not parts.path:
+        return None
+    path = unquote(parts.path, errors="surrogateescape")
+    return None if "\0" in path else Path(os.path.normpath(path))
+
+
+def uri_of(path: Path) -> str:
+    """The URI of a file."""
+    return "file://" + quote(str(place_of(path)), errors="surrogateescape")
+
+
+def place_of(path: str | Path) -> Path:
+    """The one path of a file, as :func:`path_of` gives it, by any of its names."""
+    return Path(os.path.normpath(Path(path).absolute()))
+
+
+def shown(path: Path) -> str:
+    """What diagnostics call a file: as `legoai lint` in the server's working directory does."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _configuration(directory: Path) -> tuple[Configuration, str | None]:
+    try:
+        return find_configuration(directory), None
+    except ConfigurationError as error:
+        return Configuration(), str(error)

@@ -1,0 +1,117 @@
+"""Hover: what `legoai explain` says about the word, path or hole under the cursor."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lsprotocol import types
+
+from legoai.dsl.formatting.edit import holes
+from legoai.dsl.formatting.expand import written_out
+from legoai.dsl.frontend.suppress import suppressions
+from legoai.dsl.frontend.syntax import Let, Statement
+from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.reporting.explain import explain
+from legoai.dsl.rules import rule_of
+from legoai.dsl.server.completion import manifest_of
+from legoai.dsl.server.cursor import Place, word_at
+from legoai.dsl.server.documents import Checked, Checking, Document
+from legoai.dsl.server.module_paths import matching
+from legoai.dsl.server.pages import owner_of, page_at, page_of_option
+from legoai.specs.directives import FAMILIES, family
+
+_SHOWN: Final = 6
+"""Modules that are listed."""
+_CHOICES: Final = 24
+"""Values of a hole that are listed."""
+
+
+def hover(checked: Checked, offset: int, checking: Checking) -> types.Hover | None:
+    """What is to be said about what stands at a character."""
+    document = checked.document
+    place, end = word_at(document.text, offset)
+    start = place.start
+    if place.part == "comment":
+        return _suppressed(document, offset)
+    if place.part == "path":
+        text = _path(document.text[start:end], place, checked)
+    else:
+        text = _word(document.text[start:end], place, checked, offset, checking)
+    if not text:
+        return None
+    return types.Hover(types.MarkupContent(types.MarkupKind.Markdown, text), document.positions.range(start, end))
+
+
+def _word(word: str, place: Place, checked: Checked, offset: int, checking: Checking) -> str:
+    if not word:
+        return ""
+    if word == "auto":
+        return _hole(checked, offset, place, checking)
+    for item in checked.document.file.statements:
+        if isinstance(item, Let) and item.name.text == word and place.part != "statement":
+            return f"```\n{checked.document.text[item.span.start : item.span.end]}\n```\n"
+    option = "" if place.option is None else place.option.name
+    return (
+        _layout(word, place, checked)
+        or page_of_option(word, place)
+        or page_at(word, place.part, owner_of(place), option)
+        or ""
+    )
+
+
+def _layout(word: str, place: Place, checked: Checked) -> str | None:
+    """The rules that the name of a standard layout stands for."""
+    is_layout = place.keyword in FAMILIES and any(item.name == word for item in family(place.keyword).layouts)
+    if place.part != "head" or not is_layout or checked.linted is None:
+        return None
+    for statement in checked.document.file.statements:
+        if isinstance(statement, Statement) and statement.span.start <= place.start < statement.span.end:
+            rules = written_out(statement, checked.linted.resolution)
+            return None if rules is None else f"`{word}` stands for\n\n```\n{rules}\n```\n"
+    return None
+
+
+def _suppressed(document: Document, offset: int) -> types.Hover | None:
+    """The page of the diagnostic that a comment suppresses."""
+    for item in suppressions(document.file):
+        if item.span.start <= offset <= item.span.end and rule_of(item.code) is not None:
+            content = types.MarkupContent(types.MarkupKind.Markdown, page_at(item.code) or "")
+            return types.Hover(content, document.positions.of(item.span))
+    return None
+
+
+def _path(path: str, place: Place, checked: Checked) -> str:
+    """What a path matches, and what the plan says about the first module of these."""
+    manifest = manifest_of(checked)
+    linted = checked.linted
+    if manifest is None or linted is None or linted.analysis is None:
+        return ""
+    parameters = place.keyword in FAMILIES and family(place.keyword).names_parameters
+    names = matching(manifest, path, parameters=parameters)
+    if not names:
+        return f"`{path}` matches no module of the model.\n"
+    said = explain(linted.analysis, names[0] or "root")
+    listed = [f"`{name or 'root'}`" for name in names]
+    if len(listed) > _SHOWN:
+        listed = [*listed[: _SHOWN - 2], "…", listed[-1]]
+    head = "" if len(names) == 1 else f"`{path}` matches {len(names)}: {', '.join(listed)}. The first of them:\n\n"
+    return f"{head}```\n{said}```\n"
+
+
+def _hole(checked: Checked, offset: int, place: Place, checking: Checking) -> str:
+    """The values from which a hole is filled."""
+    document, linted = checked.document, checked.linted
+    hole = next((item for item in holes(document.file) if item.span.start <= offset <= item.span.end), None)
+    legal = f"Legal values: {place.kind.describe()}." if place.kind is not None else ""
+    # Without an analysis the open plan would look at the model, and maybe run its factory.
+    if hole is None or linted is None or linted.has_errors or linted.analysis is None:
+        return f"`auto`: a value that `legoai solve` finds. {legal}\n"
+    opened = OpenPlan(linted, directory=document.named_directory, read=checking.read)
+    known = next((item for item in opened.holes if item.span == hole.span), None)
+    if known is None:
+        refused = [item.message for item in opened.refused if item.label.span == hole.span]
+        return f"`auto`: {refused[0] if refused else 'a value that `legoai solve` finds'}. {legal}\n"
+    choices = [f"`{choice}`" for choice in known.choices[:_CHOICES]]
+    more = f" and {len(known.choices) - _CHOICES} more" if len(known.choices) > _CHOICES else ""
+    answer = f"\n\nIts answer is `{known.answer}`." if known.answer is not None else ""
+    return f"`auto`: {known.what}\n\n`legoai solve` chooses among {', '.join(choices)}{more}.{answer}\n"

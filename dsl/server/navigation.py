@@ -1,0 +1,185 @@
+"""Definitions and uses of names: `let` names, axes of the mesh, variants, and files that a plan names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from lsprotocol import types
+
+from legoai.dsl.frontend.reserved import reserved_names
+from legoai.dsl.frontend.syntax import (
+    Let,
+    Name,
+    Node,
+    PlanFile,
+    Require,
+    Statement,
+    String,
+    Unset,
+    Variant,
+    children,
+)
+from legoai.dsl.server.documents import Checked, uri_of
+from legoai.specs.directives.mesh import AXES
+from legoai.specs.models.manifest_cache import find_module_file
+from legoai.specs.record import Record
+from legoai.specs.span import Span
+
+
+class Use(Record):
+    """A name where it is written; ``defines`` where it gets its meaning."""
+
+    sort: Literal["let", "axis", "variant"]
+    name: str
+    span: Span
+    defines: bool
+
+
+def uses(file: PlanFile, names: set[str]) -> Iterator[Use]:
+    """Every name of a file that the plan itself gives a meaning; ``names`` are those of `let` in all its files."""
+    for statement in file.statements:
+        yield from _uses(statement, names)
+
+
+def _uses(node: Node, names: set[str]) -> Iterator[Use]:
+    if isinstance(node, Let):
+        yield Use("let", node.name.text, node.name.span, True)
+        yield from _uses(node.value, names)
+    elif isinstance(node, Variant):
+        yield Use("variant", node.name.text, node.name.span, True)
+        for inner in node.statements:
+            yield from _uses(inner, names)
+    elif isinstance(node, Unset):
+        yield from _unset(node)
+    elif isinstance(node, Require):
+        yield from _uses(node.bound, names)
+    elif isinstance(node, Statement):
+        yield from _statement(node, names)
+    elif isinstance(node, Name):
+        if node.text in names:
+            yield Use("let", node.text, node.span, False)
+    else:
+        for child in children(node):
+            # The name of an argument or a call is the language's own.
+            if child is not getattr(node, "name", None):
+                yield from _uses(child, names)
+
+
+def _statement(node: Statement, names: set[str]) -> Iterator[Use]:
+    for axis in node.axes:
+        yield Use("axis", axis.text, axis.span, False)
+    if node.keyword.text == "mesh" and node.options is not None:
+        for item in node.options.items:
+            if item.name is not None and item.name.text in AXES:
+                yield Use("axis", item.name.text, item.name.span, True)
+    for part in (node.subject, node.options, node.block):
+        if part is not None:
+            yield from _uses(part, names)
+
+
+def _unset(node: Unset) -> Iterator[Use]:
+    sort = node.what.text
+    if node.name is not None and sort in ("let", "variant"):
+        yield Use("let" if sort == "let" else "variant", node.name.text, node.name.span, False)
+    for axis in node.axes:
+        yield Use("axis", axis.text, axis.span, False)
+
+
+def use_at(checked: Checked, offset: int) -> Use | None:
+    """The name at a character of the document."""
+    file, names = checked.document.file, _let_names(checked)
+    return next((use for use in uses(file, names) if use.span.start <= offset <= use.span.end), None)
+
+
+def _let_names(checked: Checked) -> set[str]:
+    files = (checked.document.file, *checked.files.values())
+    return {item.name.text for file in files for item in file.statements if isinstance(item, Let)}
+
+
+def definition(checked: Checked, offset: int) -> list[types.Location]:
+    """Where the name at a character gets its meaning, or the file that it is the name of."""
+    use = use_at(checked, offset)
+    if use is not None:
+        return [item for item, defines in _like(checked, use) if defines]
+    file = _file_at(checked, offset)
+    return (
+        [] if file is None else [types.Location(uri_of(file), types.Range(types.Position(0, 0), types.Position(0, 0)))]
+    )
+
+
+def references(checked: Checked, offset: int, *, definitions: bool) -> list[types.Location]:
+    """Every use of the name at a character, in the document and the plans that it extends."""
+    use = use_at(checked, offset)
+    return [] if use is None else [item for item, defines in _like(checked, use) if definitions or not defines]
+
+
+def renamed(checked: Checked, offset: int, name: str) -> types.WorkspaceEdit:
+    """The edit that gives a `let` or a variant another name, in the document and the plans that it extends.
+
+    Raises:
+        CannotRenameError: there is no such name here, or the new one is none that a plan can give.
+    """
+    use = renameable(checked, offset)
+    if use is None:
+        raise CannotRenameError("only names of `let` and of variants are the plan's own")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or (use.sort == "let" and name in reserved_names()):
+        raise CannotRenameError(f"`{name}` is a name of the language, or no name")
+    if use.sort == "let" and name in _let_names(checked):
+        raise CannotRenameError(f"the plan has a `let` of the name `{name}`")
+    changes: dict[str, list[types.TextEdit]] = {}
+    for place, _ in _like(checked, use):
+        changes.setdefault(place.uri, []).append(types.TextEdit(place.range, name))
+    return types.WorkspaceEdit(changes)
+
+
+def renameable(checked: Checked, offset: int) -> Use | None:
+    """The name at a character, where a person chose it."""
+    use = use_at(checked, offset)
+    return use if use is not None and use.sort != "axis" else None
+
+
+class CannotRenameError(Exception):
+    """A name that cannot be given; the message says why."""
+
+
+def _like(checked: Checked, use: Use) -> Iterator[tuple[types.Location, bool]]:
+    """The uses of the same name, and whether each defines it; those of the document first."""
+    document = checked.document
+    own, names = document.file, _let_names(checked)
+    for file in (own, *(file for name, file in checked.files.items() if name != own.name)):
+        positions = document.positions_of(file)
+        uri = document.uri if file.name == own.name else uri_of(Path(file.name))
+        for other in uses(file, names):
+            if (other.sort, other.name) == (use.sort, use.name):
+                yield types.Location(uri, positions.of(other.span)), other.defines
+
+
+def _file_at(checked: Checked, offset: int) -> Path | None:
+    """The file that the string at a character names: a base plan, an order file, a profile, or a factory's module."""
+    document = checked.document
+    found = next(
+        (node for node in _strings(document.file) if node.span.start <= offset <= node.span.end and node.text), None
+    )
+    if found is None or "\0" in found.text:
+        return None
+    path = document.directory / found.text
+    if path.is_file():
+        return path
+    module, colon, _ = found.text.partition(":")
+    if colon and all(part.isidentifier() for part in module.split(".")):
+        return find_module_file(module, [str(document.directory)])
+    return None
+
+
+def _strings(file: PlanFile) -> Iterator[String]:
+    def visit(node: Node) -> Iterator[String]:
+        if isinstance(node, String):
+            yield node
+        for child in children(node):
+            yield from visit(child)
+
+    for statement in file.statements:
+        yield from visit(statement)

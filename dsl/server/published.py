@@ -1,0 +1,83 @@
+"""Diagnostics as the protocol publishes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from lsprotocol import types
+
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label, Severity
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.reporting.output import message_of
+from legoai.dsl.server.documents import Checked, place_of, uri_of
+
+SEVERITIES: Final[dict[Severity, types.DiagnosticSeverity]] = {
+    "error": types.DiagnosticSeverity.Error,
+    "warning": types.DiagnosticSeverity.Warning,
+    "advice": types.DiagnosticSeverity.Information,
+}
+
+_UNNECESSARY: Final = ("unused-", "idle-", "empty-statement", "empty-variant", "shadowed-rule", "divided-for-nothing")
+"""Names of rules, or how they begin, whose place could be deleted: editors show it faded."""
+
+
+def published(checked: Checked) -> list[types.Diagnostic]:
+    """The diagnostics of a document. What stands in a plan that it extends is shown at its `extends`."""
+    return [_published(item, checked) for item in checked.diagnostics]
+
+
+def _published(item: Diagnostic, checked: Checked) -> types.Diagnostic:
+    document = checked.document
+    here = item.label.span.file == document.name
+    others = item.others if here else (item.label, *item.others)
+    # A place that has no file has no text either: the whole document is meant.
+    labels = [found for label in others if (found := _related(label, checked)) is not None]
+    return types.Diagnostic(
+        range=range_of(item, checked),
+        message=_message(item, here=here),
+        severity=SEVERITIES[item.severity],
+        code=item.code,
+        source="legoai",
+        tags=[types.DiagnosticTag.Unnecessary] if here and item.slug.startswith(_UNNECESSARY) else None,
+        related_information=labels or None,
+    )
+
+
+def range_of(item: Diagnostic, checked: Checked) -> types.Range:
+    """Where a diagnostic is shown in its document."""
+    document, span = checked.document, item.label.span
+    if span.file == document.name:
+        return document.positions.of(span)
+    found = list(document.extended())
+    place = place_of(span.file)
+    names = [name for name, path in found if path == place] or [name for name, _ in found]
+    return document.positions.of(names[0].span) if names else document.positions.range(0, 0)
+
+
+def _message(item: Diagnostic, *, here: bool) -> str:
+    """The message with its label, which a terminal shows under the place, and with what to do."""
+    text = message_of(item)
+    if not here or not item.label.text:
+        return text
+    first, rest = text[: len(item.message)], text[len(item.message) :]
+    return f"{first}\n{item.label.text}{rest}"
+
+
+def _related(label: Label, checked: Checked) -> types.DiagnosticRelatedInformation | None:
+    document, span = checked.document, label.span
+    if span.file == document.name:
+        return types.DiagnosticRelatedInformation(
+            types.Location(document.uri, document.positions.of(span)), label.text or "here"
+        )
+    file = checked.files.get(span.file)
+    if file is None:
+        return None
+    where = types.Location(uri_of(Path(span.file)), document.positions_of(file).of(span))
+    return types.DiagnosticRelatedInformation(where, label.text or "here")
+
+
+def files_beside(checked: Checked) -> Mapping[Path, PlanFile]:
+    """The files that a document's plan extends."""
+    return {place_of(name): file for name, file in checked.files.items() if name != checked.document.name}

@@ -1,0 +1,267 @@
+"""State of the language server: the plans that are open, and the linting of their newest versions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+
+from legoai.dsl.server.costs import CostCommand, CostError, Costs, costs_of, hints
+from legoai.dsl.server.documents import Checked, Checking, Document, check, factory_of, path_of
+from legoai.dsl.server.published import files_beside, published
+from legoai.specs.models.manifest_cache import stop_inspections
+
+T = TypeVar("T")
+
+_WAIT: Final = 0.15
+"""Seconds without another change before a text is linted."""
+_PATIENCE: Final = 2.0
+"""Seconds that a client may take to say that it shows progress."""
+_WORKERS: Final = 4
+"""Threads that lint: more than one, since one may wait for a model that is inspected."""
+
+
+class _Open:
+    """A document that is open, and the linting of its newest version."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.task: asyncio.Task[Checked] | None = None
+        """Lints the newest version; None where nothing has asked for it yet."""
+        self.last: Checked | None = None
+        """What linting found last, maybe in an older version."""
+        self.known: Checked | None = None
+        """The same, of a version whose model is known."""
+        self.waiting: asyncio.Task[None] | None = None
+        """Publishes the diagnostics after a while without another change."""
+        self.costing: asyncio.Task[None] | None = None
+        """Simulates the version that was saved last."""
+        self.costs: Costs | None = None
+
+
+class PlanServer(LanguageServer):
+    """A language server of plans.
+
+    Texts are sent as a whole with each change: a plan has some hundred lines, and no position must be understood to
+    know what the text is.
+    """
+
+    def __init__(self, version: str, cost_command: CostCommand) -> None:
+        super().__init__("legoai", version, text_document_sync_kind=types.TextDocumentSyncKind.Full)
+        self.open: dict[str, _Open] = {}
+        self.approved: set[tuple[Path, str]] = set()
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lint")
+        self._told: set[str] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cost_command = cost_command
+        self.shows_costs = True
+
+    def begin(self, options: object) -> None:
+        """Note the loop in which the server runs, and what the client chooses."""
+        self._loop = asyncio.get_running_loop()
+        for name, value in (options or {}).items() if isinstance(options, dict | None) else ():
+            if name == "costs" and isinstance(value, bool):
+                self.shows_costs = value
+            else:
+                self.tell_once(f"the only initialization option is `costs`, true or false; `{name}` has no effect")
+
+    # -- documents
+
+    def hold(self, uri: str) -> None:
+        """Take over the client's newest text of a document, and lint it after a while without another change."""
+        held = self.workspace.get_text_document(uri)
+        encoding = str(getattr(self.workspace.position_encoding, "value", self.workspace.position_encoding))
+        document = Document(uri, held.version, held.source, encoding, self.folder)
+        found = self.open.get(uri)
+        first = found is None
+        if found is None:
+            found = self.open[uri] = _Open(document)
+        found.document, found.task = document, None
+        self._schedule(found, 0.0 if first else _WAIT)
+        if document.path is not None:
+            self._recheck(where=document.path)
+
+    def drop(self, uri: str) -> None:
+        """Forget a document that was closed, and its diagnostics with it."""
+        found = self.open.pop(uri, None)
+        if found is None:
+            return
+        for task in (found.waiting, found.costing):
+            if task is not None:
+                task.cancel()
+        self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
+        if found.document.path is not None:
+            self._recheck(where=found.document.path)
+
+    def document(self, uri: str) -> Document | None:
+        """The newest version of a document; None where it is not open."""
+        found = self.open.get(uri)
+        return None if found is None else found.document
+
+    def approve(self, directory: Path, target: str) -> None:
+        """Let a model factory run, since a person asked for it, until the server ends."""
+        self.approved.add((directory, target))
+        self.recheck_all()
+
+    @property
+    def folder(self) -> Path:
+        """Where a document without a file would stand: the first folder of the workspace."""
+        uris = [*self.workspace.folders, self.workspace.root_uri]
+        paths = [path for uri in uris if uri and (path := path_of(uri)) is not None]
+        return paths[0] if paths else Path.cwd()
+
+    def recheck_all(self) -> None:
+        """Lint every document again: something beside them has changed."""
+        for found in self.open.values():
+            found.task = None
+            self._schedule(found, _WAIT)
+
+    def _recheck(self, where: Path) -> None:
+        """Lint the documents again whose plans extend the file that has changed."""
+        for found in self.open.values():
+            named = {path for _, path in found.document.extended()}
+            if found.last is not None:
+                named |= files_beside(found.last).keys()
+            if found.document.path != where and where in named:
+                found.task = None
+                self._schedule(found, _WAIT)
+
+    # -- linting
+
+    async def checked(self, uri: str) -> Checked | None:
+        """What linting finds in the newest text of a document; None where it is not open."""
+        found = self.open.get(uri)
+        return None if found is None else await self._check(found)
+
+    def known(self, uri: str) -> Checked | None:
+        """What linting found last in a version of a document whose model is known, without waiting."""
+        found = self.open.get(uri)
+        return None if found is None else found.known or found.last
+
+    async def aside(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function that may take a while without letting other requests wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *arguments))
+
+    def checking(self) -> Checking:
+        """What linting depends on beside a document itself, now."""
+        documents = [found.document for found in self.open.values()]
+        texts = {item.path: item.text for item in documents if item.path is not None}
+        return Checking(texts, frozenset(self.approved), self.log)
+
+    def _schedule(self, found: _Open, delay: float) -> None:
+        if found.waiting is not None:
+            found.waiting.cancel()
+        found.waiting = asyncio.ensure_future(self._publish(found, delay))
+
+    async def _publish(self, found: _Open, delay: float) -> None:
+        await asyncio.sleep(delay)
+        try:
+            checked = await self._check(found)
+        except Exception as error:
+            logging.getLogger(__name__).exception("linting failed")
+            self.tell_once(f"internal error: {type(error).__name__}: {error}")
+            return
+        document = checked.document
+        if found.document is not document or self.open.get(document.uri) is not found:
+            return
+        if checked.problem is not None:
+            self.tell_once(checked.problem)
+        self.text_document_publish_diagnostics(
+            types.PublishDiagnosticsParams(document.uri, published(checked), document.version)
+        )
+
+    async def _check(self, found: _Open) -> Checked:
+        """What linting finds in the newest version, which all that ask wait for together."""
+        if found.task is None:
+            found.task = asyncio.ensure_future(self._lint(found, found.document))
+        # Who no longer waits leaves the others their answer.
+        return await asyncio.shield(found.task)
+
+    async def _lint(self, found: _Open, document: Document) -> Checked:
+        checked = await self.aside(check, document, self.checking())
+        if found.document is not document and found.last is not None:
+            return checked  # a newer version may have been linted meanwhile
+        found.last = checked
+        if checked.linted is not None and checked.linted.analysis and checked.linted.analysis.manifest:
+            found.known = checked
+        return checked
+
+    # -- costs
+
+    def cost(self, uri: str) -> None:
+        """Simulate the version of a document that was saved; one that is being simulated is given up."""
+        found = self.open.get(uri)
+        if found is None or found.document.path is None or not self.shows_costs:
+            return
+        if found.costing is not None:
+            found.costing.cancel()
+        found.costing = asyncio.ensure_future(self._cost(found, found.document, found.document.path))
+
+    async def _cost(self, found: _Open, document: Document, path: Path) -> None:
+        checked = await self._check(found)
+        target = None if checked.linted is None else factory_of(checked.linted)
+        command = self._cost_command(path, factories=(document.directory, target) in self.approved)
+        try:
+            async with self._telling(f"simulating {document.name}"):
+                found.costs = await costs_of(document, command)
+        except (CostError, OSError) as error:
+            found.costs = None
+            self.log(f"{document.name} is not costed: {error}")
+        workspace = self.client_capabilities.workspace
+        if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+            self.workspace_inlay_hint_refresh(None)
+
+    @contextlib.asynccontextmanager
+    async def _telling(self, what: str) -> AsyncIterator[None]:
+        """Tell the client what goes on meanwhile, where it can show it."""
+        window = self.client_capabilities.window
+        if window is None or not window.work_done_progress:
+            yield
+            return
+        token = str(uuid.uuid4())
+        try:
+            await asyncio.wait_for(self.work_done_progress.create_async(token), _PATIENCE)
+        except Exception:  # the client cannot, or says nothing
+            yield
+            return
+        self.work_done_progress.begin(token, types.WorkDoneProgressBegin(f"legoai: {what}"))
+        try:
+            yield
+        finally:
+            self.work_done_progress.end(token, types.WorkDoneProgressEnd())
+
+    def hints(self, uri: str, first: int, last: int) -> list[types.InlayHint]:
+        """What the lines of a document cost, as far as they are as they were when it was simulated."""
+        found = self.open.get(uri)
+        return [] if found is None or found.costs is None else hints(found.document, found.costs, first, last)
+
+    def stop(self) -> None:
+        """End what still runs, so that the process can end."""
+        stop_inspections()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # -- messages
+
+    def log(self, message: str) -> None:
+        """Write a line into the client's log, from any thread."""
+        self._soon(self.window_log_message, types.LogMessageParams(types.MessageType.Info, f"legoai: {message}"))
+
+    def tell_once(self, message: str) -> None:
+        """Show a person a message, and not the same one again."""
+        if message not in self._told:
+            self._told.add(message)
+            self.window_show_message(types.ShowMessageParams(types.MessageType.Error, f"legoai: {message}"))
+
+    def _soon(self, function: Any, *arguments: Any) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(function, *arguments)

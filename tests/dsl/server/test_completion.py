@@ -1,0 +1,162 @@
+"""Place of the cursor and completion, in whole and in broken text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.dsl.server.completion import completion
+from legoai.dsl.server.cursor import place_at, word_at
+from legoai.dsl.server.documents import Checked, Checking, Document, check
+from legoai.dsl.server.highlighting import LEGEND, semantic_tokens
+from legoai.specs.directives import FAMILIES, family
+from support import TESTS, VALID_PLANS, WORKED_PLANS
+from support.command_line import GOOD
+
+NOTHING = Checking({}, frozenset(), lambda message: None)
+
+
+def document(text: str, name: str = "untitled:a") -> Document:
+    return Document(name, 1, text, "utf-16", Path())
+
+
+@pytest.fixture(scope="module")
+def known() -> Checked:
+    return check(document(GOOD), NOTHING)
+
+
+def labels(marked: str, known: Checked | None = None) -> list[str]:
+    text, _, rest = marked.partition("|")
+    return [item.label for item in completion(document(text + rest), len(text), known).items]
+
+
+@pytest.mark.parametrize(
+    ("marked", "part", "written"),
+    [
+        ("|", "statement", ""),
+        ("fs|", "statement", "fs"),
+        ("fsdp on |", "axis", ""),
+        ("fsdp on dp_shard (back|end", "argument", "back"),
+        ("fsdp on dp_shard (backend = gr|", "value", "gr"),
+        ("fsdp on dp_shard {\n  layers.{attention, ff|\n", "path", "layers.{attention, ff"),
+        ("checkpoint { lay| }", "path", "lay"),
+        ("checkpoint { layers.* = full, |", "path", ""),
+        ("checkpoint { layers.* = selective([att|", "value", "att"),
+        ("fsdp on dp_shard {\n  layers.* = unit\n}\n|", "statement", ""),
+        ("variant v {\n  ba|", "statement", "ba"),
+        ("variant v {\n  batch (global = 4)\n  fsdp on d|", "axis", "d"),
+        ("require peak_memory <= 4|", "value", "4"),
+        ('model llama3("8|b")', "text", "8"),
+        ("batch (micro = 4)  # a wo|rd", "comment", "# a wo"),
+        ("fsdp on dp_shard {\n  layers.* = unit(\nbatch (|global", "argument", ""),
+    ],
+)
+def test_the_part_at_a_place(marked: str, part: str, written: str):
+    text, _, rest = marked.partition("|")
+    found = place_at(text + rest, len(text))
+    assert (found.part, text[found.start :]) == (part, written)
+
+
+def test_no_place_of_a_plan_or_of_its_halves_fails():
+    for path in [*VALID_PLANS, *WORKED_PLANS, *sorted(TESTS.glob("dsl/invalid/LP1*/*.plan"))]:
+        text = path.read_text(encoding="utf-8")[:4000]
+        for offset in range(0, len(text), 7):
+            place, end = word_at(text, offset)
+            assert place.start <= offset <= end
+            cut = place_at(text[:offset], offset)
+            # Where brackets are open, what stands in column 1 below tells where a statement ends.
+            assert cut == place or "invalid" in path.parts
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("model |", ["llama3", "gpt2"]),
+        ('model llama3("|', ["tiny", "8b"]),
+        ('model llama3("tiny", n_l|', ["n_layers"]),
+        ("cluster h100|", ["h100_sxm"]),
+        ("cluster h100_sxm(hosts = 2, fabric = |", ["infiniband_ndr"]),
+        ("mesh (|", ["pp", "dp_shard", "tp"]),
+        ("fsdp |", ["blocks", "on"]),
+        ("fsdp on |", ["dp_shard"]),
+        ("fsdp on dp_shard (backend = |", ["eager", "graph", "auto"]),
+        ("fsdp on dp_shard { layers.* = |", ["unit", "none", "auto"]),
+        ("fsdp on dp_shard { layers.* = unit(reshard = |", ["after_backward", "never"]),
+        ("pipeline on pp (schedule = |", ["1F1B", "GPipe", "csv(…)"]),
+        ("allocator (expandable_segments = |", ["true", "false"]),
+        ("require |", ["peak_memory", "step_time"]),
+        ("minimize |", ["step_time"]),
+        ("unset |", ["fsdp", "let", "variant"]),
+        ("checkpoint {\n  |", ["layers", "norm", "root"]),
+        ("checkpoint {\n  layers.|", ["*", "{0..3}", "0", "3"]),
+        ("checkpoint {\n  layers.{|", ["0..3"]),
+        ("shard on tp {\n  layers.*.attention.|", ["wq", "wo"]),
+        ("shard on tp {\n  layers.*.attention.wq.|", ["weight"]),
+        ("pipeline on pp (split = [layers.|", ["layers.2"]),
+    ],
+)
+def test_what_may_stand_there_is_offered(marked: str, expected: list[str], known: Checked):
+    found = labels(GOOD + marked, known)
+    assert [name for name in expected if name not in found] == []
+
+
+def test_options_that_are_given_are_not_offered_again(known: Checked):
+    assert labels("batch (global = 4, |", known) == ["micro", "seq_len", "ramp"]
+    assert "dp_shard" not in labels("fsdp on dp_shard, |", known)
+
+
+def test_names_of_let_are_offered_as_values():
+    assert "hosts" in labels("let hosts = 4\ncluster h100_sxm(hosts = |")
+
+
+def test_nothing_is_offered_inside_of_strings_and_comments():
+    assert labels('data (source = "|') == []
+    assert labels("batch (global = 4)  # some |") == []
+
+
+@pytest.mark.parametrize("keyword", FAMILIES)
+def test_every_option_and_treatment_of_the_language_is_offered(keyword: str):
+    declared = family(keyword)
+    axis = f" on {declared.axis_use.names[0]}" if declared.axis_use else ""
+    subject = " llama3" if keyword == "model" else " h100_sxm" if declared.subject_holds_options else ""
+    own = [item.name for item in declared.options if item.field != declared.subject]
+    if own:
+        found = labels(f"{keyword}{subject}{axis}{'' if subject else ' '}(|")
+        assert [name for name in own if name not in found] == []
+    if declared.treatments is not None:
+        found = [name.removesuffix("(…)") for name in labels(f"{keyword}{axis} {{ layers.* = |")]
+        assert [item.name for item in declared.treatments.treatments if item.name not in found] == []
+
+
+def test_a_code_of_the_line_is_offered_in_a_suppression():
+    text = GOOD + "let hosts = 4"
+    assert labels(f"{text}  # legoai: ignore[|", check(document(text), NOTHING)) == ["LP901"]
+
+
+def coloured(text: str) -> list[tuple[str, str]]:
+    """The words of a text and what they are, from the numbers that the protocol has for them."""
+    found = []
+    line = character = 0
+    lines = [row.encode("utf-16-le") for row in text.split("\n")]
+    data = semantic_tokens(document(text)).data
+    for down, right, length, sort, _ in zip(*(iter(data),) * 5, strict=True):
+        line, character = line + down, right if down else character + right
+        word = lines[line][2 * character : 2 * (character + length)].decode("utf-16-le")
+        found.append((word, LEGEND[sort].value))
+    return found
+
+
+def test_words_have_the_colours_of_what_they_are():
+    text = 'let n = 4\n# 🚀 two\ndata (source = "🚀", field = n)  # x\n'
+    text += "optimizer adamw(lr = 3e-4)\ncheckpoint { layers.* = every(2) }\n"
+    assert coloured(text) == [
+        ("let", "keyword"), ("n", "variable"), ("4", "number"), ("# 🚀 two", "comment"), ("data", "keyword"),
+        ("source", "property"), ('"🚀"', "string"), ("field", "property"), ("n", "variable"), ("# x", "comment"),
+        ("optimizer", "keyword"), ("adamw", "enumMember"), ("lr", "property"), ("3e-4", "number"),
+        ("checkpoint", "keyword"), ("layers.*", "namespace"), ("every", "function"), ("2", "number"),
+    ]  # fmt: skip
+
+
+def test_broken_text_keeps_its_colours():
+    assert ("fsdp", "keyword") in coloured("batch (global = [4\nfsdp on dp_shard {\n  layers.* = unit(\n")

@@ -1,0 +1,224 @@
+"""Beginning and end of the language server, what it costs, and factories: each with a server of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support.command_line import BAD, GOOD
+from support.language_client import PATIENCE, client
+
+FACTORY = """
+import pathlib
+from torch import nn
+
+def build():
+    pathlib.Path(__file__).with_name("ran").touch()
+    return nn.Sequential(nn.Embedding(8, 8), nn.Linear(8, 8))
+"""
+OF_A_FACTORY = """plan made
+model python("made:build")
+cluster cpu(devices = 2)
+batch (global = 4, micro = 2, seq_len = 8)
+mesh (dp_shard = 2)
+fsdp on dp_shard { 1 = unit }
+"""
+
+
+def started(*argv: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "legoai", *argv]
+    return subprocess.run(command, input=data, capture_output=True, check=False, timeout=PATIENCE)
+
+
+def test_it_ends_with_its_input_and_with_exit(tmp_path: Path):
+    with client(tmp_path) as server:
+        assert server.initialized["serverInfo"]["name"] == "legoai"
+        assert server.initialized["capabilities"]["positionEncoding"] == "utf-16"
+        assert server.leave() == 0
+        assert server.errors() == ""
+    done = started("lsp", "--stdio")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_positions_are_in_the_units_that_the_client_prefers(tmp_path: Path):
+    capabilities = {"general": {"positionEncodings": ["utf-8", "utf-16"]}}
+    with client(tmp_path, capabilities=capabilities) as server:
+        assert server.initialized["capabilities"]["positionEncoding"] == "utf-8"
+        [found] = [
+            item
+            for item in server.open("a.plan", GOOD + 'data (source = "🚀", fild = "x")\n')
+            if "fild" in item["message"]
+        ]
+        assert found["range"]["start"]["character"] == len('data (source = "🚀", '.encode())
+
+
+def test_files_beside_the_documents_are_watched_where_the_client_can(tmp_path: Path):
+    watching = {"workspace": {"didChangeWatchedFiles": {"dynamicRegistration": True}}}
+    with client(tmp_path, capabilities=watching) as server:
+        [registered] = server.note("client/registerCapability")["registrations"]
+        assert registered["method"] == "workspace/didChangeWatchedFiles"
+        assert {"globPattern": "**/*.plan"} in registered["registerOptions"]["watchers"]
+        (tmp_path / "base.plan").write_text(GOOD, encoding="utf-8")
+        assert server.open("a.plan", 'plan a\nextends "base.plan"\n') == []
+        (tmp_path / "base.plan").write_text(BAD, encoding="utf-8")
+        change = {"uri": server.uri("base.plan"), "type": 2}
+        server.tell("workspace/didChangeWatchedFiles", {"changes": [change]})
+        assert [item["code"] for item in server.diagnostics("a.plan")] == ["LP210"]
+
+
+def test_exit_without_shutdown_and_an_interrupt_end_it_at_once(tmp_path: Path):
+    with client(tmp_path) as server:
+        server.tell("exit", None)
+        assert server.process.wait(PATIENCE) == 1
+    with client(tmp_path) as server:
+        server.open("a.plan", GOOD)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(PATIENCE) == 130
+        assert server.errors() == ""
+
+
+def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "pygls").mkdir()
+    (tmp_path / "pygls" / "__init__.py").write_text("raise ModuleNotFoundError('pygls')\n", encoding="utf-8")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from legoai.cli import main; sys.exit(main(['lsp']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE, input=""
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "pip install 'legoai[lsp]'" in done.stderr
+
+
+def test_it_imports_no_torch(tmp_path: Path):
+    code = "import legoai.dsl.server.features, legoai.dsl.server.transport, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout == "False\n"
+
+
+def test_a_factory_runs_only_after_a_person_asked_for_it(tmp_path: Path):
+    (tmp_path / "made.py").write_text(FACTORY, encoding="utf-8")
+    with client(tmp_path, options={"costs": False}) as server:
+        [found] = server.open("made.plan", OF_A_FACTORY)
+        assert found["code"] == "LP226"
+        [action] = server.on("codeAction", "made.plan", range=found["range"], context={"diagnostics": []})
+        command = action["command"]
+        assert "made:build" in command["title"]
+        assert not (tmp_path / "ran").exists()
+        server.ask("workspace/executeCommand", {"command": command["command"], "arguments": command["arguments"]})
+        after = server.diagnostics("made.plan")
+        assert "LP226" not in [item["code"] for item in after]
+        assert (tmp_path / "ran").exists()
+        assert "this runs the model factory" in server.note("window/logMessage")["message"]
+    # What it builds is known now, so that another session need not run it; a changed one it does not run.
+    (tmp_path / "ran").unlink()
+    with client(tmp_path, options={"costs": False}) as server:
+        assert server.open("made.plan", OF_A_FACTORY) == after
+        (tmp_path / "made.py").write_text(FACTORY + "# changed\n", encoding="utf-8")
+        server.save("made.plan")
+        assert [item["code"] for item in server.diagnostics("made.plan")] == ["LP226"]
+        assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_it_ends_at_once_while_a_factory_runs(tmp_path: Path):
+    """Variants look at the model again: none of their inspections begins after the end."""
+    slow = "import os, pathlib, time\npathlib.Path(__file__).with_name('ran').write_text(str(os.getpid()))\n"
+    (tmp_path / "made.py").write_text(f"{slow}time.sleep(600)\n", encoding="utf-8")
+    with client(tmp_path, options={"costs": False}) as server:
+        server.open("made.plan", OF_A_FACTORY + "variant v { clip (norm = 1.0) }\n")
+        arguments = [str(tmp_path), "made:build"]
+        server.ask("workspace/executeCommand", {"command": "legoai.runFactory", "arguments": arguments})
+        deadline = time.monotonic() + PATIENCE
+        while not (tmp_path / "ran").exists() or not (tmp_path / "ran").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        factory = int((tmp_path / "ran").read_text())
+        assert is_alive(factory)
+        assert server.leave() == 0
+        assert not is_alive(factory)
+
+
+COSTS = """
+import json, os, sys, time
+from pathlib import Path
+name = Path(sys.argv[1])
+log = name.with_suffix(".log")
+with log.open("a") as stream:
+    stream.write(f"{os.getpid()} begins\\n")
+if "slow" in name.read_text():
+    time.sleep(600)
+print(json.dumps({"summary": "1 s a step", "lines": [{"file": str(name), "line": 5, "text": "64 sequences"}]}))
+"""
+"""What stands for `legoai cost --json --lines`."""
+
+SERVER = """
+import sys
+from legoai.dsl.server.features import plan_server
+from legoai.dsl.server.transport import serve
+sys.exit(serve(plan_server("0", lambda path, *, factories: [sys.executable, {script!r}, str(path)])))
+"""
+
+
+def is_alive(process: int) -> bool:
+    state = Path(f"/proc/{process}/stat")
+    return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_costs_are_shown_where_they_come_from_and_a_newer_save_ends_an_older_simulation(tmp_path: Path):
+    (tmp_path / "costs.py").write_text(COSTS, encoding="utf-8")
+    program = ["-c", SERVER.format(script=str(tmp_path / "costs.py"))]
+    refreshing = {"workspace": {"inlayHint": {"refreshSupport": True}}, "window": {"workDoneProgress": True}}
+    everything = {"start": {"line": 0, "character": 0}, "end": {"line": 99, "character": 0}}
+    with client(tmp_path, capabilities=refreshing, program=program) as server:
+
+        def saved(text: str) -> None:
+            server.change("a.plan", text)
+            (tmp_path / "a.plan").write_text(text, encoding="utf-8")
+            server.save("a.plan")
+
+        server.open("a.plan", GOOD)
+        assert server.on("inlayHint", "a.plan", range=everything) == []
+        saved(GOOD + "# slow\n")
+        log = tmp_path / "a.log"
+        deadline = time.monotonic() + PATIENCE
+        while not log.exists() or not log.read_text().endswith("begins\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        slow = int(log.read_text().split()[0])
+        assert is_alive(slow)
+        saved(GOOD)
+        server.note("workspace/inlayHint/refresh")
+        assert not is_alive(slow)
+        hints = server.on("inlayHint", "a.plan", range=everything)
+        assert [(item["position"]["line"], item["label"]) for item in hints] == [(4, "64 sequences"), (0, "1 s a step")]
+        # A line that is changed loses its hint, and one below moves with its text.
+        server.change("a.plan", "# above\n" + GOOD)
+        hints = server.on("inlayHint", "a.plan", range=everything)
+        assert sorted(item["position"]["line"] for item in hints) == [1, 5]
+        server.change("a.plan", GOOD.replace("seq_len = 64", "seq_len = 32"))
+        hints = server.on("inlayHint", "a.plan", range=everything)
+        assert [item["label"] for item in hints] == ["1 s a step"]
+        saved(GOOD + "# slow\n")
+        while len(log.read_text().splitlines()) < 3:
+            time.sleep(0.05)
+        last = int(log.read_text().splitlines()[-1].split()[0])
+        server.process.terminate()
+        assert server.process.wait(PATIENCE) == 143
+        assert not is_alive(last)
+
+
+def test_costs_can_be_turned_off_and_other_options_have_no_effect(tmp_path: Path):
+    with client(tmp_path, options={"costs": False, "color": 1}) as server:
+        assert "`color` has no effect" in server.note("window/showMessage")["message"]
+        (tmp_path / "a.plan").write_text(BAD, encoding="utf-8")
+        server.open("a.plan", BAD)
+        server.save("a.plan")
+        assert server.diagnostics("a.plan")
+        assert json.dumps(server.on("inlayHint", "a.plan", range=server.open("b.plan", BAD)[0]["range"])) == "[]"
