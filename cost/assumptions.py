@@ -7,8 +7,10 @@ from typing import Final
 
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.batch import ramp_stages
+from legoai.dsl.analysis.compile import AUTOTUNED
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, kept_profile
 from legoai.runtime.errors import RunErrorCode
+from legoai.specs.directives.compile import Inductor
 from legoai.specs.plan import Plan
 
 _UNMEASURED: Final = "the passes over the graph decide by predicted times, as the first steps of a run do"
@@ -19,6 +21,14 @@ def of_full_batch(plan: Plan) -> Iterator[str]:
     stages = ramp_stages(plan)
     if stages:
         yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
+
+
+def of_compilation(plan: Plan) -> Iterator[str]:
+    """What is not known of modules whose kernels the compiler chooses by measuring them on the device."""
+    rules = () if plan.compile is None else plan.compile.rules
+    modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
+    for mode in sorted(modes.intersection(AUTOTUNED)):
+        yield f"matrix products under `{mode}` are those of the library: which others are faster, only a device tells"
 
 
 def of_profile(plan: Plan, device: str) -> Iterator[str]:

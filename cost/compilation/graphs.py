@@ -45,6 +45,8 @@ from legoai.specs.cluster import Device
 _BEFORE_ALL: Final = "torch.nn.modules.module:_global_forward_pre_hooks"
 _AFTER_ALL: Final = "torch.nn.modules.module:_global_forward_hooks"
 
+_WITH_CUDA_GRAPHS: Final = ("reduce-overhead", "max-autotune")
+
 _RECOMPUTE: Final = CheckpointPolicy.PREFER_RECOMPUTE
 
 Runner = Callable[[list[Any]], list[Any]]
@@ -63,20 +65,17 @@ class Options:
     replayed: bool
 
     @classmethod
-    def of(cls, backend: Any, mode: str | None) -> Options:
-        """Return what a backend and a mode of `torch.compile` mean.
+    def of(cls, backend: Any, mode: str | None, kind: Kind) -> Options:
+        """Return what a backend and a mode of `torch.compile` mean on a kind of device.
+
+        Modes that choose kernels by measuring are taken to choose those of libraries; see `assumptions.of_compilation`.
 
         Raises:
             SimulationError: it is not captured.
         """
         if backend not in ("inductor", "aot_eager"):
             raise SimulationError(f"torch.compile with the backend {backend} is not captured")
-        if mode in ("max-autotune", "max-autotune-no-cudagraphs"):
-            raise SimulationError(
-                f"{mode} chooses kernels by measuring them on the device, which is not captured; write "
-                "`mode = default`, which is no faster"
-            )
-        return cls(inductor=backend == "inductor", replayed=mode == "reduce-overhead")
+        return cls(inductor=backend == "inductor", replayed=kind == "cuda" and mode in _WITH_CUDA_GRAPHS)
 
 
 def is_of_unit(hook: Any) -> bool:

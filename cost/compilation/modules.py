@@ -54,11 +54,13 @@ def compilation(capture: Capture, kind: Kind, gpu: Device | None = None) -> Iter
             del _GRAPHS[key]
 
 
-def _options(backend: Any, mode: str | None, options: Mapping[str, Any] | None) -> Options:
+def _options(backend: Any, mode: str | None, options: Mapping[str, Any] | None, kind: Kind) -> Options:
     if options:
         raise SimulationError(f"torch.compile with options {', '.join(options)} is not captured")
-    return Options.of(backend, mode)
+    return Options.of(backend, mode, kind)
 
+
+_MANAGED: Final = "_is_fsdp_managed_module"
 
 _GRAPHS: Final[dict[Any, Graph]] = {}
 """The graphs of this process; those over DTensors belong to one simulation, whose process groups they name."""
@@ -102,7 +104,8 @@ class _Compiler:
             model = module._call_impl
         if not isinstance(module, nn.Module) or getattr(model, "__name__", "") != "_call_impl":
             raise SimulationError("only functions, and modules that are compiled by `module.compile()`, are captured")
-        return _CompiledModule(self, module, model, _options(backend, mode, options), fullgraph=fullgraph)
+        chosen = _options(backend, mode, options, self.kind)
+        return _CompiledModule(self, module, model, chosen, fullgraph=fullgraph)
 
 
 def _import_compiler(backend: Any) -> None:
@@ -192,11 +195,27 @@ class _CompiledModule:
             raise SimulationError(
                 f"a compiled module whose graph breaks at the unit {inside[0]} is not captured; compile the units"
             )
-        if self.options.replayed and isinstance(self.module, FSDPModule):
+        # As dynamo knows the modules that a unit manages.
+        if self.options.replayed and any(getattr(inner, _MANAGED, False) for inner in self.module.modules()):
             raise SimulationError(
-                "CUDA graphs of a unit, whose parameters are somewhere else each time, are not captured; "
-                "write `mode = default`"
+                "CUDA graphs of modules whose parameters units gather to another place each time are not captured "
+                "[LP636]; choose a mode without CUDA graphs"
             )
+        if any(map(_multiplies_by_group, self.module.modules())):
+            raise SimulationError(
+                "compiled experts of `transformers` multiply one after the other in a dtype other than bf16, which is "
+                "not captured; leave what holds the experts uncompiled, or give parameters bf16"
+            )
+
+
+def _multiplies_by_group(module: nn.Module) -> bool:
+    """Whether a module holds experts of `transformers`, of a dtype in which compiled ones have no grouped product."""
+    chosen = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    return (
+        chosen == "grouped_mm"
+        and hasattr(module, "num_experts")
+        and any(item.dim() == 3 and item.dtype != torch.bfloat16 for item in module.parameters(recurse=False))
+    )
 
 
 def _unit_hooks(module: nn.Module) -> tuple[list[Any], list[Any]]:

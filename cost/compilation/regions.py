@@ -36,7 +36,7 @@ def compiled_regions(capture: Capture, kind: Kind, gpu: Device | None) -> Iterat
     def compiled(source: Source) -> Runner:
         key = kind, gpu, source.key
         if key not in _RUNNERS:
-            graph = Graph(capture, kind, gpu, Options.of(source.how.backend, source.how.mode))
+            graph = Graph(capture, kind, gpu, Options.of(source.how.backend, source.how.mode, kind))
             _RUNNERS[key] = graph, _compiled(graph, source)
         graph, runner = _RUNNERS[key]
         graph.capture = capture

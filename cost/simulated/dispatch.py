@@ -15,6 +15,7 @@ from legoai.cost.simulated.device import (
     current_stream,
     read_from_device,
 )
+from legoai.cost.simulated.grouped import has_no_grouped_kernel, products
 from legoai.cost.simulated.operands import operands_of
 from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer
 from legoai.cost.simulated.recorder import Capture, is_simulated
@@ -118,6 +119,9 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self:
                     return func(*local, **(kwargs or {}))
         kwargs = kwargs or {}
+        if has_no_grouped_kernel(func, args) and is_simulated(args[0]):
+            with self:
+                return products(*args, **kwargs)
         capture = self.capture
         if capture.paused:
             return func(*args, **kwargs)

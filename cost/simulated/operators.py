@@ -64,6 +64,9 @@ _ATTENTION_BACKWARD: Final = frozenset(
     }
 )
 
+_GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm"})
+"""Products of which PyTorch has no count."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
@@ -248,6 +251,8 @@ def flops(func: OpOverload, known: Operator, args: Sequence[Any], kwargs: Mappin
         return _attention_flops(args[0], args[1], args[2], products=1)
     if known.name in _ATTENTION_BACKWARD:
         return _attention_flops(args[1], args[2], args[3], products=2.5)
+    if known.name in _GROUPED:
+        return _grouped_flops(args[0], args[1])
     count = flop_registry.get(func.overloadpacket)
     return 0 if count is None else int(count(*args, **kwargs, out_val=out))
 
@@ -256,6 +261,12 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     *outer, queries, width = query.shape
     one = 2 * math.prod(outer) * queries * key.shape[-2]
     return int(products * one * (width + value.shape[-1]))
+
+
+def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Of products whose groups, where they are ragged, share out all rows, columns, or what is summed over."""
+    shared = left.shape[0] if left.dim() > right.dim() else 1
+    return 2 * left.numel() // shared * right.shape[-1]
 
 
 def attributes(known: Operator, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

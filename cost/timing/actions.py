@@ -151,8 +151,9 @@ class ActionTimer:
         if not issued:
             return None
         trace = Trace(rank=0, world=1, stage=0, items=tuple(timed))
-        ahead = simulate(trace, self.cost, dataclasses.replace(self.host, dispatch_seconds=0.0))
-        latency = ahead.end if not self.host.dispatch_seconds else simulate(trace, self.cost, self.host).end
+        at_once = dataclasses.replace(self.host, dispatch_seconds=0.0, python_seconds=None)
+        ahead = simulate(trace, self.cost, at_once)
+        latency = ahead.end if self.host == at_once else simulate(trace, self.cost, self.host).end
         return ActionOp(
             stream=0,
             seconds=ahead.end,

@@ -1,14 +1,20 @@
-"""Modules that torch.compile compiles, and those whose operators a compiled module hides."""
+"""Modules that torch.compile compiles, and what it is asked to do with them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import following
+from legoai.dsl.analysis.facts import below, following
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor
+
+WITHOUT_CUDA_GRAPHS: Final = {"reduce_overhead": "default", "max_autotune": "max_autotune_no_cudagraphs"}
+"""Modes that launch a module's kernels as one CUDA graph, each with the mode that is the same without."""
+
+AUTOTUNED: Final = ("max_autotune", "max_autotune_no_cudagraphs")
+"""Modes that choose kernels by measuring them."""
 
 
 @fact
@@ -19,3 +25,25 @@ def compiled_modules(analysis: Analysis) -> dict[str, PathRule[Any]]:
         Undecided: a rule's treatment is a hole.
     """
     return following(analysis, analysis.plan.compile, (Inductor, AotEager))
+
+
+@fact
+def graphs_of_gathered(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The modules that are to be launched as CUDA graphs although units of `fsdp` gather their parameters.
+
+    A CUDA graph knows parameters by their addresses, and hooks of units gather them to other ones each time.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    fsdp, manifest, device = analysis.plan.fsdp, analysis.manifest, analysis.device
+    if fsdp is None or fsdp.backend == "graph" or manifest is None or (device is not None and device.kind == "cpu"):
+        return {}
+    holders = {path.rpartition(".")[0] for path, _ in manifest.parameters()}
+    return {
+        path: rule
+        for path, rule in compiled_modules(analysis).items()
+        if isinstance(rule.treatment, Inductor)
+        and rule.treatment.mode in WITHOUT_CUDA_GRAPHS
+        and any(holder == path or below(holder, path) for holder in holders)
+    }

@@ -56,6 +56,7 @@ MODULES: Final = (
     "rules.scalars",
     "rules.hygiene",
     "diagnostics.codes.lowering",
+    "diagnostics.codes.importing",
     "rules.support",
 )
 """Modules of rules below ``legoai.dsl``, in the order in which their checks run."""

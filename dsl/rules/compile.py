@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
-from legoai.dsl.analysis.compile import compiled_modules
+from legoai.dsl.analysis.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced
@@ -164,10 +164,8 @@ def _without_place(treatment: object) -> Iterator[tuple[str, str, str, str]]:
     """The options that regions of a graph do not have: name, value, the value to write, and the reason."""
     if isinstance(treatment, Inductor):
         moved = "CUDA graphs need parameters that stay where they are, and gathered ones do not"
-        if treatment.mode == "reduce_overhead":
-            yield "mode", treatment.mode, "default", moved
-        if treatment.mode == "max_autotune":
-            yield "mode", treatment.mode, "max_autotune_no_cudagraphs", moved
+        if treatment.mode in WITHOUT_CUDA_GRAPHS:
+            yield "mode", treatment.mode, WITHOUT_CUDA_GRAPHS[treatment.mode], moved
         if treatment.dynamic:
             yield "dynamic", "true", "false", "its shapes do not vary"
     if isinstance(treatment, Inductor | AotEager) and not treatment.fullgraph:
@@ -328,3 +326,44 @@ class CudaGraphsOnCpu(Check):
                     others=[Label(analysis.place(plan.cluster, "device"), f"`{device.name}`")],
                     fix=replacement(rule.treatment, "mode", "default"),
                 )
+
+
+class CudaGraphsOfUnits(Check):
+    """CUDA graphs of modules whose parameters units of `fsdp` gather.
+
+    `reduce_overhead` and `max_autotune` launch the kernels of a module as one CUDA graph, which knows parameters by
+    their addresses. The hooks of units gather parameters anew each time, and the graph is recorded anew wherever they
+    come to lie elsewhere. What is left of the gain is not known: `legoai cost` simulates no such plan.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    compile { layers.* = inductor(mode = max_autotune) }
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard { layers.* = unit }
+    compile { layers.* = inductor(mode = max_autotune_no_cudagraphs) }
+    ```
+    """
+
+    code = "LP636"
+    slug = "cuda-graphs-of-units"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        fsdp = analysis.plan.fsdp
+        for rule, paths in grouped(graphs_of_gathered(analysis).items()):
+            assert fsdp is not None
+            mode = rule.treatment.mode
+            yield self.at(
+                analysis.place(rule.treatment, "mode"),
+                f"`{mode}` records CUDA graphs, and units gather the parameters of `{name_of(paths[0])}` to another "
+                "place each time",
+                label="recorded anew",
+                others=[Label(analysis.place(fsdp), "gathers parameters")],
+                fix=replacement(rule.treatment, "mode", WITHOUT_CUDA_GRAPHS[mode]),
+            )

@@ -133,11 +133,11 @@ def _experts_help(manifest: Manifest) -> str:
 
 
 class PlacementMisplaced(Check):
-    """A raw placement on a module, or one that the parameter's shape does not allow.
+    """A raw placement on a module, on `ep`, or one that the parameter's shape does not allow.
 
     A module takes a style, which also says how its input arrives and its output leaves. A placement,
     `shard(dim)` or `replicate`, is for a parameter by its full name, and its dim must be one of the
-    parameter's.
+    parameter's. Placements are for `tp`: on `ep`, `experts` places all parameters of its module.
 
     ## Example
     ```
@@ -164,6 +164,17 @@ class PlacementMisplaced(Check):
         for shard in analysis.plan.shard:
             for rule, paths in by_rule(analysis, shard):
                 if not isinstance(rule.treatment, _PLACEMENTS):
+                    continue
+                if shard.axes[0] == "ep":
+                    yield self.at(
+                        span_of(rule),
+                        f"`{_written(rule)}` cannot be on `ep`, which takes `experts`",
+                        label="placed on `ep`",
+                        help=[
+                            "write the rule under `shard on tp`; on `ep` all other parameters are whole on each rank",
+                            _experts_help(analysis.manifest),
+                        ],
+                    )
                     continue
                 modules = [path for path in paths if path in analysis.manifest.modules]
                 if modules:

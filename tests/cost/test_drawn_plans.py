@@ -16,8 +16,8 @@ from support.simulated import in_a_fork
 
 MOST_RANKS = 16
 NOT_CAPTURED = (
-    "max-autotune chooses kernels by measuring",
-    "Expected inputs of BF16 type",  # grouped products in fp32, of which PyTorch's fake kernel knows none
+    "[LP636]",  # CUDA graphs of units, of which lint warns
+    "compiled experts of `transformers`",
 )
 
 

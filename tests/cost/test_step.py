@@ -18,7 +18,12 @@ from legoai.lowering.program import Program
 from support.pipelines import four_ranks, two_ranks
 from support.simulated import in_a_fork
 
-HOSTS = (Host(), Host(dispatch_seconds=1e-6, compute_slowdown=1.1), Host(dispatch_seconds=8e-6))
+HOSTS = (
+    Host(),
+    Host(dispatch_seconds=1e-6, compute_slowdown=1.1),
+    Host(dispatch_seconds=8e-6),
+    Host(dispatch_seconds=8e-6, python_seconds=4e-5),
+)
 
 
 def price(record) -> Cost:
@@ -173,3 +178,12 @@ def test_equal_actions_are_timed_once():
     assert [type(item) for item in found] == [Mark, ActionOp, Mark, Mark, ActionOp, Mark]
     assert len(timer.known) == 1
     assert found[1].seconds == pytest.approx(4e-6)
+
+
+def test_a_host_that_is_ahead_of_an_action_takes_none_of_its_time():
+    host = Host(dispatch_seconds=8e-6, python_seconds=4e-5)
+    timer = ActionTimer(cost=price, host=host, together=frozenset({0, 1}))
+    [_, action, _] = timer.compressed([Mark("action 0F0"), kernel(), kernel(), Mark("end action 0F0")])
+    assert action.seconds == pytest.approx(4e-6)
+    assert action.host_seconds == pytest.approx(8e-5)
+    assert action.latency == pytest.approx(8e-5 + 2e-6)

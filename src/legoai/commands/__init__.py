@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from typing import Final, Protocol, cast
 
 COMMANDS: Final[dict[str, str]] = {
@@ -20,6 +21,7 @@ COMMANDS: Final[dict[str, str]] = {
     "verify": "run a shrunken copy of a plan here and compare it with one device",
     "run": "lower a plan and train it on this machine",
     "export": "write a checkpoint's weights as Hugging Face publishes them",
+    "import": "make a plan of a TorchTitan config, and list what no plan says",
     "calibrate": "measure this machine, and write a device and its profile for plans to name",
     "lsp": "serve editors: diagnostics, fixes, hover, completion, formatting, and what each line costs",
     "completion": "print a script that completes these commands in a shell",
@@ -45,7 +47,7 @@ class Command(Protocol):
 
 def command(name: str) -> Command:
     """The command called ``name``, one of :data:`COMMANDS`."""
-    return cast(Command, import_module(f"legoai.commands.{name}"))
+    return cast(Command, import_module(f"legoai.commands.{name}{'_' * iskeyword(name)}"))
 
 
 def parse(name: str, arguments: Sequence[str]) -> Namespace:

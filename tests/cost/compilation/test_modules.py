@@ -130,7 +130,6 @@ def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"mode": "max-autotune"}, "measuring"),
         ({"backend": "eager"}, "backend eager"),
         ({"options": {"epilogue_fusion": True}}, "epilogue_fusion"),
     ],
@@ -138,6 +137,20 @@ def test_policies_that_are_made_for_each_block_are_compared_by_what_they_keep():
 def test_what_is_not_captured_is_refused(arguments, why):
     with compilation(Capture(), "cuda"), pytest.raises(SimulationError, match=why):
         programs.Block().compile(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "replayed"),
+    [
+        (None, "cuda", False),
+        ("max-autotune-no-cudagraphs", "cuda", False),
+        ("max-autotune", "cuda", True),
+        ("reduce-overhead", "cuda", True),
+        ("reduce-overhead", "cpu", False),
+    ],
+)
+def test_modes_with_cuda_graphs_have_them_on_gpus(mode, kind, replayed):
+    assert graphs.Options.of("inductor", mode, kind) == graphs.Options(inductor=True, replayed=replayed)
 
 
 def test_what_is_compiled_and_no_function_is_refused_and_torch_is_left_as_it_was():

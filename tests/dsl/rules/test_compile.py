@@ -95,3 +95,20 @@ def test_cuda_graphs_on_a_cpu() -> None:
     plan = "cluster {}\ncompile {{ layers.* = inductor(mode = reduce_overhead) }}"
     assert "LP627" in codes(plan.format("cpu"))
     assert "LP627" not in codes(plan.format("h100_sxm"))
+
+
+@pytest.mark.parametrize(
+    ("body", "warned"),
+    [
+        ("fsdp on dp_shard { layers.* = unit }\ncompile { layers.* = inductor(mode = max_autotune) }", True),
+        ("fsdp on dp_shard { layers.* = unit }\ncompile { layers.* = inductor(mode = reduce_overhead) }", True),
+        ("fsdp on dp_shard { root = unit }\ncompile { layers.*.feed_forward = inductor(mode = max_autotune) }", True),
+        ("fsdp on dp_shard\ncompile { layers.* = inductor(mode = max_autotune_no_cudagraphs) }", False),
+        ("fsdp on dp_shard\ncompile { layers.* = aot_eager }", False),
+        ("fsdp on dp_shard (backend = graph)\ncompile { layers.* = inductor(mode = max_autotune) }", False),
+        ("compile { layers.* = inductor(mode = max_autotune) }", False),
+        ("cluster cpu(devices = 8)\nfsdp on dp_shard\ncompile { layers.* = inductor(mode = max_autotune) }", False),
+    ],
+)
+def test_cuda_graphs_know_parameters_by_their_addresses(body: str, warned: bool) -> None:
+    assert ("LP636" in codes(f"mesh (dp_shard = 8)\n{body}")) is warned

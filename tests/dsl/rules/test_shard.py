@@ -70,6 +70,23 @@ def test_experts_are_on_ep_and_nothing_else_is(axis: str, path: str, style: str,
 
 
 @pytest.mark.parametrize(
+    ("mesh", "axis", "rule", "fits"),
+    [
+        ("dp_shard = 4, ep = 4", "ep", "layers.2.attention.wo.weight = replicate", False),
+        ("dp_shard = 4", "ep", "layers.2.attention.wo.weight = replicate", False),
+        ("dp_shard = 4, ep = 4", "ep", "layers.*.attention.*.weight = shard(0)", False),
+        ("dp_shard = 4, ep = 4", "ep", "layers.*.feed_forward.experts.w1 = shard(0)", False),
+        ("dp_shard = 4, ep = 4", "ep", "layers.2.feed_forward.experts = none", True),
+        ("dp_shard = 4, tp = 2", "tp", "layers.2.attention.wo.weight = replicate", True),
+    ],
+)
+def test_parameters_are_placed_on_tp_and_not_on_ep(mesh: str, axis: str, rule: str, fits: bool) -> None:
+    rules = f"layers.*.feed_forward.experts = experts, {rule}" if axis == "ep" else rule
+    text = f'model mixtral("tiny")\nmesh ({mesh})\nshard on {axis} {{ {rules} }}'
+    assert ("LP408" not in codes(text)) == fits
+
+
+@pytest.mark.parametrize(
     ("rule", "fits"),
     [
         ("output.weight = shard(0)", True),

@@ -1,0 +1,81 @@
+"""Grouped products of dtypes without a grouped kernel: one product for each group.
+
+`aten::_grouped_mm` has a kernel for bf16. Of fp32 and fp16 it brings the ends of the groups to the host, and multiplies
+one group after the other (`aten/src/ATen/native/GroupedMMUtils.h`, `_grouped_mm_fallback`). Its fake kernel knows bf16
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from legoai.cost.simulated.device import read_from_device
+from legoai.cost.simulated.routing import even_parts
+from legoai.runtime.torch_internals.operators import OpOverload
+
+_GROUPED: Final = torch.ops.aten._grouped_mm.default
+
+_ALIGNMENT: Final = 16
+"""Bytes that strides of arguments are multiples of, and to a multiple of which rows of the result are padded."""
+
+
+def has_no_grouped_kernel(func: OpOverload, args: Sequence[Any]) -> bool:
+    """Whether a call is a grouped product that is computed group by group."""
+    return func is _GROUPED and args[0].dtype != torch.bfloat16
+
+
+def products(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply group by group, as `aten::_grouped_mm` does; groups have equal numbers of rows, to within one.
+
+    Args:
+        left: [rows, k] or [groups, rows, k].
+        right: [k, columns] or [groups, k, columns].
+        offs: where groups end along the dim that both or one of the two share out, int32 [groups]; None of two stacks.
+        bias: None, as there.
+        out_dtype: that of the arguments by default.
+
+    Raises:
+        RuntimeError: PyTorch refuses the strides.
+    """
+    assert bias is None, "PyTorch refuses one"
+    for item in (left, right):
+        if max(item.stride()[-2:]) * item.itemsize % _ALIGNMENT:
+            raise RuntimeError(f"strides of a grouped product must be multiples of {_ALIGNMENT} bytes")
+    dtype = left.dtype if out_dtype is None else out_dtype
+    stacks = left.dim() == 3, right.dim() == 3
+    if offs is None:
+        return torch.bmm(left, right, out=_empty((*left.shape[:2], right.shape[2]), left, dtype))
+    read_from_device(offs.numel() * offs.itemsize)
+    groups = len(offs)
+    if not any(stacks):
+        out = _empty((groups, left.shape[0], right.shape[1]), left, dtype)
+        parts = zip(_parts(left, groups, 1), _parts(right, groups, 0), out.unbind(), strict=True)
+    elif stacks[1]:
+        out = _empty((left.shape[0], right.shape[2]), left, dtype)
+        parts = zip(_parts(left, groups, 0), right.unbind(), _parts(out, groups, 0), strict=True)
+    else:
+        out = _empty((left.shape[1], right.shape[1]), left, dtype)
+        parts = zip(left.unbind(), _parts(right, groups, 1), _parts(out, groups, 1), strict=True)
+    for one, other, result in parts:
+        torch.mm(one, other, out=result)
+    return out
+
+
+def _parts(tensor: torch.Tensor, count: int, dim: int) -> tuple[torch.Tensor, ...]:
+    return torch.split(tensor, even_parts(tensor.shape[dim], count), dim)
+
+
+def _empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a result whose rows are padded."""
+    padded = -(-shape[-1] * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT // dtype.itemsize
+    strides = (shape[-2] * padded, padded, 1)[-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype, device=like.device)

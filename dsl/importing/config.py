@@ -1,0 +1,196 @@
+"""A TorchTitan job config: its options by name, and where each stands."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from legoai.dsl.diagnostics.codes.importing import BrokenConfig, ConfigValue, UnknownConfigKey
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.text import Lines
+from legoai.dsl.importing.keys import BEFORE_MARCH_2025, KEYS, OLD_DEFAULTS, RENAMED, Key, Type, Value
+from legoai.specs.span import Span
+
+_LARGEST: Final = 2**63
+"""Whole numbers of TOML have 64 bits."""
+
+_HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]")
+_ENTRY: Final = re.compile(r"\s*([\w.\"'-]+)\s*=")
+_AT: Final = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_WORDS: Final[Mapping[Type, str]] = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "`true` or `false`",
+    "text": "a text",
+    "texts": "a list of texts",
+    "lists of texts": "a list of lists of texts",
+}
+
+
+@dataclass(slots=True)
+class Config:
+    """The options of a file.
+
+    Attributes:
+        lines: of the file.
+        given: name of :data:`KEYS` to value, for those that the file gives.
+        written: the same to the name that the file uses.
+        diagnostics: what is wrong with the file.
+        places: name in the file to where it stands.
+        unknown: what the file gives and TorchTitan does not have, to its value.
+    """
+
+    lines: Lines
+    given: dict[str, Any] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    places: dict[str, Span] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the file is of the format before March 2025."""
+        return any(name in BEFORE_MARCH_2025 for name in self.written.values())
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether something is so wrong that no plan is made."""
+        return any(item.severity == "error" for item in self.diagnostics)
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of an option, TorchTitan's default where the file does not give it."""
+        assert not KEYS[name].beside, f"{name} is not translated"
+        return self.given.get(name, self.default(name))
+
+    def default(self, name: str) -> Value:
+        """TorchTitan's default, in the time of the file's format."""
+        default = KEYS[name].default
+        return OLD_DEFAULTS.get(name, default) if self.is_old else default
+
+    def without(self, name: str) -> Config:
+        """The same file, with TorchTitan's default for one of its options."""
+        return Config(self.lines, {key: value for key, value in self.given.items() if key != name}, self.written)
+
+    def place(self, name: str) -> Span:
+        """Where the option stands; the beginning of the file where it does not."""
+        return self.places.get(self.written.get(name, name), Span(self.lines.name, 0, 0, 1, 1, 1, 1))
+
+    def wrong(self, name: str, message: str, *help: str) -> None:
+        """Report the value of an option."""
+        label = "this value" if name in self.given else "nothing is given here"
+        self.diagnostics.append(ConfigValue.at(self.place(name), message, label=label, help=help))
+
+
+def read_config(text: str, name: str) -> Config:
+    """The options of a config's text; what is no option, or has a value of another type, is reported."""
+    config = Config(Lines(text, name))
+    try:
+        tables = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers, and of nesting, beyond what Python reads
+        config.diagnostics.append(_broken(config.lines, str(error)))
+        return config
+    config.places = dict(_places(config.lines))
+    for path, value in _flat(tables):
+        _take(config, path, value)
+    return config
+
+
+def _take(config: Config, path: str, value: Any) -> None:
+    """Keep one entry of the file, or report it."""
+    name = path if path in KEYS else RENAMED.get(path)
+    place = config.places.get(path, config.place(path))
+    if name is None:
+        help = suggestion(path, [*KEYS, *RENAMED])
+        config.diagnostics.append(
+            UnknownConfigKey.at(place, f"TorchTitan has no option `{path}`", label="not read", help=help)
+        )
+        config.unknown[path] = value
+        return
+    if name in config.written:
+        message = f"`{path}` is another name of `{config.written[name]}`, which is given too"
+        config.diagnostics.append(ConfigValue.at(place, message, label="given twice"))
+        return
+    config.written[name] = path
+    problem = _problem(KEYS[name], value)
+    if problem is not None:
+        message = f"`{path}` takes {problem}, not `{_shown(value)}`"
+        config.diagnostics.append(ConfigValue.at(place, message, label="this value"))
+        return
+    config.given[name] = value
+
+
+def _problem(key: Key, value: Any) -> str | None:
+    """What the option takes instead; None where it takes the value."""
+    if not _fits(key.type, value):
+        return _WORDS[key.type]
+    if key.choices and value not in key.choices:
+        return f"one of {', '.join(f'`{choice}`' for choice in key.choices)}"
+    if key.least is not None and value < key.least:
+        return f"at least {key.least}"
+    if key.most is not None and value > key.most:
+        return f"at most {key.most}"
+    return None
+
+
+def _fits(type: Type, value: Any) -> bool:
+    if type == "boolean" or isinstance(value, bool):
+        return type == "boolean" and isinstance(value, bool)
+    if type in ("integer", "number"):
+        if isinstance(value, int):
+            return abs(value) < _LARGEST
+        return type == "number" and isinstance(value, float) and math.isfinite(value)
+    if type == "text":
+        return isinstance(value, str)
+    inner: Type = "text" if type == "texts" else "texts"
+    return isinstance(value, list) and all(_fits(inner, item) for item in value)
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _places(lines: Lines) -> Iterator[tuple[str, Span]]:
+    """Where each entry stands: TOML's own parser keeps no places, and one entry begins on a line."""
+    section, start = "", 0
+    for number in range(1, len(lines) + 1):
+        line = lines.line(number)
+        header, entry = _HEADER.match(line), _ENTRY.match(line)
+        if header is not None:
+            section = _bare(header[1]) + "."
+        elif entry is not None:
+            yield (
+                section + _bare(entry[1]),
+                lines.span(start + entry.start(1), start + len(line.split("#")[0].rstrip())),
+            )
+        start = lines.text.find("\n", start) + 1
+
+
+def _bare(name: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in name.split("."))
+
+
+def _broken(lines: Lines, message: str) -> Diagnostic:
+    found = _AT.search(message)
+    reason = _AT.sub("", message)
+    offset = len(lines.text)
+    if found is not None:
+        before = sum(len(line) + 1 for line in lines.text.split("\n")[: int(found[1]) - 1])
+        offset = min(before + int(found[2]) - 1, len(lines.text))
+    return BrokenConfig.at(
+        lines.span(offset, min(offset + 1, len(lines.text))),
+        f"`{lines.name}` is no TOML: {reason[:1].lower()}{reason[1:]}",
+        label="here",
+    )

@@ -1,0 +1,34 @@
+"""A plan that is being written of a TorchTitan config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from legoai.dsl.importing.config import Config
+from legoai.dsl.importing.models import Flavour
+
+
+@dataclass(slots=True)
+class Draft:
+    """A plan that is being written.
+
+    Attributes:
+        config: of which it is made.
+        flavour: the model.
+        sizes: of the mesh's axes.
+        lines: its statements.
+        lost: options, or values of them, that change something and are not translated, with the reason.
+        notes: see :class:`Imported`.
+    """
+
+    config: Config
+    flavour: Flavour
+    sizes: dict[str, int]
+    lines: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sharded(self) -> list[str]:
+        """The axes over which FSDP shards, one of which has several ranks."""
+        return [axis for axis in ("dp_shard", "cp") if self.sizes[axis] > 1]

@@ -1,0 +1,87 @@
+"""Pipelines of TorchTitan: stages, and the blocks of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from legoai.dsl.importing.config import Config
+from legoai.specs.directives.pipeline import MULTI_STAGE, SINGLE_STAGE
+
+_SCHEDULES: Final = {name.lower(): name for name in (*SINGLE_STAGE, *MULTI_STAGE)}
+"""TorchTitan's names in any case, as PyTorch looks them up."""
+
+_PATH: Final = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+
+_SPLITS: Final = (
+    "parallelism.pipeline_parallel_split_points",
+    "parallelism.module_fqns_per_model_part",
+    "parallelism.pipeline_parallel_layers_per_stage",
+)
+
+
+def schedule_of(config: Config) -> str | None:
+    """The schedule's name in a plan; None, after a diagnostic, for one that plans do not have."""
+    name = config["parallelism.pipeline_parallel_schedule"]
+    found = _SCHEDULES.get(name.lower())
+    if found is None:
+        config.wrong(
+            "parallelism.pipeline_parallel_schedule",
+            f"plans have no schedule `{name}`",
+            f"they have {', '.join(f'`{item}`' for item in _SCHEDULES.values())}",
+        )
+    return found
+
+
+def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> list[str] | None:
+    """`stages` and `split` of the statement; None, after a diagnostic, where no such stages can be made."""
+    each = 1 if schedule in SINGLE_STAGE else 2
+    points, parts, per_stage = (config[name] for name in _SPLITS)
+    for name, paths in ((_SPLITS[0], points), (_SPLITS[1], [part[0] if part else "" for part in parts or []])):
+        if not all(map(_PATH.fullmatch, paths)):
+            config.wrong(name, "each stage begins with a module, named as `layers.4`")
+            return None
+    if points:
+        return _stages(len(points) + 1, ranks, each, f"[{', '.join(points)}]")
+    if parts:
+        return _stages(len(parts), ranks, each, f"[{', '.join(part[0] for part in parts[1:])}]")
+    if config.is_old:
+        counts: Sequence[int] | None = _even(layers, ranks * each)
+    else:
+        first = config["parallelism.pipeline_parallel_first_stage_less_layers"]
+        last = config["parallelism.pipeline_parallel_last_stage_less_layers"]
+        stages = ranks * each if per_stage is None else -(-(layers + first + last) // per_stage)
+        fits = max(first, last) <= layers and not stages % ranks
+        counts = _weighted(layers, stages, first, last) if fits else None
+    if counts is None:
+        config.wrong(
+            _SPLITS[2] if per_stage is not None else "parallelism.pipeline_parallel_degree",
+            f"{layers} blocks do not make such stages on {ranks} ranks",
+        )
+        return None
+    split = "" if len(set(counts)) == 1 else f"[{', '.join(map(str, counts))}]"
+    return _stages(len(counts), ranks, each, split)
+
+
+def _stages(count: int, ranks: int, each: int, split: str) -> list[str]:
+    usual = count == ranks * each
+    return [*([] if usual else [f"stages = {count}"]), *([f"split = {split}"] if split else [])]
+
+
+def _even(layers: int, stages: int) -> list[int] | None:
+    """The blocks of each stage until 2025: what is over goes to the stages behind the first, one each."""
+    if stages > layers:
+        return None
+    least, over = divmod(layers, stages)
+    counts = [least + (1 <= index <= over) for index in range(stages - 1)]
+    return [*counts, layers - sum(counts)]
+
+
+def _weighted(layers: int, stages: int, first: int, last: int) -> list[int] | None:
+    """The blocks of each stage since 2025: embedding and output count as blocks, and the first stages take the rest."""
+    least, over = divmod(layers + first + last, stages)
+    counts = [least + (index < over) for index in range(stages)]
+    counts[0] -= first
+    counts[-1] -= last
+    return counts if first <= least and last <= least and min(counts) >= 0 else None

@@ -1,0 +1,73 @@
+"""Updates of TorchTitan: optimizer, clipping and learning rate; checkpoints and validations in the course of a run."""
+
+from __future__ import annotations
+
+from legoai.dsl.importing.config import Config
+from legoai.dsl.importing.draft import Draft
+from legoai.dsl.importing.keys import KEYS
+
+
+def add_training(draft: Draft) -> None:
+    """Add what happens beside forward and backward: updates, checkpoints, validations."""
+    config = draft.config
+    if config["training.max_norm"] <= 0:
+        config.wrong("training.max_norm", "gradients are clipped to a norm above 0")
+    draft.lines += [_optimizer(draft), f"clip (norm = {_number(config['training.max_norm'])})", _schedule(config)]
+    if config["checkpoint.enable"]:
+        beside = config["checkpoint.async_mode"] != "disabled"
+        options = [f"every = {config['checkpoint.interval']}", f"keep = {config['checkpoint.keep_latest_k']}"]
+        draft.lines.append(f"save ({', '.join([*options, *(['asynchronous = true'] if beside else [])])})")
+    if config["validation.enable"]:
+        batches = config["validation.steps"]
+        if batches < 1:
+            draft.lost["validation.steps"] = "a validation takes a number of micro batches, not all of a dataset"
+        options = [f"every = {config['validation.freq']}", *([f"batches = {batches}"] if batches > 0 else [])]
+        draft.lines.append(f"evaluate ({', '.join(options)})")
+    seed, total = config["debug.seed"], config["lr_scheduler.total_steps"]
+    draft.lines += [f"seed {seed}"] if seed is not None else []
+    if any(line.startswith("schedule constant") for line in draft.lines) or total not in (
+        None,
+        config["training.steps"],
+    ):
+        draft.lines.append(f"steps {config['training.steps']}")  # otherwise those of the schedule
+
+
+def _optimizer(draft: Draft) -> str:
+    config = draft.config
+    how = config["optimizer.implementation"]
+    if how == "for-loop":
+        draft.lost["optimizer.implementation"] = "updates are fused, or made for lists of parameters"
+    fused = config["optimizer.fused"] if config.is_old else how == "fused"
+    betas = ", ".join(_number(config[f"optimizer.{name}"]) for name in ("beta1", "beta2"))
+    options = [f"lr = {_number(config['optimizer.lr'])}", f"betas = [{betas}]"]
+    if config["optimizer.eps"] != KEYS["optimizer.eps"].default:
+        options.append(f"eps = {_number(config['optimizer.eps'])}")
+    options.append(f"weight_decay = {_number(config['optimizer.weight_decay'])}")
+    return f"optimizer {config['optimizer.name'].lower()}({', '.join(options)}, fused = {str(bool(fused)).lower()})"
+
+
+def _schedule(config: Config) -> str:
+    """The learning-rate schedule: TorchTitan's last step is one beyond the end, so that it trains at a rate above 0."""
+    steps = config["lr_scheduler.total_steps"] or config["training.steps"]
+    warmup = min(config["lr_scheduler.warmup_steps"], steps)
+    ratio, form = config["lr_scheduler.decay_ratio"], config["lr_scheduler.decay_type"]
+    floor = config["lr_scheduler.min_lr_factor"]
+    decay = steps - warmup if ratio is None else min(round(steps * ratio), steps - warmup)
+    options = [f"warmup = {warmup}"] if warmup else []
+    if decay < 1:
+        return f"schedule constant({', '.join(options)})" if options else "schedule constant"
+    options.append(f"steps = {steps}")
+    if form == "sqrt" or decay < steps - warmup:
+        options.append(f"decay = {decay}")
+        options += [f"shape = {form}"] if form != "linear" else []
+        form = "wsd"
+    options += [f"floor = {_number(floor)}"] if floor else []
+    return f"schedule {form}({', '.join(options)})"
+
+
+def _number(value: float) -> str:
+    """A number as a person writes it: 3e-4, 0.95, 1.0."""
+    if 0 < abs(value) < 1e-2:
+        digits, _, exponent = f"{value:e}".partition("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return repr(float(value))

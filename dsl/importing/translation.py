@@ -1,0 +1,346 @@
+"""Translation of a TorchTitan job config to a plan.
+
+What TorchTitan does with an option is read from its source in January 2026 (commit 658f94cb9), and for files of the
+format before March 2025 in December 2024 (commit ba2469780): `models/llama3/infra/parallelize.py`,
+`distributed/pipeline_parallel.py`, `components/lr_scheduler.py`, `components/quantization/float8.py` and
+`distributed/activation_checkpoint.py`, and their predecessors in `parallelisms/`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any, Final
+
+from legoai.dsl.diagnostics.codes.importing import NotTranslated
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.importing.config import Config, read_config
+from legoai.dsl.importing.draft import Draft
+from legoai.dsl.importing.keys import KEYS
+from legoai.dsl.importing.models import flavour_of, model_statement
+from legoai.dsl.importing.pipelines import options_of, schedule_of
+from legoai.dsl.importing.precision import add_precision, computes_in, in_float8
+from legoai.dsl.importing.training import add_training
+from legoai.specs.record import Record
+
+NOW: Final = "of January 2026 (commit 658f94cb9)"
+THEN: Final = "of December 2024 (commit ba2469780)"
+
+
+class Unused(Record):
+    """An option that became no statement.
+
+    Attributes:
+        name: as the file has it.
+        value: that it has there.
+        why: no statement stands for it.
+        changes: whether it changes what is trained, or how; then it is a diagnostic too.
+    """
+
+    name: str
+    value: Any
+    why: str
+    changes: bool
+
+
+class Imported(Record):
+    """What became of a config.
+
+    Attributes:
+        text: of the plan, in the canonical layout; None where there are errors.
+        diagnostics: of the config.
+        unused: options that became no statement, in the file's order.
+        notes: what the plan says otherwise than TorchTitan does, a sentence each.
+        version: of TorchTitan as whose config the file was read.
+    """
+
+    text: str | None
+    diagnostics: tuple[Diagnostic, ...]
+    unused: tuple[Unused, ...]
+    notes: tuple[str, ...]
+    version: str
+
+
+def degrees(config: Config) -> dict[str, int]:
+    """The sizes of the mesh's axes as the file gives them; -1 for what is left over."""
+    found = {
+        "pp": config["parallelism.pipeline_parallel_degree"],
+        "dp_replicate": config["parallelism.data_parallel_replicate_degree"],
+        "dp_shard": config["parallelism.data_parallel_shard_degree"],
+        "cp": config["parallelism.context_parallel_degree"],
+        "tp": config["parallelism.tensor_parallel_degree"],
+    }
+    if config["training.data_parallel_type"] == "ddp":
+        found["dp_replicate"], found["dp_shard"] = found["dp_shard"], 1
+    return found
+
+
+def devices_of(config: Config) -> int | None:
+    """The number of devices that the degrees make; None where one of them is what is left over."""
+    found = degrees(config)
+    return None if min(found.values()) < 1 else math.prod(found.values())
+
+
+def import_config(source: str, name: str, *, plan: str, cluster: str, devices: int) -> Imported:
+    """Make a plan of a config.
+
+    Args:
+        source: the text of the file.
+        name: of the file.
+        plan: the plan's name.
+        cluster: the value of its `cluster` statement.
+        devices: that this cluster has.
+    """
+    config = read_config(source, name)
+    version = THEN if config.is_old else NOW
+    draft = _drafted(config, cluster, devices)
+    if draft is None:
+        return Imported(text=None, diagnostics=tuple(config.diagnostics), unused=(), notes=(), version=version)
+    unknown = (
+        Unused(name=name, value=value, why="TorchTitan has no such option", changes=True)
+        for name, value in config.unknown.items()
+    )
+    unused = (*_unused(draft), *_without_effect(draft, cluster, devices), *unknown)
+    config.diagnostics += [
+        NotTranslated.at(
+            config.place(item.name), f"`{item.name}` is not translated: {item.why}", label="not in the plan"
+        )
+        for item in unused
+        if item.changes and item.name not in config.unknown
+    ]
+    text = _laid_out(draft, name, plan, version)
+    return Imported(
+        text=text, diagnostics=tuple(config.diagnostics), unused=unused, notes=tuple(draft.notes), version=version
+    )
+
+
+def _drafted(config: Config, cluster: str, devices: int) -> Draft | None:
+    """The plan's statements; None, after diagnostics, where none can be made."""
+    flavour = None if config.has_errors else flavour_of(config)
+    sizes = None if flavour is None else _sizes(config, devices)
+    if flavour is None or sizes is None:
+        return None
+    draft = Draft(config, flavour, sizes)
+    _write(draft, cluster)
+    return None if config.has_errors else draft
+
+
+def _laid_out(draft: Draft, name: str, plan: str, version: str) -> str:
+    shown = "".join(letter if letter.isprintable() else "?" for letter in PurePath(name).name)
+    head = f"# From {shown}, a TorchTitan config, as TorchTitan {version} reads it.\nplan {plan}\n\n"
+    made = format_text(head + "\n".join(draft.lines) + "\n", f"{plan}.plan")
+    assert made.text is not None, made.diagnostics
+    return made.text
+
+
+def _sizes(config: Config, devices: int) -> dict[str, int] | None:
+    """The sizes of the mesh's axes on so many devices; None, after a diagnostic, where they do not fit."""
+    found = degrees(config)
+    left = [axis for axis, size in found.items() if size == -1]
+    fixed = math.prod(size for size in found.values() if size > 0)
+    if left:
+        found[left[0]] = max(1, devices // fixed)
+    if math.prod(found.values()) == devices and min(found.values()) > 0:
+        return found
+    given = ", ".join(f"{axis} = {size}" for axis, size in degrees(config).items())
+    config.wrong(
+        "parallelism.data_parallel_shard_degree",
+        f"degrees of {given} do not make {devices} devices",
+        "name the devices with --cluster, such as --cluster 'h100_sxm(hosts = 8, fabric = infiniband_ndr)'",
+    )
+    return None
+
+
+def _write(draft: Draft, cluster: str) -> None:
+    config, sizes = draft.config, draft.sizes
+    draft.lines += [model_statement(config, draft.flavour), f"cluster {cluster}"]
+    pipeline = _batch(draft)
+    used = ", ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
+    draft.lines += ["", f"mesh ({used})"] if used else []
+    _tensor_parallel(draft)
+    _data_parallel(draft)
+    draft.lines += pipeline
+    if sizes["cp"] > 1:
+        rotate = config["parallelism.context_parallel_rotate_method"]
+        if config["parallelism.context_parallel_load_balancer"] != "headtail":
+            draft.lost["parallelism.context_parallel_load_balancer"] = "sequences are balanced by head and tail"
+        draft.lines.append(f"context on cp (rotate = {rotate}, balance = head_tail)")
+    draft.lines.append("")
+    _checkpoint(draft)
+    if computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel, as it does by itself
+        draft.lines.append("attention flash")
+    if config["training.enable_cpu_offload"] and draft.sharded:
+        draft.lines.append("offload (parameters = all)")
+    compiled = _compiled(draft)
+    draft.lines.append("")
+    add_precision(draft)
+    draft.lines += compiled
+    add_training(draft)
+
+
+def _batch(draft: Draft) -> list[str]:
+    """Add `batch`, and return the statement of the pipeline."""
+    config, sizes = draft.config, draft.sizes
+    local, pp = config["training.local_batch_size"], sizes["pp"]
+    ranks = sizes["dp_replicate"] * sizes["dp_shard"]
+    whole = config["training.global_batch_size"]
+    whole = local * ranks if whole == -1 else whole
+    if whole < 1 or whole % (local * ranks):
+        config.wrong(
+            "training.global_batch_size",
+            f"a global batch of {whole} is no multiple of {local} for each of {ranks} data-parallel ranks",
+        )
+    micro, pipeline = local, []
+    if pp > 1:
+        micro = _micro_batch(config, local, pp)
+        schedule = schedule_of(config)
+        options = options_of(config, schedule, ranks=pp, layers=draft.flavour.layers) if schedule is not None else None
+        several = [f"microbatches = {local // micro}"] if whole > local * ranks else []
+        pipeline = [f"pipeline on pp ({', '.join([f'schedule = {schedule}', *(options or []), *several])})"]
+    draft.lines.append(f"batch (global = {whole}, micro = {micro}, seq_len = {config['training.seq_len']})")
+    return pipeline
+
+
+def _micro_batch(config: Config, local: int, pp: int) -> int:
+    """Samples of one micro batch of a pipeline."""
+    count = config["parallelism.pipeline_parallel_microbatches"]
+    if count is None and config.is_old:
+        count = pp
+    size = config["parallelism.pipeline_parallel_microbatch_size"] if count is None else max(1, local // count)
+    if local % (size if count is None else count):
+        name = "pipeline_parallel_microbatch_size" if count is None else "pipeline_parallel_microbatches"
+        config.wrong(f"parallelism.{name}", f"a local batch of {local} does not split into such micro batches")
+    return int(size)
+
+
+def _tensor_parallel(draft: Draft) -> None:
+    config = draft.config
+    if draft.sizes["tp"] < 2:
+        return
+    parallel = not config["parallelism.disable_loss_parallel"] and config["training.enable_loss_parallel"]
+    draft.lines += ["", f"shard standard on tp ({'sequence, loss_parallel' if parallel else 'sequence'})"]
+
+
+def _data_parallel(draft: Draft) -> None:
+    sizes, axes = draft.sizes, draft.sharded
+    if axes:
+        replicated = ["dp_replicate"] if sizes["dp_replicate"] > 1 else []
+        units = "\n".join(f"  {unit}" for unit in _units(draft))
+        draft.lines += ["", f"fsdp on {', '.join([*replicated, *axes])} {{\n{units}\n}}", ""]
+    elif sizes["dp_replicate"] > 1:
+        if sizes["tp"] * sizes["pp"] > 1:
+            draft.config.wrong(
+                "parallelism.data_parallel_replicate_degree",
+                "TorchTitan replicates beside tensor or pipeline parallelism only what FSDP shards",
+                "choose a `data_parallel_shard_degree` above 1",
+            )
+        draft.lines += ["", "replicate on dp_replicate (bucket = 100MiB)", ""]
+
+
+def _units(draft: Draft) -> Iterator[str]:
+    """Units of FSDP, and when each is resharded."""
+    config, staged = draft.config, draft.sizes["pp"] > 1
+    policy = config["parallelism.fsdp_reshard_after_forward"]
+    kept = "unit(reshard = after_backward)"
+    usual = kept if policy == "never" or (policy == "default" and staged) else "unit"
+    if config.is_old:
+        yield f"layers.* = {usual}"
+        if usual == "unit" and policy != "always":
+            yield f"layers.{draft.flavour.layers - 1} = {kept}"
+    elif draft.flavour.tied:
+        yield f"layers.* = {usual}"
+        draft.notes.append("TorchTitan gathers the tied weight for embedding and output each; here the root does once")
+    else:
+        yield f"tok_embeddings = {usual}"
+        yield f"layers.* = {usual}"
+        yield f"output = {'unit' if policy == 'always' else kept}"
+        draft.notes.append("TorchTitan makes one unit of `norm` and `output`; here `norm` belongs to the root")
+    yield "root = unit"
+
+
+def _checkpoint(draft: Draft) -> None:
+    config = draft.config
+    mode = config["activation_checkpoint.mode"]
+    treatment = ""
+    if mode == "full":
+        treatment = "full"
+    elif mode == "memory_budget":
+        amount = config["activation_checkpoint.memory_budget"]
+        why = f"a budget of {amount} of the compiler's counts other activations than `budget(…)` does"
+        draft.lost |= dict.fromkeys(("activation_checkpoint.mode", "activation_checkpoint.memory_budget"), why)
+    elif mode == "selective":
+        treatment = _selective(draft, config["activation_checkpoint.selective_ac_option"])
+    draft.lines += [f"checkpoint {{ layers.* = {treatment} }}"] if treatment else []
+
+
+def _selective(draft: Draft, option: str) -> str:
+    if re.fullmatch("[0-9]{1,6}", option):
+        if int(option) < 2:
+            return "full"
+        if draft.sizes["pp"] > 1:
+            draft.notes.append(
+                f"TorchTitan recomputes every block of that number of a rank, `every({int(option)})` of all"
+            )
+        return f"every({int(option)})"
+    if option != "op":
+        draft.config.wrong(
+            "activation_checkpoint.selective_ac_option", f"`{option}` is neither `op` nor the number of a stride"
+        )
+    kept = ["attention", "alternate_matmul", *(["collective"] if draft.sizes["tp"] > 1 else [])]
+    if in_float8(draft.config) and draft.config.is_old:
+        draft.notes.append(
+            "from November 2024 to February 2025 TorchTitan kept the outputs of `aten.max` and `aten.abs` too, the "
+            "latter as large as what is cast to float8; here both are recomputed"
+        )
+    elif in_float8(draft.config):
+        kept.append('"aten.max.default"')  # from which scales are computed
+    return f"selective([{', '.join(kept)}])"
+
+
+def _compiled(draft: Draft) -> list[str]:
+    """The form of the loss is added; the statement of compilation is returned."""
+    config = draft.config
+    enabled, components = config["compile.enable"], config["compile.components"]
+    backend = config["compile.backend"] if enabled else "inductor"
+    is_async = config["parallelism.enable_async_tensor_parallel"] and draft.sizes["tp"] > 1
+    if backend not in ("inductor", "aot_eager"):
+        draft.lost["compile.backend"] = f"`compile` has no backend `{backend}`"
+        enabled = False
+    if is_async and not (enabled and "model" in components):
+        config.wrong("parallelism.enable_async_tensor_parallel", "asynchronous tensor parallelism needs compilation")
+    if enabled and "loss" in components and not config.is_old:  # until 2025 the loss was not compiled
+        draft.lines.append("loss fused")
+    else:
+        draft.lines.append("loss eager")
+    if not enabled or "model" not in components:
+        return []
+    return [f"compile {'(async_tp = true) ' if is_async else ''}{{ layers.* = {backend} }}"]
+
+
+def _unused(draft: Draft) -> Iterator[Unused]:
+    """The given options that became no statement, and why."""
+    config = draft.config
+    for name, value in config.given.items():
+        key, written = KEYS[name], config.written[name]
+        if name in draft.lost:
+            yield Unused(name=written, value=value, why=draft.lost[name], changes=True)
+        elif key.beside:
+            default = value == config.default(name) or (name == "model.norm_type" and re.search("rmsnorm", str(value)))
+            changes = key.changes and not default
+            why = key.beside if changes or not key.changes else "it has its default, which changes nothing"
+            yield Unused(name=written, value=value, why=why, changes=changes)
+
+
+def _without_effect(draft: Draft, cluster: str, devices: int) -> Iterator[Unused]:
+    """The given options that a plan could say, and without which the plan is the same."""
+    config = draft.config
+    for name, value in config.given.items():
+        if KEYS[name].beside or name in draft.lost or value == config.default(name):
+            continue
+        without = _drafted(config.without(name), cluster, devices)
+        if without is not None and without.lines == draft.lines:
+            why = "it changes nothing in this configuration"
+            yield Unused(name=config.written[name], value=value, why=why, changes=False)

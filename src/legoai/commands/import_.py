@@ -1,0 +1,231 @@
+"""`legoai import`: a plan from a TorchTitan config."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from legoai.commands import WrongUsage
+from legoai.commands.shared import add_output, announce, counted, files_of, output_file, show, summary
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_source, replace_file
+from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.reporting.output import render
+
+if TYPE_CHECKING:
+    from legoai.dsl.importing.translation import Imported
+
+_DESCRIPTION = """\
+Make a plan of a TOML file with which TorchTitan was configured until February 2026, older formats included. A
+config says nothing of the devices: name them with --cluster, as a plan does. Every option is translated, or listed
+on standard error with the reason: those on which no schedule depends, and those that change what is trained and that
+no plan says, which are diagnostics too.
+
+The exit status is 1 if no plan can be made, if an option that changes something is not translated, or if the
+plan has errors.
+"""
+
+_EXAMPLES = """\
+examples:
+  legoai import llama3_8b.toml --cluster h100_sxm                      to standard output
+  legoai import llama3_8b.toml --cluster h100_sxm -o llama3_8b.plan    into a file
+  legoai import llama3_70b.toml --cluster 'h100_sxm(hosts=8,fabric=infiniband_ndr)'
+  legoai import debug_model.toml --cluster 'cpu(devices=8)' --json     the plan and all reasons, for a program
+"""
+
+_CLUSTER: Final = re.compile(r"\w+(?:\([^\r\n#{}]*\))?")
+_PER_HOST: Final = 8
+
+
+def configure(parser: ArgumentParser) -> None:
+    """Add the arguments of `legoai import`."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("file", metavar="FILE", help="a TorchTitan config, or -")
+    parser.add_argument(
+        "--cluster",
+        metavar="CLUSTER",
+        help="the devices, as a plan's `cluster` says them (default: H100s, as many as the degrees make, or 8)",
+    )
+    parser.add_argument("--name", metavar="NAME", help="the plan's name (default: that of the file)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=output_file,
+        default=Path("-"),
+        help="write the plan to this file (default: -, the terminal)",
+    )
+    parser.add_argument("--force", action="store_true", help="with -o, replace a file that is there")
+    parser.add_argument("--json", action="store_true", help="print the plan and all that is said of it as JSON")
+    add_output(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Import; returns 1 where no plan is made, or it does not say all of the config, or has errors."""
+    output: Path = arguments.output
+    if output != Path("-") and output.exists() and not arguments.force:
+        raise WrongUsage(f"{output} is there already; --force replaces it")
+    try:
+        source = read_source(arguments.file)
+    except UnreadableError as error:
+        show([error.diagnostic], files_of(error), stream=sys.stderr, color=arguments.color)
+        return 1
+    name = _plan_name(arguments.name, source, output)
+    cluster, devices = _cluster(arguments.cluster, source)
+    from legoai.dsl.importing.translation import import_config
+
+    found = import_config(source.text, source.name, plan=name, cluster=cluster, devices=devices)
+    files = {source.name: PlanFile(source.name, source.text, (), ())}
+    diagnostics = [*found.diagnostics]
+    if found.text is not None:
+        linted, of_plan = _linted(found.text, f"{name}.plan" if output == Path("-") else str(output))
+        diagnostics += linted
+        files |= of_plan
+    _tell(found, diagnostics, files, arguments, assumed=None if arguments.cluster else cluster)
+    _put(found, diagnostics, files, arguments)
+    complete = found.text is not None and not any(item.changes for item in found.unused)
+    return int(not complete or any(item.severity == "error" for item in diagnostics))
+
+
+def _plan_name(given: str | None, source: Source, output: Path) -> str:
+    """The name that is given, or that of the file, as a word of the language.
+
+    Raises:
+        WrongUsage: what is given is none.
+    """
+    if given is not None:
+        if not re.fullmatch(r"[A-Za-z_]\w*", given, re.ASCII):
+            raise WrongUsage(f"a plan's name is a word of letters, digits and `_`, not `{given}`")
+        return given
+    stem = output.stem if output != Path("-") else (source.path or Path("imported")).stem
+    word = re.sub(r"\W", "_", stem, flags=re.ASCII)
+    return word if re.match(r"[A-Za-z_]", word) else f"plan_{word}"
+
+
+def _cluster(given: str | None, source: Source) -> tuple[str, int]:
+    """The value of the plan's `cluster`, and its devices.
+
+    Raises:
+        WrongUsage: what is given is no cluster.
+    """
+    if given is None:
+        from legoai.dsl.importing.config import read_config
+        from legoai.dsl.importing.translation import devices_of
+
+        config = read_config(source.text, source.name)
+        devices = (None if config.has_errors else devices_of(config)) or _PER_HOST
+        return _usual(devices), devices
+    text = given.strip()
+    if not _CLUSTER.fullmatch(text):
+        raise WrongUsage(f"a cluster is named as in a plan, such as 'h100_sxm(hosts = 8, fabric = …)', not {given!r}")
+    return text, _devices(text)
+
+
+def _usual(devices: int) -> str:
+    """So many H100s, on hosts of eight where they are more."""
+    if devices == _PER_HOST:
+        return "h100_sxm"
+    if devices < _PER_HOST:
+        return f"h100_sxm(devices = {devices})"
+    if devices % _PER_HOST:
+        raise WrongUsage(
+            f"the degrees make {devices} devices, which fill no hosts of {_PER_HOST}: name them by --cluster"
+        )
+    return f"h100_sxm(hosts = {devices // _PER_HOST}, fabric = infiniband_ndr)"
+
+
+def _devices(cluster: str) -> int:
+    """The number of devices of a cluster.
+
+    Raises:
+        WrongUsage: it is no cluster.
+    """
+    from legoai.dsl.lint import lint
+
+    text = f'plan devices\nmodel llama3("tiny")\ncluster {cluster}\nmesh (dp_shard = rest)\n'
+    text += "batch (global = 1, micro = 1, seq_len = 1)\n"
+    linted = lint(text, "--cluster", directory=Path())
+    analysis = linted.analysis
+    wrong = [item for item in linted.diagnostics if item.severity == "error" and item.label.span.line == 3]
+    if wrong or analysis is None or analysis.device is None:
+        raise WrongUsage(f"--cluster {cluster}: {wrong[0].message if wrong else 'this is no cluster'}")
+    found = analysis.plan.cluster
+    return int((found.hosts or 1) * (found.devices or analysis.device.devices_per_host))
+
+
+def _linted(text: str, name: str) -> tuple[Sequence[Diagnostic], dict[str, PlanFile]]:
+    """Errors and warnings of the plan; advice is for its author, to whom `legoai lint` gives it."""
+    from legoai.dsl.lint import lint
+
+    linted = lint(text, name, directory=Path(name).parent)
+    return [item for item in linted.diagnostics if item.severity != "advice"], dict(linted.files)
+
+
+def _tell(
+    found: Imported,
+    diagnostics: Sequence[Diagnostic],
+    files: dict[str, PlanFile],
+    arguments: Namespace,
+    *,
+    assumed: str | None,
+) -> None:
+    """Say on standard error what is wrong, what was assumed, and what became no statement."""
+    if arguments.json:
+        return
+    show(diagnostics, files, stream=sys.stderr, color=arguments.color)
+    if arguments.quiet:
+        return
+    if assumed is not None and found.text is not None:
+        announce(f"a config does not say its devices, taken to be `{assumed}`; name them with --cluster")
+    for note in found.notes:
+        announce(note)
+    reasons: dict[str, list[str]] = {}
+    for item in found.unused:
+        if not item.changes:
+            reasons.setdefault(item.why, []).append(item.name)
+    for why, names in reasons.items():
+        announce(f"not translated, without effect on the plan: {', '.join(names)}: {why}")
+    if diagnostics:
+        print(f"{arguments.file}: {summary(diagnostics)}", file=sys.stderr)
+    count = len(found.unused)
+    if found.text is not None:
+        print(f"read as a config {found.version}; {counted(count, 'option')} became no statement", file=sys.stderr)
+
+
+def _put(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile], arguments: Namespace) -> None:
+    """Write the plan where it belongs.
+
+    Raises:
+        WrongUsage: it cannot be written.
+    """
+    if arguments.json:
+        sys.stdout.write(json.dumps(_document(found, diagnostics, files), indent=2, default=str) + "\n")
+    if found.text is None:
+        return
+    if arguments.output == Path("-"):
+        sys.stdout.write("" if arguments.json else found.text)
+        return
+    try:
+        replace_file(arguments.output, found.text)
+    except OSError as error:
+        raise WrongUsage(f"{arguments.output} cannot be written: {error.strerror}") from error
+    print(f"wrote {arguments.output}", file=sys.stderr)
+
+
+def _document(found: Imported, diagnostics: Sequence[Diagnostic], files: dict[str, PlanFile]) -> dict[str, Any]:
+    """What `--json` prints: as `legoai lint` prints diagnostics, with the plan and what became no statement."""
+    document: dict[str, Any] = json.loads(render("json", diagnostics, files))
+    return document | {
+        "plan": found.text,
+        "version": found.version,
+        "notes": list(found.notes),
+        "untranslated": [
+            {"option": item.name, "value": item.value, "reason": item.why, "changes": item.changes}
+            for item in found.unused
+        ],
+    }

@@ -1,0 +1,135 @@
+"""What is wrong with a config is a diagnostic at its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from legoai.dsl.importing.keys import KEYS
+from legoai.dsl.importing.translation import Imported, import_config
+
+
+def imported(text: str, devices: int = 8) -> Imported:
+    return import_config(text, "some.toml", plan="some", cluster="h100_sxm", devices=devices)
+
+
+def underlined(text: str, found: Imported) -> list[str]:
+    return [text[item.label.span.start : item.label.span.end] for item in found.diagnostics]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message", "place"),
+    [
+        ("[training\n", "LP021", "`some.toml` is no TOML: expected ']' at the end of a table declaration", "\n"),
+        ("[training]\nsteps = \n", "LP021", "`some.toml` is no TOML: invalid value", "\n"),
+        ("steps = 5\n", "LP022", "TorchTitan has no option `steps`", "steps = 5"),
+        ("[training]\nstepz = 5 # few\n", "LP022", "TorchTitan has no option `training.stepz`", "stepz = 5"),
+        ("[new.section]\nx = 1\n", "LP022", "TorchTitan has no option `new.section.x`", "x = 1"),
+        ('[training]\nsteps = "5"\n', "LP023", "`training.steps` takes a whole number, not `5`", 'steps = "5"'),
+        ("[training]\nsteps = true\n", "LP023", "`training.steps` takes a whole number, not `true`", "steps = true"),
+        ("[training]\nsteps = 0\n", "LP023", "`training.steps` takes at least 1, not `0`", "steps = 0"),
+        ("[training]\nmax_norm = inf\n", "LP023", "`training.max_norm` takes a number, not `inf`", "max_norm = inf"),
+        ("[training]\nmax_norm = 0\n", "LP023", "gradients are clipped to a norm above 0", "max_norm = 0"),
+        ("[optimizer]\nbeta1 = 2\n", "LP023", "`optimizer.beta1` takes at most 1, not `2`", "beta1 = 2"),
+        ('[optimizer]\nname = "Lion"\n', "LP023", "`optimizer.name` takes one of `Adam`, `AdamW`, not `Lion`",
+         'name = "Lion"'),
+        ('[model]\nconverters = "float8"\n', "LP023", "`model.converters` takes a list of texts, not `float8`",
+         'converters = "float8"'),
+        ("[training]\nbatch_size = 1\nlocal_batch_size = 2\n", "LP023",
+         "`training.local_batch_size` is another name of `training.batch_size`, which is given too",
+         "local_batch_size = 2"),
+        ("[training]\nglobal_batch_size = 65\n", "LP023",
+         "a global batch of 65 is no multiple of 8 for each of 8 data-parallel ranks", "global_batch_size = 65"),
+        ("[parallelism]\ndata_parallel_shard_degree = 3\n", "LP023",
+         "degrees of pp = 1, dp_replicate = 1, dp_shard = 3, cp = 1, tp = 1 do not make 8 devices",
+         "data_parallel_shard_degree = 3"),
+        ("[parallelism]\ndata_parallel_shard_degree = 0\n", "LP023",
+         "degrees of pp = 1, dp_replicate = 1, dp_shard = 0, cp = 1, tp = 1 do not make 8 devices",
+         "data_parallel_shard_degree = 0"),
+        ("[parallelism]\ntensor_parallel_degree = 3\n", "LP023",
+         "degrees of pp = 1, dp_replicate = 1, dp_shard = -1, cp = 1, tp = 3 do not make 8 devices", ""),
+        ("[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n", "LP023",
+         "asynchronous tensor parallelism needs compilation", "enable_async_tensor_parallel = true"),
+        ('[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = "Mine"\n', "LP023",
+         "plans have no schedule `Mine`", 'pipeline_parallel_schedule = "Mine"'),
+        ("[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_first_stage_less_layers = 2\n",
+         "LP023", "6 blocks do not make such stages on 8 ranks",
+         "pipeline_parallel_degree = 8"),
+        ('[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_split_points = ["a) b"]\n', "LP023",
+         "each stage begins with a module, named as `layers.4`", 'pipeline_parallel_split_points = ["a) b"]'),
+        ('[activation_checkpoint]\nselective_ac_option = "some"\n', "LP023",
+         "`some` is neither `op` nor the number of a stride", 'selective_ac_option = "some"'),
+        ('[model]\nname = "llama4"\nflavor = "17bx16e"\n', "LP025", "`llama4` of TorchTitan is no built-in of LegoAI",
+         'name = "llama4"'),
+        ('[model]\nflavor = "8B_flex"\n', "LP025", "the flavour `8B_flex` of `llama3` is no built-in of LegoAI",
+         'flavor = "8B_flex"'),
+        ("[optimizer]\nearly_step_in_backward = true\n", "LP024",
+         "`optimizer.early_step_in_backward` is not translated: optimizers step after the backward pass",
+         "early_step_in_backward = true"),
+        ("[training]\ndeterministic = true\n", "LP024",
+         "`training.deterministic` is not translated: kernels are chosen for speed", "deterministic = true"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_a_diagnostic_at_its_place(text: str, code: str, message: str, place: str):
+    found = imported(text)
+    assert [(item.code, item.message) for item in found.diagnostics] == [(code, message)]
+    assert underlined(text, found) == [place]
+    assert (found.text is None) == (code not in ("LP022", "LP024"))
+    assert any(item.changes for item in found.unused) == (code in ("LP022", "LP024"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[job]\nx = {'[' * 100_000}",
+        f"[training]\nsteps = {'9' * 5000}\n",
+        f"[training]\nsteps = {2**63}\n",
+        f"[optimizer]\nlr = {10**400}\n",
+        "[optimizer]\nlr = nan\n",
+        "[job]\ndescription = 1979-05-27\n",
+        f"[parallelism]\npipeline_parallel_degree = {2**62}\n",
+        f"[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 1\n"
+        f"pipeline_parallel_last_stage_less_layers = {2**62}\n",
+        "[activation_checkpoint]\nselective_ac_option = '²'\n",
+        f"[activation_checkpoint]\nselective_ac_option = '{'9' * 5000}'\n",
+    ],
+    ids=lambda text: text[:40].replace("\n", " "),
+)
+def test_what_no_trainer_could_take_is_a_diagnostic(text: str):
+    found = imported(text)
+    assert found.text is None
+    assert found.diagnostics
+
+
+def test_a_mistyped_option_is_suggested():
+    [found] = imported("[training]\nstepz = 5\n").diagnostics
+    assert "training.steps" in " ".join(found.help)
+
+
+def test_all_mistakes_are_found_at_once():
+    found = imported("[training]\nsteps = 0\nseq_len = 'x'\n[optimiser]\nlr = 1\n")
+    assert [item.code for item in found.diagnostics] == ["LP023", "LP023", "LP022"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "[training]\n", "\n\n[model]\n[parallelism]\n"])
+def test_a_config_that_says_nothing_is_torchtitans_default(text: str):
+    found = imported(text)
+    assert found.diagnostics == ()
+    assert found.unused == ()
+    assert f"seq_len = {KEYS['training.seq_len'].default}" in found.text
+    assert "batch   (global = 64, micro = 8" in found.text
+    assert f"lr = {8e-4:.0e}".replace("e-0", "e-") in found.text
+
+
+@pytest.mark.parametrize("name", ["two\nlines.toml", "a # b.toml", "\x07.toml", "ü.toml"])
+def test_any_file_name_stands_in_the_comment(name: str):
+    found = import_config("", name, plan="some", cluster="h100_sxm", devices=8)
+    assert found.text.startswith("# From ")
+    assert found.text.splitlines()[1] == "plan some"
+
+
+def test_quoted_and_dotted_keys_are_the_same_options():
+    text = 'training.steps = 7\n[ "parallelism" ]\n"tensor_parallel_degree" = 3\n'
+    found = imported(text)
+    [diagnostic] = found.diagnostics
+    assert "tp = 3" in diagnostic.message
+    assert "\nsteps     7\n" in imported("training.steps = 7\n").text  # all of them warm up

@@ -1,0 +1,121 @@
+"""Stages of an imported pipeline, and its learning rates, are those that TorchTitan's own rules give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from legoai.dsl.importing.pipelines import _weighted
+from legoai.dsl.importing.translation import import_config
+from legoai.dsl.lint import lint
+from legoai.runtime.optim import warmup_schedule
+
+PIPELINE = """\
+[model]
+flavor = "{flavor}"
+[training]
+local_batch_size = 16
+[parallelism]
+pipeline_parallel_degree = {pp}
+{more}
+"""
+
+
+def statement(flavor: str, pp: int, more: str = "", keyword: str = "pipeline") -> str:
+    devices = 8 * pp
+    text = PIPELINE.format(flavor=flavor, pp=pp, more=more)
+    cluster = f"h100_sxm(hosts = {pp}, fabric = infiniband_ndr)"
+    found = import_config(text, "x.toml", plan="x", cluster=cluster, devices=devices)
+    assert found.text is not None, found.diagnostics
+    linted = lint(found.text, "x.plan", directory=Path())
+    assert [item.message for item in linted.diagnostics if item.severity == "error"] == []
+    return next(line for line in found.text.splitlines() if line.startswith(keyword))
+
+
+@pytest.mark.parametrize(
+    ("flavor", "pp", "more", "wanted"),
+    [
+        ("8B", 2, "", "pipeline on pp (schedule = 1F1B)"),
+        ("8B", 4, "", "pipeline on pp (schedule = 1F1B, split = [8, 9, 8, 7])"),
+        ("405B", 16, "", "pipeline on pp (schedule = 1F1B, split = [7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7])"),
+        ("8B", 4, "pipeline_parallel_first_stage_less_layers = 0\npipeline_parallel_last_stage_less_layers = 0",
+         "pipeline on pp (schedule = 1F1B)"),
+        ("8B", 2, 'pipeline_parallel_schedule = "Interleaved1F1B"\npipeline_parallel_layers_per_stage = 6',
+         "pipeline on pp (schedule = Interleaved1F1B, stages = 6, split = [5, 6, 6, 6, 5, 4])"),
+        ("8B", 2, 'pipeline_parallel_schedule = "gpipe"\npipeline_parallel_split_points = ["layers.20"]',
+         "pipeline on pp (schedule = GPipe, split = [layers.20])"),
+    ],
+)  # fmt: skip
+def test_stages_are_those_of_torchtitan(flavor: str, pp: int, more: str, wanted: str):
+    assert statement(flavor, pp, more) == wanted
+
+
+@given(st.integers(1, 130), st.integers(2, 20), st.integers(0, 3), st.integers(0, 3))
+def test_blocks_are_dealt_out_with_embedding_and_output_as_blocks(layers: int, stages: int, first: int, last: int):
+    """Places for all are dealt out in rounds; the embedding takes the first ones, the output the last ones."""
+    found = _weighted(layers, stages, first, last)
+    places = [0] * stages
+    for number in range(layers + first + last):
+        places[number % stages] += 1
+    wanted = [places[0] - first, *places[1:-1], places[-1] - last]
+    if min(places) >= max(first, last) and min(wanted) >= 0:
+        assert found == wanted
+    else:
+        assert found is None
+
+
+def test_passes_of_a_pipeline_add_up():
+    assert statement("8B", 2, "pipeline_parallel_microbatch_size = 2", "batch") == (
+        "batch   (global = 128, micro = 2, seq_len = 2048)"
+    )
+    text = PIPELINE.format(flavor="8B", pp=2, more="").replace("= 16\n", "= 16\nglobal_batch_size = 256\n")
+    found = import_config(text, "x.toml", plan="x", cluster="h100_sxm(hosts = 2, fabric = infiniband_ndr)", devices=16)
+    assert "pipeline on pp (schedule = 1F1B, microbatches = 16)" in found.text
+
+
+def torchtitan_rate(step: int, *, steps: int, warmup: int, ratio: float | None, form: str, floor: float) -> float:
+    """The factor of `components/lr_scheduler.py`: warm-up, a stable phase of at least one step, decay."""
+    warmup = min(warmup, steps)
+    decay = steps - warmup if ratio is None else min(round(steps * ratio), steps - warmup)
+    stable = steps + 1 - warmup - decay
+    if step < warmup:
+        return (step + 1) / warmup
+    if step < warmup + stable:
+        return 1.0
+    progress = (step + 1 - warmup - stable) / decay
+    shape = {
+        "linear": 1 - progress,
+        "sqrt": 1 - progress**0.5,
+        "cosine": 0.5 * (1 + torch.cos(torch.tensor(torch.pi * progress, dtype=torch.float64)).item()),
+    }[form]
+    return floor + (1 - floor) * shape
+
+
+@pytest.mark.parametrize("form", ["linear", "sqrt", "cosine"])
+@pytest.mark.parametrize("ratio", [None, 0.3, 1.0])
+@pytest.mark.parametrize(("steps", "warmup"), [(20, 5), (20, 0), (10, 30)])
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_learning_rates_are_those_of_torchtitan(form: str, ratio: float | None, steps: int, warmup: int, floor: float):
+    more = "" if ratio is None else f"decay_ratio = {ratio}\n"
+    text = f'[training]\nsteps = {steps}\n[lr_scheduler]\nwarmup_steps = {warmup}\ndecay_type = "{form}"\n'
+    text += f"min_lr_factor = {floor}\n{more}"
+    found = import_config(text, "x.toml", plan="x", cluster="h100_sxm", devices=8)
+    analysis = lint(found.text, "x.plan", directory=Path()).analysis
+    said = analysis.plan.schedule.form
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    length = getattr(said, "steps", steps)
+    decay = getattr(said, "decay", length - said.warmup)
+    shape = getattr(said, "shape", said.name)
+    scheduler = warmup_schedule(
+        optimizer, warmup=said.warmup, steps=length, decay=shape, floor=getattr(said, "floor", 0.0),
+        stable=0 if said.name == "constant" else length - said.warmup - decay,
+    )  # fmt: skip
+    for step in range(steps):
+        wanted = torchtitan_rate(step, steps=steps, warmup=warmup, ratio=ratio, form=form, floor=floor)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
+        optimizer.step()
+        scheduler.step()

@@ -1,0 +1,147 @@
+"""`legoai import`: where the plan goes, what is told beside it, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from legoai.cli import main
+
+CONFIG = '[job]\ndump_folder = "out"\n[model]\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nsteps = 1000\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "llama-8b.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_the_plan_is_printed_and_the_rest_is_told_beside_it(config: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm(hosts = 2, fabric = infiniband_ndr)"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("# From llama-8b.toml, a TorchTitan config, as TorchTitan of January 2026")
+    assert "\nplan llama_8b\n" in out
+    assert "cluster h100_sxm(hosts = 2, fabric = infiniband_ndr)" in out
+    assert "mesh (dp_shard = 16)" in out
+    assert "without effect on the plan: job.dump_folder: " in err
+    assert "one unit of `norm` and `output`" in err
+    assert "taken to be" not in err
+    Path("made.plan").write_text(out)
+    assert main(["lint", "made.plan"]) == 0
+    assert main(["fmt", "--check", "made.plan"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("degrees", "cluster"),
+    [
+        ("", "h100_sxm"),
+        ("data_parallel_shard_degree = 2", "h100_sxm(devices = 2)"),
+        ("data_parallel_shard_degree = 32", "h100_sxm(hosts = 4, fabric = infiniband_ndr)"),
+        ("tensor_parallel_degree = 4", "h100_sxm"),
+    ],
+)
+def test_devices_that_are_not_named_are_those_of_the_degrees(
+    config: Path, capsys: pytest.CaptureFixture[str], degrees: str, cluster: str
+):
+    config.write_text(f'{CONFIG}[parallelism]\n{degrees}\n[activation_checkpoint]\nmode = "full"\n')
+    main(["import", "llama-8b.toml"])
+    out, err = capsys.readouterr()
+    assert f"cluster {cluster}\n" in out
+    assert f"taken to be `{cluster}`; name them with --cluster" in err
+
+
+def test_a_file_is_written_whole_and_replaced_only_where_it_is_asked_for(
+    config: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = ["import", "llama-8b.toml", "--cluster", "h100_sxm", "-o", "mine.plan", "-q"]
+    assert main(arguments) == 0
+    assert Path("mine.plan").read_text().splitlines()[1] == "plan mine"
+    Path("mine.plan").write_text("kept")
+    assert main(arguments) == 2
+    assert "mine.plan is there already; --force replaces it" in capsys.readouterr().err
+    assert Path("mine.plan").read_text() == "kept"
+    assert main([*arguments, "--force", "--name", "named"]) == 0
+    assert Path("mine.plan").read_text().splitlines()[1] == "plan named"
+    assert sorted(path.name for path in Path().iterdir()) == ["llama-8b.toml", "mine.plan"]
+
+
+def test_json_has_the_plan_and_what_became_no_statement(config: Path, capsys: pytest.CaptureFixture[str]):
+    config.write_text(CONFIG + "[optimizer]\nearly_step_in_backward = true\n")
+    assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm", "--json"]) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert err == ""
+    assert "\nplan llama_8b\n" in found["plan"]
+    assert [(item["option"], item["value"], item["changes"]) for item in found["untranslated"]] == [
+        ("job.dump_folder", "out", False),
+        ("optimizer.early_step_in_backward", True, True),
+    ]
+    assert [item["code"] for item in found["diagnostics"]] == ["LP024"]
+    assert found["diagnostics"][0]["label"]["start"]["line"] == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("[training", "LP021"), ("[training]\nsteps = -1", "LP023"),
+     ('[model]\nname = "flux"', "LP025")],
+)  # fmt: skip
+def test_without_a_plan_nothing_is_printed_or_written(
+    config: Path, capsys: pytest.CaptureFixture[str], text: str, code: str
+):
+    config.write_text(text)
+    assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm", "-o", "mine.plan"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"error[{code}]" in err
+    assert "llama-8b.toml:" in err
+    assert not Path("mine.plan").exists()
+    assert main(["explain", code]) == 0
+
+
+def test_a_plan_is_made_without_what_is_unknown_and_the_status_tells(config: Path, capsys: pytest.CaptureFixture[str]):
+    config.write_text(f"{CONFIG}[[more]]\nx = 1979-05-27\n")
+    assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm"]) == 1
+    out, err = capsys.readouterr()
+    assert "\nplan llama_8b\n" in out
+    assert "warning[LP022]" in err
+    assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm", "--json"]) == 1
+    assert "1979-05-27" in json.loads(capsys.readouterr().out)["untranslated"][-1]["value"][0]["x"]
+
+
+def test_a_plan_with_errors_is_printed_with_them(config: Path, capsys: pytest.CaptureFixture[str]):
+    config.write_text('[model]\nflavor = "405B"\n')
+    assert main(["import", "llama-8b.toml", "--cluster", "h100_sxm"]) == 1
+    out, err = capsys.readouterr()
+    assert 'model   llama3("405b"' in out
+    assert "cannot be trained on this mesh" in err
+    assert "llama_8b.plan:" in err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ("h100_sxm(hosts = 2)", "2 hosts need a fabric between them"),
+        ("h100", "is not a legal value"),
+        ("h100_sxm\nmesh (tp = 2)", "a cluster is named as in a plan"),
+        ("h100_sxm # all", "a cluster is named as in a plan"),
+        ("", "a cluster is named as in a plan"),
+    ],
+)
+def test_a_cluster_that_is_none_is_wrong_usage(
+    config: Path, capsys: pytest.CaptureFixture[str], cluster: str, said: str
+):
+    assert main(["import", "llama-8b.toml", "--cluster", cluster]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_that_cannot_be_read_and_names_that_are_none(config: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["import", "other.toml"]) == 1
+    assert "LP001" in capsys.readouterr().err
+    assert main(["import", "llama-8b.toml", "--name", "8b"]) == 2
+    config.rename("8b.toml")
+    assert main(["import", "8b.toml", "--cluster", "h100_sxm", "-q"]) == 0
+    assert "\nplan plan_8b\n" in capsys.readouterr().out
