@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
+from legoai.dsl.analysis.context import parts_of_heads
 from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.analysis.pipeline import first_modules, stage_count
 from legoai.lowering.shrink_blocks import (
@@ -122,8 +123,8 @@ def shrink(
     numbers = None if stages is None or count is None else (count, stages)
     kept = keeps_blocks(plan, manifest, config)
     blocks = None if kept else choose_blocks(plan, manifest, stages=numbers, split=split)
-    sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=plan.mesh.tp, tp_now=mesh.tp,
-                  ep=plan.mesh.ep, ep_now=mesh.ep, double=double)  # fmt: skip
+    sizes = Sizes(blocks=None if blocks is None else len(blocks.kept), seq_len=seq_len, tp=parts_of_heads(plan),
+                  tp_now=parts_of_heads(smaller), ep=plan.mesh.ep, ep_now=mesh.ep, double=double)  # fmt: skip
     try:
         model, ratio = shrunken_model(plan, manifest, sizes, config, changes)
     except ModelTooLargeError as error:

@@ -42,6 +42,7 @@ class Sizes:
     seq_len: int | None
     """None where the model reads no text."""
     tp: int
+    """Ranks that share heads, of `cp` too where it attends by heads."""
     tp_now: int
     ep: int
     ep_now: int

@@ -1,9 +1,10 @@
 """Context-parallel attention: attention over a sequence whose pieces are on different ranks.
 
-Every rank of a context-parallel axis has the queries, keys and values of some tokens. Keys and values travel, queries
-stay: attention to each set of keys is computed by itself, and the results are merged by the logarithm of their
-softmax sums (Liu et al. 2023, "Ring Attention with Blockwise Transformers for Near-Infinite Context"; the backward
-pass as in Dao 2023, "FlashAttention-2", section 3.1.2, with the merged sums).
+Every rank of a context-parallel axis has the queries, keys and values of some tokens. Either ranks exchange heads for
+tokens (:mod:`legoai.runtime.attention_by_heads`), or keys and values travel and queries stay: attention to each set of
+keys is computed by itself, and the results are merged by the logarithm of their softmax sums (Liu et al. 2023, "Ring
+Attention with Blockwise Transformers for Near-Infinite Context"; the backward pass as in Dao 2023, "FlashAttention-2",
+section 3.1.2, with the merged sums).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
 from legoai.runtime.attention_blocks import Balance, Block, gathered_blocks, ring_blocks
+from legoai.runtime.attention_by_heads import attend_by_heads
 from legoai.runtime.attention_kernels import Inputs, Kernel, choose_kernel
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.torch_internals import collectives
@@ -27,7 +29,7 @@ from legoai.runtime.torch_internals import collectives
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
 
-Rotate = Literal["allgather", "alltoall"]
+Rotate = Literal["allgather", "alltoall", "heads"]
 
 
 def context_parallel_attention(module: nn.Module, mesh: DeviceMesh, *, rotate: Rotate, balance: Balance) -> None:
@@ -42,7 +44,8 @@ def context_parallel_attention(module: nn.Module, mesh: DeviceMesh, *, rotate: R
             tokens are those of `local_positions`, without mask (but `is_causal`) and without dropout.
         mesh: of one axis.
         rotate: `allgather` gathers all keys and values at once, in the backward pass again; `alltoall` passes them
-            around the ring of ranks, which needs memory for two pieces only and overlaps with computation.
+            around the ring of ranks, which needs memory for two pieces only and overlaps with computation; `heads`
+            exchanges heads for tokens before attention, and tokens for heads behind it.
         balance: which tokens each rank holds.
 
     Raises:
@@ -118,6 +121,10 @@ def _scaled_dot_product(  # noqa: PLR0917 (PyTorch's own signature)
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         query, key, value = (item.to(dtype) for item in (query, key, value))
+    if pieces.rotate == "heads":
+        return attend_by_heads(
+            query, key, value, pieces.group, pieces.size, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     way = _Way(pieces, choose_kernel(query, value), is_causal, scale)
     result = _Attention.apply(query, key, value, way)  # type: ignore[no-untyped-call]

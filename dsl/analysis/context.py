@@ -10,17 +10,30 @@ from legoai.dsl.analysis.attention import KERNELS as ATTENTION_KERNELS
 from legoai.dsl.analysis.attention import attention_modules
 from legoai.dsl.analysis.facts import name_of
 from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.plan import Plan
 
 KERNELS: Final = ("default", "flash", "math")
 """Those of which ``legoai.runtime.attention_kernels`` has the logarithm of the softmax sums."""
 
 
+def parts_of_heads(plan: Plan) -> int:
+    """Ranks that share the heads of an attention which `tp` cuts: those of `tp`, and of `cp` where it attends by heads.
+
+    Raises:
+        Undecided: the number of ranks, or how they share sequences, is a hole.
+    """
+    mesh, context = plan.mesh, plan.context
+    by_heads = context is not None and mesh.cp > 1 and context.rotate == "heads"
+    return mesh.tp * (mesh.cp if by_heads else 1)
+
+
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Attention by ``scaled_dot_product_attention``, by kernels that give the logarithm of the softmax sums."""
+    """Attention by ``scaled_dot_product_attention``; where keys travel, by kernels that give the softmax sums."""
     context, attention, manifest = analysis.plan.context, analysis.plan.attention, analysis.manifest
     if context is None or analysis.plan.mesh.cp == 1:
         return
-    if attention.kernel in ATTENTION_KERNELS and attention.kernel not in KERNELS:
+    merges = context.rotate != "heads"
+    if merges and attention.kernel in ATTENTION_KERNELS and attention.kernel not in KERNELS:
         yield Unsupported(
             analysis.place(attention, "kernel"),
             f"`attention {attention.kernel}` is not lowered together with `context`, which merges what the kernels of "

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import attention_modules
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.divisibility import cuts
 
 
 class SequenceOverContext(Check):
@@ -42,7 +44,7 @@ class SequenceOverContext(Check):
         use, mesh, batch = analysis.plan.context, analysis.plan.mesh, analysis.plan.batch
         if use is None or mesh.cp == 1:
             return
-        balanced = use.balance == "head_tail"
+        balanced = use.dealt == "head_tail"
         pieces = 2 * mesh.cp if balanced else mesh.cp
         if batch.length % pieces == 0:
             return
@@ -57,6 +59,92 @@ class SequenceOverContext(Check):
             label=f"{batch.length} tokens",
             others=others,
             help=[f"`seq_len` must be a multiple of {pieces}, such as {near}"],
+        )
+
+
+class HeadsOverContext(Check):
+    """Heads that the ranks of `cp` cannot share.
+
+    Under `rotate = heads` each rank attends with a share of the heads to whole sequences: with those that `tp` leaves
+    it, divided by the ranks of `cp`. With grouped-query attention the fewer key/value heads set the limit.
+
+    ## Example
+    ```
+    model llama3("8b")
+    batch (global = 256, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 2, cp = 16)
+    fsdp on dp_shard, cp { layers.* = unit, root = unit }
+    context on cp (rotate = heads)
+    ```
+
+    ## Use instead
+    ```
+    model llama3("8b")
+    batch (global = 256, micro = 1, seq_len = 8192)
+    mesh  (dp_shard = 4, cp = 8)
+    fsdp on dp_shard, cp { layers.* = unit, root = unit }
+    context on cp (rotate = heads)
+    ```
+    """
+
+    code = "LP426"
+    slug = "heads-over-context"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use, mesh, manifest = analysis.plan.context, analysis.plan.mesh, analysis.manifest
+        if use is None or manifest is None or mesh.cp == 1 or use.rotate != "heads":
+            return
+        cut = {(item.attention.path, item.heads): mesh.tp for item in cuts(analysis) if item.attention is not None}
+        for path in attention_modules(analysis):
+            for name in ("n_heads", "n_kv_heads"):
+                heads, parts = int(manifest.modules[path].attributes.get(name, 0)), cut.get((path, name), 1)
+                if heads % parts or heads // parts % mesh.cp == 0:
+                    continue  # what `tp` does not divide is an error of its own
+                beside = f", of which `tp` leaves a rank {heads // parts}" if parts > 1 else ""
+                yield self.at(
+                    analysis.place(use, "rotate"),
+                    f"{mesh.cp} ranks cannot share the {heads} heads (`{name}`) of `{general(manifest, path)}`{beside}",
+                    label="each rank attends with a share of the heads",
+                    others=[Label(analysis.place(mesh, "cp"), f"{mesh.cp} ranks")],
+                    help=[f"`cp` must divide {heads // parts}, or keys must travel, as with `rotate = allgather`"],
+                )
+                return
+
+
+class BalanceOfHeads(Check):
+    """Pieces from front and back under `rotate = heads`, where they even out nothing.
+
+    Each rank attends to whole sequences, so that causal work is equal however their tokens are dealt. In order they
+    need not be sorted first.
+
+    ## Example
+    ```
+    mesh  (dp_shard = 8, cp = 4)
+    fsdp on dp_shard, cp { layers.* = unit, root = unit }
+    context on cp (rotate = heads, balance = head_tail)
+    ```
+
+    ## Use instead
+    ```
+    mesh  (dp_shard = 8, cp = 4)
+    fsdp on dp_shard, cp { layers.* = unit, root = unit }
+    context on cp (rotate = heads)
+    ```
+    """
+
+    code = "LP427"
+    slug = "balance-of-heads"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        use = analysis.plan.context
+        if use is None or analysis.plan.mesh.cp == 1 or use.rotate != "heads" or use.balance != "head_tail":
+            return
+        yield self.at(
+            analysis.place(use, "balance"),
+            "`balance = head_tail` evens out nothing: every rank attends to whole sequences",
+            label="sequences are dealt in order",
+            others=[Label(analysis.place(use, "rotate"), "with a share of the heads each")],
+            help=["leave `balance` out"],
         )
 
 

@@ -20,7 +20,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         return
     note = lowering.note(context)
     draft.imports.name("legoai.runtime.attention", "context_parallel_attention")
-    options = {"rotate": quoted(context.rotate), "balance": quoted(context.balance)}
+    options = {"rotate": quoted(context.rotate), "balance": quoted(context.dealt)}
     body: list[Statement] = []
     for group in lowering.groups(dict.fromkeys(attention_modules(lowering.analysis), note)):
         blocks = blocks_of(lowering, group)
@@ -33,5 +33,5 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         body += blocks.loop(calls)
     draft.apply("apply_context_parallel", mesh='mesh["cp"]', body=body, note=note, why=_WHY)
     draft.train_with("context_axis", quoted("cp"), note)
-    draft.train_with("context_balance", quoted(context.balance), lowering.note(context, "balance"))
+    draft.train_with("context_balance", quoted(context.dealt), lowering.note(context, "balance"))
     draft.step.arguments.append(Item("batch.positions", "positions="))

@@ -9,7 +9,7 @@ from legoai.specs.directives.kinds import Choice
 
 
 class Context(Directive):
-    """Context parallelism: a piece of each sequence on each rank; attention sees the other pieces' keys and values.
+    """Context parallelism: a piece of each sequence on each rank; attention sees the whole sequence.
 
     The model's forward takes the places of its tokens as `positions`, and attends by `scaled_dot_product_attention`.
     """
@@ -18,12 +18,25 @@ class Context(Directive):
     axis_use: ClassVar[AxisUse | None] = AxisUse(("cp",))
 
     rotate: str = option(
-        Choice(("allgather", "alltoall")),
-        doc="How keys and values reach the other ranks: all at once, or piece by piece around the ring.",
+        Choice(("allgather", "alltoall", "heads")),
+        doc=(
+            "What attention is given of the other ranks: their keys and values, all at once or piece by piece around "
+            "the ring (`alltoall`); or, with `heads`, whole sequences of a share of the heads (Ulysses)."
+        ),
         default="allgather",
     )
-    balance: str = option(
+    balance: str | None = option(
         Choice(("head_tail", "none")),
-        doc="`head_tail` gives each rank a piece from the front and one from the back, so that causal work is equal.",
-        default="head_tail",
+        doc=(
+            "`head_tail` gives each rank a piece from the front and one from the back, so that causal work is equal. "
+            "By default so, but with `rotate = heads`, where it is equal anyway."
+        ),
+        default=None,
     )
+
+    @property
+    def dealt(self) -> str:
+        """How pieces are dealt to ranks: `head_tail` or `none`."""
+        if self.balance is not None:
+            return self.balance
+        return "none" if self.rotate == "heads" else "head_tail"

@@ -139,26 +139,36 @@ def test_pieces_give_what_the_whole_gives(rotate: str, balance: str, causal: boo
             assert max(differences) < 1e-13, options
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_heads_of_whole_sequences_give_what_the_whole_gives(causal: bool, gloo):
+    for options in ({}, {"recompute": True}, {"math": True}):
+        for differences in gloo(4)(attend, "heads", "none", causal=causal, **options):
+            assert max(differences) < 1e-13, options
+    for differences in gloo(2)(attend, "heads", "none", causal=causal, key_heads=2):
+        assert max(differences) < 1e-13
+
+
 @pytest.mark.parametrize("rotate", ROTATIONS)
 def test_low_precision_is_merged_in_fp32(rotate: str, gloo):
     for differences in gloo(4)(attend, rotate, "head_tail", causal=True, key_heads=2, dtype=torch.bfloat16):
         assert max(differences) < 0.03  # bf16 rounds numbers below 4 by up to 2^-7
 
 
-def attend_under_tensor_parallel() -> tuple[bool, float]:
+def attend_under_tensor_parallel(rotate: str, balance: str) -> tuple[bool, float]:
     """Queries, keys and values as DTensors that are sharded by heads on another axis."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "tp"))
     q, k, v, _ = tensors(heads=4, key_heads=4, length=24, dtype=torch.float64)
-    mine = local_positions(rank=mesh.get_local_rank("cp"), size=2, length=24, balance="head_tail")
+    mine = local_positions(rank=mesh.get_local_rank("cp"), size=2, length=24, balance=balance)
     module = Attention(is_causal=True)
-    context_parallel_attention(module, mesh["cp"], rotate="allgather", balance="head_tail")
+    context_parallel_attention(module, mesh["cp"], rotate=rotate, balance=balance)
     out = module(*(distribute_tensor(item[:, :, mine], mesh["tp"], (Shard(1),)) for item in (q, k, v)))
     whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return isinstance(out, DTensor), float((out.full_tensor() - whole[:, :, mine]).abs().max())
 
 
-def test_heads_that_are_sharded_on_another_axis_stay_so(gloo):
-    for sharded, difference in gloo(4)(attend_under_tensor_parallel):
+@pytest.mark.parametrize(("rotate", "balance"), [("allgather", "head_tail"), ("heads", "none")])
+def test_heads_that_are_sharded_on_another_axis_stay_so(rotate: str, balance: str, gloo):
+    for sharded, difference in gloo(4)(attend_under_tensor_parallel, rotate, balance):
         assert sharded
         assert difference < 1e-13
 
@@ -178,7 +188,8 @@ def compiled(rotate: str) -> bool:
     """Whether one graph without breaks computes what the module does, bit by bit."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     block = Block()
-    context_parallel_attention(block.attention, mesh, rotate=rotate, balance="head_tail")
+    balance = "none" if rotate == "heads" else "head_tail"
+    context_parallel_attention(block.attention, mesh, rotate=rotate, balance=balance)
     x = torch.randn(1, 2, 8, 4)
     results = []
     for function in (block, torch.compile(block, backend="aot_eager", fullgraph=True)):
@@ -189,7 +200,7 @@ def compiled(rotate: str) -> bool:
     return all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("rotate", [pytest.param("allgather", marks=pytest.mark.slow), "alltoall"])
+@pytest.mark.parametrize("rotate", [pytest.param("allgather", marks=pytest.mark.slow), "alltoall", "heads"])
 def test_a_compiled_block_attends_over_all_ranks_too(rotate: str, gloo):
     assert gloo(2)(compiled, rotate) == [True, True]
 
@@ -198,8 +209,8 @@ def refusals() -> list[str]:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     q = torch.randn(1, 1, 4, 8)
 
-    def attempt(module: nn.Module, *args) -> str:
-        context_parallel_attention(module, mesh, rotate="allgather", balance="none")
+    def attempt(module: nn.Module, *args, rotate: str = "allgather") -> str:
+        context_parallel_attention(module, mesh, rotate=rotate, balance="none")
         with pytest.raises(RunError) as error:
             module(*args)
         assert error.value.code == "RUN041"
@@ -211,16 +222,18 @@ def refusals() -> list[str]:
         attempt(Attention(dropout_p=0.1), q, q, q),
         attempt(Attention(), q, q[:, :, :2], q[:, :, :2]),
         attempt(Attention(), q.expand(1, 4, 4, 8), q, q),
+        attempt(Attention(), q, q, q, rotate="heads"),
     ]
 
 
 def test_attention_that_would_be_wrong_is_refused(gloo):
-    for none, mask, dropout, cross, heads in gloo(2)(refusals):
+    for none, mask, dropout, cross, heads, alone in gloo(2)(refusals):
         assert "did not call scaled_dot_product_attention" in none
         assert "with a mask" in mask
         assert "with dropout" in dropout
         assert "4 queries and 2 keys" in cross
         assert "4 heads of queries and 1 of keys" in heads
+        assert "2 ranks cannot share 1 heads" in alone
 
 
 def test_a_model_that_cannot_be_told_its_positions_is_refused():

@@ -102,10 +102,8 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
     if pp > 1:
         draft.say(f"pipeline on pp (schedule = 1F1B, stages = {pp})")
     if cp > 1:
-        draft.say("context on cp (rotate = alltoall, balance = head_tail)")
-        draft.differs.append("an all-to-all over heads (Ulysses) in place of a ring of keys and values")
-    kernel = "flash" if cp > 1 else "cudnn"  # a ring of keys and values runs its own pieces
-    draft.say(MEGATRON_KEEPS, f"attention {kernel}", "loss fused", "precision (param = bf16, reduce = fp32)")
+        draft.say("context on cp (rotate = heads)")
+    draft.say(MEGATRON_KEEPS, "attention cudnn", "loss fused", "precision (param = bf16, reduce = fp32)")
     draft.say(OPTIMIZER, "clip (norm = 1.0)")
     draft.differs.append("no communication beside computation: SimuMax turned all overlap off")
     draft.differs.append("Transformer Engine's kernels, such as norm and linear layer in one")

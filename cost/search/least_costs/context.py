@@ -1,8 +1,9 @@
 """Kernels of attention that a rank runs for one sequence, of which it may hold a part.
 
 A context-parallel rank attends from its own queries to its own keys and to those of the others, in the blocks of
-:mod:`legoai.runtime.attention_blocks`, each of which is one kernel. Ranks may have different ones; the ranks of an axis
-wait for each other's keys, but a simulation is asked for one of them, so that what each does is a case by itself.
+:mod:`legoai.runtime.attention_blocks`, each of which is one kernel; or to whole sequences, with a share of the heads.
+Ranks may have different ones; the ranks of an axis wait for each other's keys, but a simulation is asked for one of
+them, so that what each does is a case by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def pieces_of_ranks(analysis: Analysis) -> tuple[tuple[AttentionPiece, ...], ...
         return ((AttentionPiece(length, length, True),),)
     if context is None or length % (2 * size):
         return ()
-    cut, balance = length // size, cast("Balance", context.balance)
+    if context.rotate == "heads":
+        return ((AttentionPiece(length, length, True),),)
+    cut, balance = length // size, cast("Balance", context.dealt)
 
     def blocks(rank: int) -> Iterator[Block]:
         if context.rotate == "allgather":

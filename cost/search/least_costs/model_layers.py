@@ -31,6 +31,7 @@ from legoai.cost.search.least_costs.shared_work import MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.attention import possible_kernels
 from legoai.dsl.analysis.batch import local_tokens
+from legoai.dsl.analysis.context import parts_of_heads
 from legoai.dsl.analysis.experts import limited_experts
 from legoai.dsl.analysis.facts import modules_inside
 from legoai.specs.directives.hole import Undecided
@@ -189,13 +190,13 @@ class ModelLayers:
         key = id(machine), frozenset({plan.precision.param, plan.precision.master}), possible_kernels(analysis)
         kernels = self._kernels.setdefault(key, LocalKernels(machine.profile, *key[1:]))
         whole_loss, tokens = isinstance(plan.loss.form, EagerLoss), local_tokens(plan)
-        of_ranks = self.once(analysis, pieces_of_ranks)
+        of_ranks, heads = self.once(analysis, pieces_of_ranks), parts_of_heads(plan)
         lists = tuple(f"{item.path}." for item in manifest.block_lists)
 
         def seconds(shape: LinearShape | AttentionShape) -> Pass | None:
             if isinstance(shape, LinearShape):
                 return kernels.linear(shape, tokens, tp)
-            of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, tp) for pieces in of_ranks]
+            of_rank = [kernels.attention(shape, plan.batch.micro_batch, pieces, heads) for pieces in of_ranks]
             return least_of([one for one in of_rank if one is not None])
 
         known_at = [(path, shape) for path, shape in layers if not isinstance(shape, ExpertsShape)]

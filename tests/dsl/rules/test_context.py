@@ -46,3 +46,35 @@ def test_the_nearest_length_is_told() -> None:
 @pytest.mark.parametrize(("model", "fits"), [('llama3("8b")', True), ('gpt2("small")', True), ('vit("b16")', False)])
 def test_there_must_be_sequences_of_tokens(model: str, fits: bool) -> None:
     assert ("LP310" not in codes(f"model {model}\n{USE}mesh (dp_shard = 4, cp = 2)\ncontext on cp")) == fits
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tp", "rotate", "fits"),
+    [
+        (8, 1, "heads", True),
+        (16, 1, "heads", False),
+        (16, 1, "alltoall", True),
+        (2, 4, "heads", True),
+        (4, 4, "heads", False),
+        (4, 4, "allgather", True),
+    ],
+)
+def test_ranks_share_the_heads_that_tensor_parallel_leaves_them(ranks: int, tp: int, rotate: str, fits: bool) -> None:
+    """An 8B model has eight key/value heads."""
+    shard = "shard standard on tp\n" if tp > 1 else ""
+    mesh = f"mesh (dp_shard = 1, cp = {ranks}, tp = {tp})\ncluster h100_sxm(hosts = {ranks * tp // 8 or 1})\n"
+    text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}{mesh}{shard}'
+    assert ("LP426" not in codes(f"{text}context on cp (rotate = {rotate})")) == fits
+
+
+def test_heads_that_nobody_cuts_are_shared_by_the_ranks_of_context_alone() -> None:
+    text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}'
+    partly = "mesh (dp_shard = 1, cp = 8, tp = 2)\nshard on tp { layers.*.feed_forward.w1 = colwise(output = replicate) }\n"
+    assert "LP426" not in codes(f"{text}{partly}context on cp (rotate = heads)")
+
+
+@pytest.mark.parametrize(("options", "fits"), [("rotate = heads", True), ("rotate = heads, balance = none", True),
+                                               ("rotate = heads, balance = head_tail", False)])  # fmt: skip
+def test_whole_sequences_need_no_balance(options: str, fits: bool) -> None:
+    text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}mesh (dp_shard = 2, cp = 4)\n'
+    assert ("LP427" not in codes(f"{text}context on cp ({options})")) == fits

@@ -16,6 +16,19 @@ PLANS = {
     "keys gathered": f"mesh (cp = 4)\ncontext on cp\nfsdp on cp {UNITS}{DOUBLE}",
     "keys around the ring": f"mesh (cp = 4)\ncontext on cp (rotate = alltoall)\nfsdp on cp {UNITS}{DOUBLE}",
     "keys gathered, pieces in order": f"mesh (cp = 4)\ncontext on cp (balance = none)\nfsdp on cp {UNITS}{DOUBLE}",
+    "heads of whole sequences": f"""
+mesh (dp_shard = 2, cp = 2)
+context on cp (rotate = heads)
+fsdp on dp_shard, cp {UNITS}
+checkpoint {{ layers.* = full }}
+{DOUBLE}""",
+    "heads of whole sequences beside tensor parallel, with the outputs of attention kept": f"""
+mesh (cp = 2, tp = 2)
+{SEQUENCE_PARALLEL}
+context on cp (rotate = heads)
+fsdp on cp {UNITS}
+checkpoint {{ layers.* = selective(keep = [attention]) }}
+{DOUBLE}""",
     "beside data parallel, with checkpointing": f"""
 mesh (dp_shard = 2, cp = 2)
 context on cp (rotate = alltoall, balance = none)
@@ -41,7 +54,7 @@ fsdp on cp {UNITS}
 checkpoint {{ layers.* = every(2) }}
 {DOUBLE}""",
 }
-QUICK = ("keys around the ring", "beside tensor and sequence parallel")
+QUICK = ("keys around the ring", "heads of whole sequences", "beside tensor and sequence parallel")
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +110,14 @@ fsdp on dp_shard, cp {{ layers.* = unit(reshard = after_backward), root = unit }
 
 def body_of(text: str) -> str:
     return f"{HEAD}{TRAINING}{text}"
+
+
+def test_heads_are_exchanged_without_dealing_from_both_ends():
+    text = lowered(body_of("mesh (dp_shard = 2, cp = 2)\ncontext on cp (rotate = heads)\nfsdp on dp_shard, cp")).text
+    assert 'context_parallel_attention(layer.attention, mesh, rotate="heads", balance="none")' in text
+    assert 'context_balance="none"' in text
+    kernels = "mesh (cp = 4)\ncontext on cp (rotate = heads)\nfsdp on cp\nattention efficient"
+    assert errors(body_of(kernels)).keys() == {"LP631"}, "any kernel that the device has"
 
 
 def test_the_program_names_module_rotation_and_balance():

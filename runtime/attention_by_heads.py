@@ -1,0 +1,109 @@
+"""Context-parallel attention by heads: each rank attends to whole sequences with a share of the heads.
+
+Before attention every rank gives each other one the heads that this one attends with, of its own tokens, and gets its
+own heads of the other tokens; behind it the results go back (Jacobs et al. 2023, "DeepSpeed Ulysses").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals import collectives
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+
+
+def attend_by_heads(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: GroupName,
+    size: int,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Scaled dot-product attention over the tokens of all ranks, which hold them in the order of the sequence.
+
+    Args:
+        query: [batch, heads, tokens of a rank, head_dim].
+        key: [batch, key heads, tokens of a rank, head_dim].
+        value: likewise.
+        group: of the ranks, by name.
+        size: ranks of the group.
+        is_causal: whether a token sees only those up to itself.
+        scale: of scores; None for that of PyTorch.
+        enable_gqa: whether several query heads may share a key head.
+
+    Returns:
+        [batch, heads, tokens of a rank, head_dim].
+
+    Raises:
+        RunError: the ranks do not divide the heads.
+    """
+    for heads in (query.shape[1], key.shape[1]):
+        if heads % size:
+            raise RunError(
+                RunErrorCode.ATTENTION,
+                f"{size} ranks cannot share {heads} heads of attention",
+                help="let keys and values travel, with `rotate = allgather` or `alltoall`",
+            )
+    whole = (_ToHeads.apply(part, group, size) for part in (query, key, value))  # type: ignore[no-untyped-call]
+    mixed = F.scaled_dot_product_attention(*whole, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    result = _ToTokens.apply(mixed, group, size)  # type: ignore[no-untyped-call]
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+class _ToHeads(torch.autograd.Function):
+    """From all heads of some tokens to some heads of all tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
+        ctx.ranks = group, size
+        return _to_heads(tensor, group, size)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _to_tokens(grad, *ctx.ranks), None, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """The inverse."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
+        ctx.ranks = group, size
+        return _to_tokens(tensor, group, size)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return _to_heads(grad, *ctx.ranks), None, None
+
+
+def _to_heads(tensor_bhtd: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
+    """From [batch, heads, tokens, dim] to [batch, heads / size, size * tokens, dim]."""
+    by_receiver = tensor_bhtd.unflatten(1, (size, -1)).movedim(1, 0)
+    return _exchanged(by_receiver, group, size).permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+def _to_tokens(tensor_bhtd: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
+    """From [batch, heads, tokens, dim] to [batch, size * heads, tokens / size, dim]."""
+    by_receiver = tensor_bhtd.unflatten(2, (size, -1)).movedim(2, 0)
+    return _exchanged(by_receiver, group, size).movedim(0, 1).flatten(1, 2)
+
+
+def _exchanged(by_receiver: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
+    """Send each rank its slice of the first dim, and put what comes from each into the same place."""
+    flat = by_receiver.flatten()
+    each = [flat.numel() // size] * size
+    got = collectives.all_to_all_single(flat, each, each, group)
+    return (got.wait() if isinstance(got, collectives.AsyncCollectiveTensor) else got).view(by_receiver.shape)
