@@ -54,8 +54,8 @@ def attend_by_heads(
                 f"{size} ranks cannot share {heads} heads of attention",
                 help="let keys and values travel, with `rotate = allgather` or `alltoall`",
             )
-    whole = (_ToHeads.apply(part, group, size) for part in (query, key, value))  # type: ignore[no-untyped-call]
-    mixed = F.scaled_dot_product_attention(*whole, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    q, k, v = (_ToHeads.apply(part, group, size) for part in (query, key, value))  # type: ignore[no-untyped-call]
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     result = _ToTokens.apply(mixed, group, size)  # type: ignore[no-untyped-call]
     assert isinstance(result, torch.Tensor)
     return result
@@ -91,13 +91,13 @@ class _ToTokens(torch.autograd.Function):
 
 def _to_heads(tensor_bhtd: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
     """From [batch, heads, tokens, dim] to [batch, heads / size, size * tokens, dim]."""
-    by_receiver = tensor_bhtd.unflatten(1, (size, -1)).movedim(1, 0)
+    by_receiver = torch.stack(tensor_bhtd.chunk(size, dim=1))
     return _exchanged(by_receiver, group, size).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def _to_tokens(tensor_bhtd: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
     """From [batch, heads, tokens, dim] to [batch, size * heads, tokens / size, dim]."""
-    by_receiver = tensor_bhtd.unflatten(2, (size, -1)).movedim(2, 0)
+    by_receiver = torch.stack(tensor_bhtd.chunk(size, dim=2))
     return _exchanged(by_receiver, group, size).movedim(0, 1).flatten(1, 2)
 
 

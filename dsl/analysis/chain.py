@@ -9,7 +9,7 @@ computes needs tokens or weights that lie elsewhere. The manifest's flow tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.split_points import SplitPoints
@@ -161,7 +161,7 @@ class Chain:
                     raise CannotFollow(
                         f"{self._named(at)} takes what {self._named(source)} computes, besides what `{start}` takes"
                     )
-        return Cut(before=before.path, start=start, width=self._width(first[0]))
+        return Cut(before=before.path, start=start, width=self._widths[first[0]])
 
     def _holders(self) -> Iterator[str]:
         """The modules around those with which stages can begin."""
@@ -199,12 +199,17 @@ class Chain:
         reached = _reached(info)
         return tuple(source for source, step in zip(node.inputs, inputs, strict=True) if step in reached)
 
-    def _width(self, index: int) -> int | None:
-        """The features of what a node gives; None where they cannot be told."""
-        node = self.nodes[index]
-        if node.op == "call":
-            return self._width_of(node.path, lambda: self._first_known(node.inputs[:1], self._width))
-        return self._first_known(node.inputs, self._width) if node.op in _SAME_WIDTH else None
+    @cached_property
+    def _widths(self) -> Sequence[int | None]:
+        """The features of what each node gives; None where they cannot be told."""
+        found: list[int | None] = []
+        for node in self.nodes:  # each behind those that it takes from
+            if node.op == "call":
+                given = partial(self._first_known, node.inputs[:1], found.__getitem__)
+                found.append(self._width_of(node.path, given))
+            else:
+                found.append(self._first_known(node.inputs, found.__getitem__) if node.op in _SAME_WIDTH else None)
+        return found
 
     def _width_of(self, path: str, given: Callable[[], int | None]) -> int | None:
         """The features that a module gives, where it is given some: layers say it, others follow from their flow."""

@@ -48,7 +48,7 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("data_parallel_replicate_degree dp_replicate_degree replicate_degree num_replicas replica ddp_size "
           "num_distributed_optimizer_instances", "dp_replicate replicate", "mesh (dp_replicate = 4, dp_shard = rest)"),
     Entry("context_parallel context_parallel_degree context_parallel_size cp_size cp_degree context ring_attention "
-          "ulysses sequence_parallel_size sp_size", "cp context", "mesh (dp_shard = rest, cp = 4)"),
+          "sequence_parallel_size sp_size", "cp context", "mesh (dp_shard = rest, cp = 4)"),
     Entry("expert_parallel expert_parallel_degree expert_parallel_size expert_model_parallel_size ep_size ep_degree "
           "expert autoep_size moe_expert_parallel", "ep experts", "mesh (dp_shard = rest, ep = 8)"),
     Entry("sequence_parallel enable_sequence_parallel sequenceparallel sp", "sequence",
@@ -152,6 +152,7 @@ TABLE: Final[tuple[Entry, ...]] = (
           "pipeline on pp (schedule = 1F1B, microbatches = 8)"),
     Entry("pipeline_parallel_schedule_csv", "csv"),
     # Context parallelism.
+    Entry("ulysses ulysses_degree", "rotate context", "context on cp (rotate = heads)"),
     Entry("context_parallel_rotate_method rotate_method cp_comm_type set_rotate_method", "rotate context",
           "context on cp (rotate = allgather)"),
     Entry("context_parallel_load_balancer load_balancer load_balance", "balance context",

@@ -69,8 +69,10 @@ def test_ranks_share_the_heads_that_tensor_parallel_leaves_them(ranks: int, tp: 
 
 def test_heads_that_nobody_cuts_are_shared_by_the_ranks_of_context_alone() -> None:
     text = f'model llama3("8b")\nbatch (global = 64, micro = 1, seq_len = 8192)\n{USE}'
-    partly = "mesh (dp_shard = 1, cp = 8, tp = 2)\nshard on tp { layers.*.feed_forward.w1 = colwise(output = replicate) }\n"
-    assert "LP426" not in codes(f"{text}{partly}context on cp (rotate = heads)")
+    partly = (
+        "mesh (dp_shard = 1, cp = 8, tp = 2)\nshard on tp { layers.*.feed_forward.w1 = colwise(output = replicate) }\n"
+    )
+    assert "LP426" not in codes(f"{text}{partly}\ncontext on cp (rotate = heads)")
 
 
 @pytest.mark.parametrize(("options", "fits"), [("rotate = heads", True), ("rotate = heads, balance = none", True),

@@ -43,6 +43,19 @@ class Model(nn.Module):
         return self.out(x)
 
 
+class Deep(Model):
+    """Only the embedding says how many features there are: a block may take any."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Mixes() for _ in range(200))
+
+
+class Mixes(Block):
+    def forward(self, x, *more):
+        return x + self.lin(x).roll(1, -1)
+
+
 class Skips(Model):
     """The last block takes what the first gave, too."""
 
@@ -157,6 +170,13 @@ def test_a_chain_is_cut_between_its_blocks(chain_of):
     [cut] = chain.cuts(stages)
     assert (cut.before, cut.start, cut.width) == ("blocks.1", "blocks.2", 8)
     assert Chain.width([cut]) == 8
+
+
+def test_features_are_followed_through_many_blocks(chain_of):
+    """More than the interpreter has frames for."""
+    chain = chain_of("Deep")
+    [cut] = chain.cuts(chain.stages("even", 2))
+    assert (cut.before, cut.width) == ("blocks.99", 8)
 
 
 def test_stages_are_counted_from_the_embedding(chain_of):
