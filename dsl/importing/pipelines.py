@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from legoai.dsl.importing.config import Config
@@ -60,8 +61,15 @@ def options_of(config: Config, schedule: str, *, ranks: int, layers: int) -> lis
             f"{layers} blocks do not make such stages on {ranks} ranks",
         )
         return None
-    split = "" if len(set(counts)) == 1 else f"[{', '.join(map(str, counts))}]"
-    return _stages(len(counts), ranks, each, split)
+    return _stages(len(counts), ranks, each, "" if len(set(counts)) == 1 else f"[{', '.join(_counted(counts))}]")
+
+
+def _counted(counts: Sequence[int]) -> list[str]:
+    """A split into stages of so many blocks; by its first modules where an end has none beside its own layers."""
+    if min(counts) > 0:
+        return list(map(str, counts))
+    starts = [f"layers.{done}" for done in accumulate(counts[:-1])]
+    return starts if counts[-1] else [*starts[:-1], "norm"]
 
 
 def _stages(count: int, ranks: int, each: int, split: str) -> list[str]:
@@ -84,4 +92,5 @@ def _weighted(layers: int, stages: int, first: int, last: int) -> list[int] | No
     counts = [least + (index < over) for index in range(stages)]
     counts[0] -= first
     counts[-1] -= last
-    return counts if first <= least and last <= least and min(counts) >= 0 else None
+    ends_hold_all = min(counts[0], counts[-1]) >= 0 and min(counts[1:-1], default=1) > 0
+    return counts if first <= least and last <= least and ends_hold_all else None

@@ -137,7 +137,9 @@ class BalanceOfHeads(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         use = analysis.plan.context
-        if use is None or analysis.plan.mesh.cp == 1 or use.rotate != "heads" or use.balance != "head_tail":
+        if use is None or analysis.plan.mesh.cp == 1 or use.rotate != "heads":
+            return
+        if not written(use, "balance") or use.balance != "head_tail":
             return
         yield self.at(
             analysis.place(use, "balance"),

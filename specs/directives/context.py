@@ -25,18 +25,16 @@ class Context(Directive):
         ),
         default="allgather",
     )
-    balance: str | None = option(
+    balance: str = option(
         Choice(("head_tail", "none")),
         doc=(
             "`head_tail` gives each rank a piece from the front and one from the back, so that causal work is equal. "
-            "By default so, but with `rotate = heads`, where it is equal anyway."
+            "With `rotate = heads` it is equal anyway, and pieces are in order."
         ),
-        default=None,
+        default="head_tail",
     )
 
     @property
     def dealt(self) -> str:
         """How pieces are dealt to ranks: `head_tail` or `none`."""
-        if self.balance is not None:
-            return self.balance
-        return "none" if self.rotate == "heads" else "head_tail"
+        return "none" if self.rotate == "heads" else self.balance
