@@ -54,39 +54,25 @@ def attend_by_heads(
                 f"{size} ranks cannot share {heads} heads of attention",
                 help="let keys and values travel, with `rotate = allgather` or `alltoall`",
             )
-    q, k, v = (_ToHeads.apply(part, group, size) for part in (query, key, value))  # type: ignore[no-untyped-call]
+    q, k, v = (_Exchange.apply(part, group, size, True) for part in (query, key, value))  # type: ignore[no-untyped-call]
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-    result = _ToTokens.apply(mixed, group, size)  # type: ignore[no-untyped-call]
+    result = _Exchange.apply(mixed, group, size, False)  # type: ignore[no-untyped-call]
     assert isinstance(result, torch.Tensor)
     return result
 
 
-class _ToHeads(torch.autograd.Function):
-    """From all heads of some tokens to some heads of all tokens."""
+class _Exchange(torch.autograd.Function):
+    """From all heads of some tokens to some heads of all tokens, or back: the gradient goes the other way."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
-        ctx.ranks = group, size
-        return _to_heads(tensor, group, size)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _to_tokens(grad, *ctx.ranks), None, None
-
-
-class _ToTokens(torch.autograd.Function):
-    """The inverse."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
-        ctx.ranks = group, size
-        return _to_tokens(tensor, group, size)
+    def forward(ctx: Any, tensor: torch.Tensor, group: GroupName, size: int, to_heads: bool) -> torch.Tensor:
+        ctx.ranks, ctx.back = (group, size), _to_tokens if to_heads else _to_heads
+        return (_to_heads if to_heads else _to_tokens)(tensor, group, size)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return _to_heads(grad, *ctx.ranks), None, None
+        return ctx.back(grad, *ctx.ranks), None, None, None
 
 
 def _to_heads(tensor_bhtd: torch.Tensor, group: GroupName, size: int) -> torch.Tensor:
