@@ -8,7 +8,7 @@ blocks settle late, or never.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from legoai.cost.kernels.model_flops import DECODERS
@@ -40,8 +40,8 @@ _BATCHES: Final = 2
 
 
 def composes(plan: Plan, found: PieceOf) -> bool:
-    """Whether figures may be composed: of a decoder with one run of blocks, whose work follows from its formula."""
-    return plan.model.family in DECODERS and len(found.piece.containers) == 1
+    """Whether figures may be composed: of a decoder with runs of blocks, whose work follows from its formula."""
+    return plan.model.family in DECODERS and bool(found.piece.containers)
 
 
 def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
@@ -66,7 +66,7 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
     begin, end = (marks[name] for name in (items[0].name, items[-1].name))  # type: ignore[union-attr]
     intervals = since(timeline.intervals, begin)
     pace = Pace(items, beginnings(items, intervals), marks, begin, cost=OpCosts(machine=machine), host=machine.host())
-    of_blocks = list(_of_blocks(items, pace, missing[0] - left[0], left[0]))
+    of_blocks = list(_of_blocks(items, pace, piece.containers_of_segments(), missing, left))
     of_batches = list(_of_batches(items, pace, found.micro_batches - batches, piece.taken // 2, batches))
     spans = [paced for paced in (*of_blocks, *of_batches) if paced is not None]
     if len(spans) < len(of_blocks) + len(of_batches) or not keeps_pace(
@@ -77,11 +77,30 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Breakdown | None:
     return weighted_breakdown(intervals, max(end - begin, intervals.end), weights)
 
 
-def _of_blocks(items: Sequence[Item], pace: Pace, more: int, left: int) -> Iterator[Paced | None]:
-    """The spans that stand for further blocks, in each pass of each micro batch."""
-    for run in runs_of(items) if more else ():
+def _of_blocks(
+    items: Sequence[Item],
+    pace: Pace,
+    containers: Mapping[int, Collection[int]],
+    missing: Sequence[int],
+    left: Sequence[int],
+) -> Iterator[Paced | None]:
+    """The spans that stand for further blocks, in each pass of each micro batch.
+
+    Args:
+        items: of the excerpt.
+        pace: of them.
+        containers: of repeated blocks, by the identity of the segments that they repeat.
+        missing: groups of blocks of each container beside those that were captured.
+        left: of these, those that are in the excerpt.
+    """
+    for run in runs_of(items):
         first = items[run.start]
-        if len(run) > left and isinstance(first, Instance) and takes_time(first.segment):
+        if not isinstance(first, Instance) or not takes_time(first.segment):
+            continue
+        segments = {id(item.segment) for place in run if isinstance(item := items[place], Instance)}
+        own = {container for segment in segments for container in containers.get(segment, ())}
+        more = sum(missing[container] - left[container] for container in own)
+        if more and len(run) > sum(left[container] for container in own):
             yield pace.settled(run[-_COMPARED - 1 : -1], more)
 
 

@@ -66,8 +66,9 @@ def piece_of(
     variation = _variation(program, plan, manifest, rank=rank, kind=kind, gpu=gpu)
     if variation is not None:
         piece = kept_piece(variation.key)
-        if piece is not None and piece.follows(variation.depths, variation.micro_batches):
-            return PieceOf(piece, variation.depths, variation.micro_batches)
+        depths = None if piece is None else piece.depths_of(variation.lengths)
+        if piece is not None and depths is not None and piece.follows(depths, variation.micro_batches):
+            return PieceOf(piece, depths, variation.micro_batches)
         piece = kept_piece(variation.key_at_depth)
         if piece is not None and piece.follows({}, variation.micro_batches):
             return PieceOf(piece, {}, variation.micro_batches)
@@ -80,7 +81,7 @@ def piece_of(
     if isinstance(captured, Trace):
         return captured
     if variation is not None:
-        any_depth = variation.depths.keys() <= captured.depths.keys()
+        any_depth = captured.depths_of(variation.lengths) is not None
         keep_piece(variation.key if any_depth else variation.key_at_depth, captured)
     return PieceOf(captured, captured.depths, captured.wanted)
 
@@ -100,6 +101,7 @@ def _variation(
         kind=kind,
         gpu=gpu,
         measured=of_measured(plan, kind),
+        ahead=program.look_ahead,
     )
 
 

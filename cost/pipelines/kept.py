@@ -101,10 +101,11 @@ def _key(program: Program, plan: Plan, manifest: Manifest, machine: Machine) -> 
         rank=0,
         kind=machine.device.kind,
         gpu=machine.device,
+        ahead=program.look_ahead,
     )
     if variation is None:
         return None
     of_machine = [f"{machine.profile.name}@{machine.profile.hash}", repr(machine.cluster), expandable_segments(plan)]
     # The trace of a pipeline follows neither its depth nor its number of micro batches.
-    parts = [variation.key, variation.depths, variation.micro_batches, *of_machine]
+    parts = [variation.key, variation.lengths, variation.micro_batches, *of_machine]
     return hashlib.sha256(json.dumps([*parts, state_of_code(*_SOURCES)]).encode()).hexdigest()

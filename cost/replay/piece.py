@@ -9,6 +9,7 @@ and so many larger ones for the micro batch. Composing a trace is computing thes
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
@@ -221,8 +222,34 @@ class Piece:
         """Return what :meth:`missing` does, and the names of the blocks of each run."""
         if wanted < self.taken or (self.fixed and wanted != self.taken):
             raise ValueError(f"the trace of {wanted} micro batches does not follow from that of {self.taken}")
-        missing, blocks = self.missing(depths), self.depths | dict(depths)
-        return missing, tuple(one.names_of(blocks[one.key]) for one in self.containers)
+        missing, ahead = self.missing(depths), Counter[str]()
+        names = []
+        for one in self.containers:
+            depth = depths.get(one.key, len(one.names))
+            names.append(one.names_of(depth, ahead[one.prefix]))
+            ahead[one.prefix] += depth - len(one.names)
+        return missing, tuple(names)
+
+    def depths_of(self, lengths: Mapping[str, Sequence[int]]) -> dict[str, int] | None:
+        """Return the number of blocks of each run, by its key, of another program; None where it has other runs.
+
+        Args:
+            lengths: of the runs of each list of blocks, by its path, in their order.
+        """
+        keys: defaultdict[str, list[str]] = defaultdict(list)
+        for one in self.containers:
+            keys[one.prefix.removesuffix(".")].append(one.key)
+        if {path: len(runs) for path, runs in lengths.items()} != {path: len(own) for path, own in keys.items()}:
+            return None
+        return {key: length for path, own in keys.items() for key, length in zip(own, lengths[path], strict=True)}
+
+    def containers_of_segments(self) -> dict[int, set[int]]:
+        """Return the containers whose blocks repeat a segment, by the identity of the segment."""
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        for node in (*self.before, *self.repeated, *self.behind):
+            if isinstance(node, Part) and node.container != NONE:
+                found[id(node.segment)].add(node.container)
+        return found
 
     def missing(self, depths: Mapping[str, int]) -> tuple[int, ...]:
         """Return how many groups of blocks of each run are repeated beside those that were captured.

@@ -47,23 +47,29 @@ class RepeatedBlocks:
 
     @property
     def numbered(self) -> bool:
-        """Whether its blocks are named by their places in the run, so that a longer run has names too."""
-        return self.names == tuple(map(str, range(len(self.names))))
+        """Whether its blocks are named by their places in the list, so that a longer run has names too."""
+        first = self.names[0]
+        return first.isdecimal() and self.names == tuple(map(str, range(int(first), int(first) + len(self.names))))
 
-    def names_of(self, depth: int) -> tuple[str, ...]:
+    def names_of(self, depth: int, ahead: int = 0) -> tuple[str, ...]:
         """Return the names that so many blocks have.
+
+        Args:
+            depth: the number of blocks.
+            ahead: how many more blocks are before them in their list than before those that were captured.
 
         Raises:
             ValueError: the blocks are not named by their places, so that only the model's own depth has names; or so
                 many blocks make no whole groups.
         """
-        if depth == len(self.names):
+        if depth == len(self.names) and not ahead:
             return self.names
         if not self.numbered:
             raise ValueError(f"the blocks of {self.key} are named {self.names[0]}, {self.names[1]}, …")
         if depth % self.period:
             raise ValueError(f"{depth} blocks of {self.key} make no whole groups of {self.period}")
-        return tuple(map(str, range(depth)))
+        first = int(self.names[0]) + ahead
+        return tuple(map(str, range(first, first + depth)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -38,6 +38,11 @@ WAYS = {
         "batch (global = 96, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
         "comm (reduce = last_micro_batch)\ncheckpoint { layers.* = selective([attention, matmul]) }\n",
     ),
+    "two treatments": (
+        24, 1,
+        "batch (global = 64, micro = 1, seq_len = 1024)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n"
+        "checkpoint { layers.* = first(9, selective([attention, matmul]), others = full) }\n",
+    ),
 }  # fmt: skip
 
 

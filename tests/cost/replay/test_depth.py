@@ -233,6 +233,25 @@ def test_units_of_which_the_first_are_treated_otherwise_are_repeated():
     assert simulated.in_a_fork(unevenly_composed, program, world) == ([1, 1], True)
 
 
+def test_runs_of_other_lengths_follow_from_one_piece():
+    programs = [uneven_at(length) for length in (7, 12)]
+    assert simulated.in_a_fork(followed, *programs, combinations.COMBINATIONS["fsdp"].world)
+
+
+def uneven_at(length: int) -> Program:
+    text, _ = long("fsdp", 20)
+    return lowered(f"{text}\ncheckpoint {{ layers.* = first({length}, full) }}\n")
+
+
+def followed(program: Program, other: Program, world: int) -> bool:
+    """Whether the trace of a program follows from the piece of another, whose runs have other lengths."""
+    piece = capturing.capture_piece(program, world=world)
+    assert isinstance(piece, Piece)
+    depths = piece.depths_of({"layers": (12, 8)})
+    assert depths is not None and piece.depths_of({"layers": (20,)}) is None
+    return piece.trace(depths) == capturing.capture(other, world=world, replay=False)
+
+
 @given(st.lists(st.integers(0, 2), max_size=60))
 def test_runs_repeat_their_groups_and_do_not_overlap(classes):
     covered = 0

@@ -66,7 +66,40 @@ def test_depth_micro_batches_and_names_are_not_in_the_key(old, new):
 
 def test_what_was_taken_out_is_told():
     found = variation(changed("n_layers = 9", "n_layers = 30").replace("global = 32", "global = 64"))
-    assert (found.depths, found.micro_batches) == ({"layers": 30}, 8)
+    assert (found.lengths, found.micro_batches) == ({"layers": (30,)}, 8)
+
+
+def mixed(rule: str, layers: int = 24) -> Variation:
+    """Return which piece the trace of a plan follows from whose blocks are treated in two ways."""
+    text = changed("n_layers = 9", f"n_layers = {layers}")
+    return variation(f"{text}checkpoint {{ layers.* = {rule} }}\n")
+
+
+def test_lengths_of_runs_are_not_in_the_key():
+    found = mixed("first(9, none, others = full)")
+    assert mixed("first(16, none, others = full)").key == found.key
+    assert found.lengths == {"layers": (9, 15)} != mixed("first(16, none, others = full)").lengths
+
+
+@pytest.mark.parametrize(
+    ("rule", "layers"),
+    [
+        ("first(9, full, others = none)", 24),
+        ("first(9, none, others = selective([matmul]))", 24),
+        ("first(9, none, others = full)", 25),
+        ("first(20, none, others = full)", 24),  # of the last four none is left out
+        ("first(5, none, others = full)", 24),
+        ("every(2)", 24),
+    ],
+)
+def test_what_is_done_to_runs_and_to_blocks_alone_is_in_the_key(rule, layers):
+    assert mixed(rule, layers).key != mixed("first(9, none, others = full)").key
+
+
+def test_blocks_alone_have_their_places_in_the_key():
+    four = mixed("first(20, none, others = full)")
+    assert four.lengths == {"layers": (20,)}
+    assert mixed("first(21, none, others = full)").key != four.key
 
 
 @pytest.mark.parametrize(
