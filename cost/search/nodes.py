@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from legoai.cost.search.bounds import BoundsOf
@@ -23,6 +23,8 @@ from legoai.specs.span import Span
 if TYPE_CHECKING:
     from legoai.cost.search.placements.styles import Placements
 
+_FEW: Final = 3
+"""Answers of a hole, at most, that are bounded each to bound a node in which it is open."""
 _MOST_ADDED: Final = 3
 """Splits into stages, or buckets, that are added to the listed ones, for each way to answer the other holes."""
 
@@ -75,6 +77,8 @@ class Nodes:
         self._added: dict[Choices, set[int]] = {}
         self._known: dict[Choices, object] = {}
         """What was known of all candidates when an open node was bounded."""
+        self._probed: dict[Choices, object] = {}
+        """The same when one was bounded by all answers of its holes of few."""
 
     def expand(self, node: Node) -> None:
         """Put the answers for the first open hole of a node in its place."""
@@ -137,6 +141,39 @@ class Nodes:
         elif bounded > cost:
             heapq.heappush(self.heap, (bounded, *node[1:]))
         return bounded is None or bounded > cost
+
+    def probed(self, node: Node) -> bool:
+        """Open a node again that was taken, if each answer for some hole of few raises its bound or is excluded.
+
+        A hole that is answered late, such as how units are resharded, may decide what its node costs at least, and
+        bounding its few answers takes less than a simulation that would tell more of them all.
+        """
+        cost, undecided, choices = node
+        known = self.bounds.known
+        if self._probed.get(choices) == known:
+            return False
+        self._probed[choices] = known
+        least = max((self._least_of(choices, hole, cost) for hole in self._of_few(choices)), default=cost)
+        if math.isinf(least):
+            self.found.bounded += self.below(choices)
+        elif least > cost:
+            heapq.heappush(self.heap, (least, undecided, choices))
+        return least > cost
+
+    def _of_few(self, choices: Choices) -> Iterator[int]:
+        """Open holes of few answers, each of which is tried by itself."""
+        for hole, value in enumerate(choices):
+            if value is None and self._is_decided(hole) and 1 < self.plan.holes[hole].listed <= _FEW:
+                yield hole
+
+    def _least_of(self, choices: Choices, hole: int, cost: float) -> float:
+        """The least bound of a node with any answer for a hole; infinite where all are excluded."""
+        found = [math.inf]
+        for value in range(self.plan.holes[hole].listed):
+            candidate = self.plan.candidate((*choices[:hole], value, *choices[hole + 1 :]), without=self.without)
+            bounded = None if candidate.errors else self.costs.bounded(candidate, cost)
+            found += [] if bounded is None else [bounded]
+        return min(found)
 
     def raise_least(self, below: float) -> None:
         """Bound the node of least bound anew, until none that is less than `below` would have a greater one."""

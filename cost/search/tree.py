@@ -44,7 +44,7 @@ _PATIENCE: Final = 64
 _LONGER: Final = 16
 """Times as many, once a candidate is known that fits: then bounds exclude more in that time than a simulation would."""
 
-_MEANWHILE: Final = 8
+_MEANWHILE: Final = 16
 """Nodes that are expanded for each candidate that is simulated meanwhile; one that needs styles counts as so many."""
 
 _MANY: Final = 256
@@ -181,7 +181,7 @@ class Search:
                 if self.nodes.heap and self.nodes.heap[0][0] < self._incumbent() and len(batch) < most:
                     node = self._next()
                     if None in node[2]:
-                        if self.nodes.anew(node) or self._taught(node):
+                        if self.nodes.anew(node) or self.nodes.probed(node) or self._taught(node):
                             continue
                         self._expanded += 1
                         self.nodes.expand(node)
