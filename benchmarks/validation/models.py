@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.autograd import Variable
 
 from legoai.specs.models import decoder
 from legoai.specs.models.families import resolve_config
@@ -170,17 +171,24 @@ _causal_softmax.register_autograd(
 class _WithTrainMetrics(GPT):
     """`ComposerMPTCausalLM` with `use_train_metrics`, which is the default: cross entropy and perplexity.
 
-    Each is `torch.nn.CrossEntropyLoss` on the logits, after the forward pass and under autocast, which casts to fp32
-    (Composer's `trainer.py`, `_train_microbatch`, and `metrics/nlp.py`).
+    Each is `torch.nn.CrossEntropyLoss` on the logits, behind the backward of the micro batch and under autocast, which
+    casts to fp32 (Composer's `trainer.py`, `_train_microbatch`, and `metrics/nlp.py`).
     """
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Give logits, and compute metrics that nobody reads here."""
+        """Give logits, and compute metrics that nobody reads here once their backward is done."""
         logits = super().forward(tokens, positions)
-        with torch.no_grad():
-            for _ in ("cross entropy", "perplexity"):
-                F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum")
+        if logits.requires_grad:
+            kept = logits.detach()
+            logits.register_hook(lambda _: Variable._execution_engine.queue_callback(lambda: _metrics(kept, tokens)))
         return logits
+
+
+def _metrics(logits: torch.Tensor, tokens: torch.Tensor) -> None:
+    """Compute cross entropy and perplexity of logits [B, T, V]."""
+    with torch.no_grad():
+        for _ in ("cross entropy", "perplexity"):
+            F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten(), reduction="sum")
 
 
 def llama_with_swiglu_in_one_kernel(preset: str, **dimensions: Any) -> nn.Module:
