@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-
 from benchmarks.validation import models
 
 _SMALL = {"n_layers": 2, "dim": 16, "n_heads": 2, "vocab_size": 32, "max_seq_len": 8}
