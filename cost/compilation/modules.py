@@ -204,7 +204,7 @@ class _CompiledModule:
         if any(map(_multiplies_by_group, self.module.modules())):
             raise SimulationError(
                 "compiled experts of `transformers` multiply one after the other in a dtype other than bf16, which is "
-                "not captured; leave what holds the experts uncompiled, or give parameters bf16"
+                "not captured [LP637]; leave what holds the experts uncompiled, or give parameters bf16"
             )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.compile import compiled_modules
 from legoai.dsl.analysis.fact import fact
-from legoai.dsl.analysis.facts import decided, listed, name_of
+from legoai.dsl.analysis.facts import below, decided, listed, name_of
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.shard import tensor_parallel
@@ -144,15 +145,42 @@ def _contract(analysis: Analysis) -> Iterator[Unsupported]:
         return
 
 
+def multiplied_by_group(analysis: Analysis) -> list[str]:
+    """The experts of `transformers` that multiply by grouped products."""
+    manifest = analysis.manifest
+    chosen = analysis.plan.model.arguments.get("experts_implementation", "grouped_mm")
+    if manifest is None or chosen != "grouped_mm":
+        return []
+    return [path for path, info in manifest.modules.items() if info.kind == "experts" and is_routed(info)]
+
+
+def dtype_of_weights(analysis: Analysis) -> Literal["param", "master"]:
+    """Which entry of `precision` is the dtype of the weights with which modules compute."""
+    plan = analysis.plan
+    return "param" if plan.fsdp is not None or plan.replicate is not None else "master"
+
+
+@fact
+def compiled_one_by_one(analysis: Analysis) -> dict[str, PathRule[Any]]:
+    """The compiled modules, each with its rule, whose experts multiply one after the other.
+
+    Under torch.compile those of `transformers` have grouped products in bf16 alone.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    found = multiplied_by_group(analysis)
+    if getattr(analysis.plan.precision, dtype_of_weights(analysis)) in ("bf16", "fp64"):  # fp64 is not supported at all
+        return {}
+    compiled = compiled_modules(analysis).items()
+    return {path: rule for path, rule in compiled if any(one == path or below(one, path) for one in found)}
+
+
 def _in_double(analysis: Analysis) -> Iterator[Unsupported]:
     """Experts of `transformers` in fp64, for which there is no grouped product."""
-    plan, manifest = analysis.plan, analysis.manifest
-    held = "param" if plan.fsdp is not None or plan.replicate is not None else "master"
-    chosen = plan.model.arguments.get("experts_implementation", "grouped_mm")
-    if manifest is None or getattr(plan.precision, held) != "fp64" or chosen != "grouped_mm":
-        return
-    path = next((path for path, info in manifest.modules.items() if info.kind == "experts" and is_routed(info)), None)
-    if path is not None:
+    plan, held = analysis.plan, dtype_of_weights(analysis)
+    path = next(iter(multiplied_by_group(analysis)), None)
+    if path is not None and getattr(plan.precision, held) == "fp64":
         yield Unsupported(
             analysis.place(plan.precision, held),
             f"`{path}` multiplies by grouped products, which have no fp64",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
+from legoai.dsl.analysis.experts import compiled_one_by_one, dtype_of_weights
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced
@@ -366,4 +367,31 @@ class CudaGraphsOfUnits(Check):
                 label="recorded anew",
                 others=[Label(analysis.place(fsdp), "gathers parameters")],
                 fix=replacement(rule.treatment, "mode", WITHOUT_CUDA_GRAPHS[mode]),
+            )
+
+
+class CompiledExpertsOneByOne(Check):
+    """Compiled experts of `transformers` whose weights are not in bf16.
+
+    Experts multiply the rows of all of them by one grouped product. Under torch.compile that is there in bf16 alone; in
+    another dtype one expert multiplies after the other, and each waits for the host to know how many rows it has.
+    `legoai cost` simulates no such plan.
+
+    Give weights bf16, or leave what holds the experts uncompiled.
+    """
+
+    code = "LP637"
+    slug = "compiled-experts-one-by-one"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        precision, held = analysis.plan.precision, dtype_of_weights(analysis)
+        for rule, paths in grouped(compiled_one_by_one(analysis).items()):
+            yield self.at(
+                analysis.rule_span(rule),
+                f"the compiled experts of `{name_of(paths[0])}` have grouped products in bf16 alone: in "
+                f"{getattr(precision, held)} one multiplies after the other",
+                label="holds experts",
+                others=[Label(analysis.place(precision, held), f"weights in {getattr(precision, held)}")],
+                help=["give weights bf16, or leave what holds the experts uncompiled"],
             )

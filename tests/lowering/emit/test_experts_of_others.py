@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 import legoai.runtime.trainer  # noqa: F401  what torch registers once must not come with an inspected model
+from legoai.cost.estimate import CannotEstimateError, estimate
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.lowering.verify.prepare import prepare
 from support.drawn_plans import CONFIGS
+from support.simulated import in_a_fork
 from support.staged import assert_close, train
 
 FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3")
@@ -81,6 +84,34 @@ def test_grouped_products_in_fp64_are_refused():
     assert [item.message for item in found.diagnostics if item.severity == "error"] == [
         "`model.layers.0.mlp.experts` multiplies by grouped products, which have no fp64"
     ]
+
+
+@pytest.mark.parametrize(
+    ("body", "warned"),
+    [
+        ("compile { model.layers.* = inductor }\n", True),
+        ("compile { model.layers.*.mlp = inductor }\n", True),
+        ("compile { model.layers.*.self_attn = inductor }\n", False),
+        ("compile { model.layers.* = inductor }\nprecision (master = bf16, param = bf16)\n", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("chosen", ["grouped_mm", "batched_mm"])
+def test_compiled_experts_that_are_not_simulated_are_told(body: str, warned: bool, chosen: str):
+    found = linted(plan("mixtral", body, ranks=1, options=f', experts_implementation = "{chosen}"'))
+    assert any(item.code == "LP637" for item in found.diagnostics) is (warned and chosen == "grouped_mm")
+
+
+def test_the_simulator_names_the_warning_of_what_it_does_not_capture():
+    body = "compile { model.layers.* = inductor }\n"
+    found = linted(plan("mixtral", body, ranks=1, options="").replace("cpu(devices = 1)", "h100_sxm(devices = 1)"))
+    assert found.analysis is not None
+    with pytest.raises(CannotEstimateError, match=r"\[LP637\]"):
+        in_a_fork(estimated, found.analysis)
+
+
+def estimated(analysis: Analysis) -> float:
+    return estimate(lower(analysis), analysis.plan, analysis.manifest, directory=CONFIGS).step_time
 
 
 OTHER_EXPERTS = """
