@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from legoai.runtime.optim import clip_gradients, reduce_partial_gradients, warmup_schedule
     from legoai.runtime.options import RunOptions
     from legoai.runtime.parameter_groups import ParameterGroups
-    from legoai.runtime.pipeline import Pipeline, PipelineSchedule, ordered_schedule
+    from legoai.runtime.pipeline import Pipeline, PipelineSchedule, RecomputingStage, ordered_schedule
     from legoai.runtime.placeholders import is_held
     from legoai.runtime.recompute_budget import RecomputeWithin
     from legoai.runtime.sharded_optimizer import ShardedOptimizer
@@ -46,6 +46,7 @@ __all__ = [
     "Pipeline",
     "PipelineSchedule",
     "RecomputeWithin",
+    "RecomputingStage",
     "RunError",
     "RunErrorCode",
     "RunOptions",
@@ -86,6 +87,7 @@ _HOMES = {
     "Pipeline": "pipeline",
     "PipelineSchedule": "pipeline",
     "RecomputeWithin": "recompute_budget",
+    "RecomputingStage": "pipeline",
     "RunError": "errors",
     "RunErrorCode": "errors",
     "RunOptions": "options",

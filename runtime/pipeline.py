@@ -15,11 +15,31 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
+from torch.utils.checkpoint import GraphExecGroup
 
 from legoai.runtime.loss import LossFunction
 from legoai.runtime.placeholders import held_children
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.torch_internals.pipelining import Action, ComputationType, PipelineScheduleRuntime
+
+
+class RecomputingStage(PipelineStage):
+    """A stage whose modules are recomputed twice where a schedule takes the gradients of inputs and weights apart.
+
+    torch computes the gradients of the weights by a backward for each layer, which would recompute the module that
+    holds the layer, each anew. Here a module is recomputed once for all of them, and from the last to the first, so
+    that what is recomputed is freed with the nodes that read it before the next module is.
+    """
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """As torch's own."""
+        if backward_type != "weight":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        backwards = {**bwd_kwargs, "param_groups": bwd_kwargs["param_groups"][::-1]}
+        with GraphExecGroup():
+            return super().backward_maybe_with_nosync(backward_type, backwards, last_backward)
 
 
 class PipelineSchedule(Protocol):

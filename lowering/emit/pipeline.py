@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Sequence
 
 from legoai.dsl.analysis.batch import pass_micro_batches
+from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.crossings import Cuts, crossing_shapes, cuts
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.orders import Order
-from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, order, stages_of_ranks
+from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
 from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
@@ -85,6 +86,8 @@ def _add_build_stage(lowering: Lowering, draft: Draft, pipeline: Pipeline, hidde
     if is_traced(lowering.analysis):
         traced, kind = graph.stage(lowering, draft, arrives, empty(tokens[1:], "torch.int64"))
         run = "rewritten(graph, PASSES)"
+    elif splits_backward(lowering.analysis) and recomputed_modules(lowering.analysis):
+        kind = draft.imports.name("legoai.runtime", "RecomputingStage")
     made = call(
         kind,
         run,

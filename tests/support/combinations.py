@@ -220,6 +220,13 @@ comm (prefetch = units(forward = 2, backward = 2))
         f"{_SHARDED}{_fsdp()}offload (parameters = all, activations = all)\n"
     ),
     **{f"pipeline, {schedule}": _pipeline(schedule) for schedule in _SCHEDULES},
+    "pipeline, backward split, recomputed": _two(
+        f"mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n{_FULL}{_SINGLE}", data=1
+    ),
+    "pipeline and fsdp, backward split, recomputed": _four(
+        f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}{_FULL}"
+        f"pipeline on pp (schedule = InterleavedZeroBubble)\n{_CLIP}", data=2
+    ),
     "pipeline and fsdp": _four(
         f"mesh (pp = 2, dp_shard = 2)\n{_fsdp(reshard='after_backward')}"
         f"pipeline on pp (schedule = Interleaved1F1B)\n{_CLIP}",

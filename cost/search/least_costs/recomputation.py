@@ -204,26 +204,22 @@ def whole_blocks(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, Who
 def by_second_half(analysis: Analysis, recomputed: Mapping[str, float]) -> dict[str, float]:
     """Seconds that the second half of a backward recomputes beside the first, by the recomputing module.
 
-    torch computes the gradients of the weights one layer after the other, each by a backward of its own: each of them
-    reads what its layer was given, for which the module that holds it is recomputed again.
+    It reads what layers were given, for which the modules that hold them are recomputed once more.
 
     Args:
         analysis: of the plan.
         recomputed: seconds to recompute each module once.
     """
-    found = dict.fromkeys(recomputed, 0.0)
-    for holder in _holders_of_linear(analysis) if found else ():
-        if holder in found:
-            found[holder] += recomputed[holder]
-    return found
+    hold = _holders_of_linear(analysis) if recomputed else frozenset()
+    return {path: seconds if path in hold else 0.0 for path, seconds in recomputed.items()}
 
 
 @fact
-def _holders_of_linear(analysis: Analysis) -> list[str]:
-    """The modules that hold linear layers, once for each of these."""
+def _holders_of_linear(analysis: Analysis) -> frozenset[str]:
+    """The modules that hold linear layers."""
     assert analysis.manifest is not None
     linear = [path for path, module in analysis.manifest.modules.items() if module.kind == "linear"]
-    return [holder for path in linear for holder in holders(path)]
+    return frozenset(holder for path in linear for holder in holders(path))
 
 
 def _up_to_last(parts: Sequence[float]) -> float:

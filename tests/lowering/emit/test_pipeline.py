@@ -69,6 +69,18 @@ def test_compiled_stages_train_as_one_process_does(schedule: str, gloo, data, un
 
 
 COMPOSITIONS = {
+    "recomputed, backward in two parts": f"""
+mesh (pp = 2, tp = 2)
+{SEQUENCE_PARALLEL}
+checkpoint {{ layers.* = full }}
+pipeline on pp (schedule = ZBVZeroBubble)
+{PLAIN_DOUBLE}""",
+    "units that are recomputed, backward in two parts": f"""
+mesh (pp = 2, dp_shard = 2)
+fsdp on dp_shard {{ layers.* = unit(reshard = after_backward), root = unit }}
+checkpoint {{ layers.* = every(2), layers.3.feed_forward = full, norm = full }}
+pipeline on pp (schedule = InterleavedZeroBubble)
+{DOUBLE}""",
     "tensor and sequence parallel": f"""
 mesh (pp = 2, tp = 2)
 {SEQUENCE_PARALLEL}

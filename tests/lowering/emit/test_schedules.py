@@ -121,6 +121,14 @@ def products(text: str, data: str) -> int:
     return sum(event.count for event in profile.key_averages() if event.key == "aten::mm")
 
 
+def test_blocks_are_recomputed_twice_at_most_where_the_schedule_splits_backward(gloo, data):
+    schedule, full = "ZBVZeroBubble", "checkpoint { layers.* = full }\n"
+    assert "RecomputingStage(" in text_of(staged(schedule, full))
+    kept, recomputed = (sum(gloo(2)(products, text_of(staged(schedule, body)), data)) for body in ("", full))
+    blocks, of_a_block = 2 * 4 * 4, 7
+    assert blocks * of_a_block < recomputed - kept <= 2 * blocks * of_a_block
+
+
 @pytest.mark.slow
 def test_what_is_compiled_goes_backward_twice_where_the_schedule_splits_it(gloo, data):
     compiled = "compile { layers.* = aot_eager }\n"

@@ -26,6 +26,7 @@ from legoai.runtime import (
     Batches,
     LossFunction,
     Pipeline,
+    RecomputingStage,
     StepResult,
     Trainer,
     Training,
@@ -169,7 +170,7 @@ def build_stage(model: nn.Module, index: int, mesh: DeviceMesh, device: torch.de
     tokens = torch.empty((1, 256), dtype=torch.int64, device="meta")  # tiny.plan:6
     hidden = torch.empty((1, 128, 128), dtype=torch.bfloat16, device="meta", requires_grad=True)  # tiny.plan:6
     logits = torch.empty((1, 256, 256), dtype=torch.bfloat16, device="meta", requires_grad=True)  # tiny.plan:6
-    return PipelineStage(
+    return RecomputingStage(
         model,
         index,
         len(STAGES),

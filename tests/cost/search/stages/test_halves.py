@@ -68,15 +68,14 @@ def test_halves_take_no_less_than_is_said(schedule: str, treatment: str):
     assert 0.3 * step < bound <= step
 
 
-def test_a_block_is_recomputed_for_each_of_its_layers():
-    """Seven linear layers, each of which asks once for what the block was given."""
+def test_a_block_is_recomputed_once_in_each_half():
     analysis, bounds = analysed("ZBVZeroBubble", "full"), BoundsOf()
     once = bounds._again(analysis)
-    assert by_second_half(analysis, once) == pytest.approx({path: 7 * took for path, took in once.items()})
+    assert once and by_second_half(analysis, once) == once
     apart, together = (
         BoundsOf()(analysed(schedule, "full", sequences=32)) for schedule in ("ZBVZeroBubble", "Interleaved1F1B")
     )
-    assert apart.step_time > 1.3 * together.step_time
+    assert apart.step_time > together.step_time
 
 
 def test_blocks_are_recomputed_as_a_whole_where_backward_is_in_halves():
