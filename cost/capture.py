@@ -31,6 +31,7 @@ from legoai.cost.simulated.device import (
 )
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
+from legoai.cost.simulated.grouped import has_grouped_kernel
 from legoai.cost.simulated.host import host_memory
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device
 from legoai.cost.simulated.program import trainer_of
@@ -280,7 +281,7 @@ def _taken(
 
     `freed` tells actions of a pipeline apart by whether parameters were freed before them; None does where they are.
     """
-    recorder = Capture()
+    recorder = Capture(grouped_kernel=has_grouped_kernel(kind, gpu))
     runs: list[RepeatedBlocks] = []
     with simulated_device(recorder, rank=rank, world=world, kind=kind) as fake, recorder.errors():
         trainer = _outside_of_fake(trainer_of(program), kind)

@@ -22,6 +22,7 @@ from legoai.cost.compilation.gpu import properties_of
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.compilation.scheduler import Reader
 from legoai.cost.simulated.device import Kind
+from legoai.cost.simulated.grouped import has_grouped_kernel
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.graphs import TracingContext
 from legoai.runtime.torch_internals.inductor import (
@@ -91,7 +92,7 @@ def schedule(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None, *, is_
         stack.enter_context(V.set_debug_handler(DebugContext()))
         lowering.run(*given)
         lowering._update_scheduler()
-        return Reader(lowering).read()
+        return Reader(lowering, grouped_kernel=has_grouped_kernel(kind, gpu)).read()
 
 
 def _on_device(graph: torch.fx.GraphModule, kind: Kind) -> FakeTensorMode:

@@ -48,7 +48,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """An operator that is called as it is: a collective, or the wait for one.
+    """An operator that is called as it is: a collective, or the wait for one, or products group by group.
 
     ``result`` names what it returns; None where it works in place.
     """

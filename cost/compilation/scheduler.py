@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 from legoai.cost.compilation.async_tp import is_in_pieces, pieces_of
 from legoai.cost.compilation.schedule import MODULE, Call, Given, Schedule, Slot, Step, Work
 from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.grouped import is_by_group
 from legoai.cost.simulated.operators import Operator, description, operator, tensors
 from legoai.cost.trace.records import TensorType
 from legoai.runtime.torch_internals.inductor import (
@@ -31,9 +32,15 @@ from legoai.runtime.torch_internals.operators import OpOverload, tree_map
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the schedule of a lowered graph."""
+    """Reads the schedule of a lowered graph.
+
+    Args:
+        lowering: of the graph.
+        grouped_kernel: whether the device has a kernel of grouped products.
+    """
 
     lowering: GraphLowering
+    grouped_kernel: bool = True
     made: set[str] = field(default_factory=set)
     order: dict[torch.fx.Node, int] = field(default_factory=dict)
 
@@ -225,6 +232,8 @@ class Reader:
         known = operator(function)
         if known.treatment in ("collective", "wait"):
             return self._communication(kernel, known, origin, drops)
+        if is_by_group(function, list(map(_meta, origin.args[:1])), kernel=self.grouped_kernel):
+            return self._by_group(kernel, origin, drops)
         makes = tuple(self._fresh(kernel))
         if known.treatment == "nothing":
             return Step(makes=makes, drops=drops)
@@ -265,6 +274,24 @@ class Reader:
         )
         return Step(work=call, drops=drops)
 
+    def _by_group(self, kernel: Any, origin: torch.fx.Node, drops: tuple[str, ...]) -> Step:
+        self.made.add(kernel.get_name())
+        function = origin.target
+        assert isinstance(function, OpOverload)
+        call = Call(
+            function=function,
+            args=tuple(self._value(item) for item in kernel.inputs),
+            kwargs=dict(origin.kwargs),
+            result=kernel.get_name(),
+            module=_module_of([origin]),
+        )
+        return Step(work=call, drops=drops)
+
+
+def _meta(item: Any) -> Any:
+    """Return the tensor that a node of a graph makes."""
+    return item.meta["val"] if isinstance(item, torch.fx.Node) else item
+
 
 def _held(layout: ir.NonOwningLayout) -> Any:
     """Return the buffer of which a tensor is a part: that of a concatenation."""
@@ -281,7 +308,7 @@ def _same_operator(one: OpOverload, other: OpOverload) -> bool:
 
 def _work(function: OpOverload, known: Operator, origin: torch.fx.Node) -> Work:
     """Return the kernel of an operator that a library computes."""
-    args, kwargs = tree_map(lambda item: item.meta["val"] if isinstance(item, torch.fx.Node) else item, _call(origin))
+    args, kwargs = tree_map(_meta, _call(origin))
     out = origin.meta["val"]
     results = list(tensors(out))
     inputs = list(tensors((args, tuple(kwargs.values()))))

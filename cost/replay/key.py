@@ -29,6 +29,8 @@ _BLOCK: Final = "[str(index)]"
 """How a program names a block of a list that it goes through by places."""
 _ALLOCATOR: Final = "allocator_settings"
 """The argument of `Trainer` that decides what is reserved for what is captured."""
+_EXPERTS: Final = "Mixtral"
+"""In the name of the model of ours that multiplies by grouped products, of which not all devices have a kernel."""
 _FEW: Final = 3
 _FEW_ASKED: Final = 5
 """Micro batches of a step from which on all are like a few: more where the program asks which is the last."""
@@ -77,8 +79,8 @@ def variation_of(
 
     The digest is over the program without comments, name, global batch, number of micro batches, learning rate,
     values of its schedule and of clipping, the allocator's settings, and depth, or the lengths of runs of blocks that
-    are treated equally; over the ranks, the kind of device, and for compiled programs the device; and over the versions
-    and sources of what captures.
+    are treated equally; over the ranks, the kind of device, for compiled programs and experts the device; and over the
+    versions and sources of what captures.
 
     Args:
         text: of a program whose model is a built-in one.
@@ -97,14 +99,14 @@ def variation_of(
     found = _without(text, depth, runs.bounds if runs else ())
     if found.micro_batches is None:
         return None
-    compiled = "compile" in text
+    of_device = "compile" in text or _EXPERTS in text
     parts = [
         FORMAT,
         found.text,
         [[path, [] if found.deep and path in depths else of_block] for path, of_block in classes]
         if runs is None
         else runs.likeness,
-        [world, rank, kind, repr(gpu) if compiled else ""],
+        [world, rank, kind, repr(gpu) if of_device else ""],
         measured,
         state_of_code(*_SOURCES),
     ]

@@ -15,7 +15,7 @@ from legoai.cost.simulated.device import (
     current_stream,
     read_from_device,
 )
-from legoai.cost.simulated.grouped import has_no_grouped_kernel, products
+from legoai.cost.simulated.grouped import is_by_group, products
 from legoai.cost.simulated.operands import operands_of
 from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer
 from legoai.cost.simulated.recorder import Capture, is_simulated
@@ -119,7 +119,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self:
                     return func(*local, **(kwargs or {}))
         kwargs = kwargs or {}
-        if has_no_grouped_kernel(func, args) and is_simulated(args[0]):
+        if is_by_group(func, args, kernel=self.capture.grouped_kernel) and is_simulated(args[0]):
             with self:
                 return products(*args, **kwargs)
         capture = self.capture

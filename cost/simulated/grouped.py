@@ -1,8 +1,9 @@
-"""Grouped products of dtypes without a grouped kernel: one product for each group.
+"""Grouped products without a grouped kernel: one product for each group.
 
-`aten::_grouped_mm` has a kernel for bf16. Of fp32 and fp16 it brings the ends of the groups to the host, and multiplies
-one group after the other (`aten/src/ATen/native/GroupedMMUtils.h`, `_grouped_mm_fallback`). Its fake kernel knows bf16
-alone.
+`aten::_grouped_mm` has a kernel for bf16, of GPUs of compute capability 9 and 10 (`_grouped_mm_cuda` in
+`aten/src/ATen/native/cuda/GroupedBlas.cpp`). On others, and of fp32 and fp16, it brings the ends of the groups to the
+host, and multiplies one group after the other (`aten/src/ATen/native/GroupedMMUtils.h`, `_grouped_mm_fallback`). Its
+fake kernel knows bf16 alone.
 """
 
 from __future__ import annotations
@@ -15,16 +16,38 @@ import torch
 from legoai.cost.simulated.device import read_from_device
 from legoai.cost.simulated.routing import even_parts
 from legoai.runtime.torch_internals.operators import OpOverload
+from legoai.specs.cluster import Device
 
 _GROUPED: Final = torch.ops.aten._grouped_mm.default
 
+_CAPABILITIES: Final = ("9", "10")
+"""Major compute capabilities of GPUs that have a grouped kernel."""
 _ALIGNMENT: Final = 16
 """Bytes that strides of arguments are multiples of, and to a multiple of which rows of the result are padded."""
 
 
-def has_no_grouped_kernel(func: OpOverload, args: Sequence[Any]) -> bool:
-    """Whether a call is a grouped product that is computed group by group."""
-    return func is _GROUPED and args[0].dtype != torch.bfloat16
+def has_grouped_kernel(kind: str, gpu: Device | None) -> bool:
+    """Whether a device has a kernel of grouped products; one whose compute capability is not stated has.
+
+    Args:
+        kind: of the device, `cuda` or `cpu`.
+        gpu: the device; None where it is not known which one.
+    """
+    if kind != "cuda":
+        return False
+    capability = gpu.processor.compute_capability if gpu is not None and gpu.processor is not None else None
+    return capability is None or capability.partition(".")[0] in _CAPABILITIES
+
+
+def is_by_group(func: OpOverload, args: Sequence[Any], *, kernel: bool) -> bool:
+    """Whether a call is a grouped product that is computed group by group.
+
+    Args:
+        func: the operator.
+        args: of the call.
+        kernel: whether the device has a grouped kernel.
+    """
+    return func is _GROUPED and not (kernel and args[0].dtype == torch.bfloat16)
 
 
 def products(

@@ -60,7 +60,9 @@ class StorageRef(weakref.ref[torch.UntypedStorage]):
 class Capture(Recorder):
     """Keeps what one rank does."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, grouped_kernel: bool = True) -> None:
+        self.grouped_kernel = grouped_kernel
+        """Whether the device has a kernel of grouped products."""
         self.records: list[Item] = []
         self.operands: dict[int, Operands] | None = None
         """The operands of kernels, by the index of their record; None where nobody asks."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.profiler import ProfilerActivity, profile
 
+from legoai.cost.capture import capture
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.estimate import estimate
 from legoai.cost.simulated import grouped
@@ -17,6 +18,7 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Copy, Kernel
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from legoai.specs.cluster import device as catalogue_device
 from support.drawn_plans import CONFIGS
 from support.simulated import in_a_fork
 
@@ -120,3 +122,35 @@ def compiled_experts() -> None:
 def test_compiled_experts_in_fp32_are_refused_in_words():
     with pytest.raises(SimulationError, match="experts of `transformers` multiply one after the other"):
         in_a_fork(compiled_experts)
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel"), [("a100_sxm80", False), ("h100_sxm", True), ("h200", True), ("b200", True), ("cpu", False)]
+)
+def test_gpus_of_hopper_and_blackwell_have_a_grouped_kernel(device: str, kernel: bool):
+    found = catalogue_device(device)
+    assert grouped.has_grouped_kernel(found.kind, found) is kernel
+
+
+def products_of(device: str, body: str) -> tuple[int, int]:
+    """Products by themselves and grouped ones, as they are recorded, of two blocks of four experts."""
+    text = (
+        'plan experts\nmodel mixtral("8x7b", n_layers = 2, dim = 64, n_heads = 2, n_kv_heads = 2, hidden_dim = 64, '
+        f"vocab_size = 64, n_experts = 4, max_seq_len = 32)\ncluster {device}(devices = 1)\n"
+        f"batch (global = 1, micro = 1, seq_len = 32)\noptimizer adamw(lr = 1e-2)\n{body}"
+    )
+    linted = lint(text, "experts.plan", directory=CONFIGS)
+    assert not linted.has_errors, [item.message for item in linted.diagnostics]
+    program = lower(linted.analysis)
+    trace = capture(program, world=1, gpu=catalogue_device(device), replay=False)
+    second = trace.steps[-1]
+    ops = [item.op for item in trace.records[second.start : second.stop] if isinstance(item, Kernel)]
+    return ops.count("aten.mm"), ops.count("aten._grouped_mm")
+
+
+@pytest.mark.parametrize("body", ["", "compile { layers.* = inductor }\n"])
+def test_experts_on_an_a100_are_one_product_each(body: str):
+    body = f"precision (master = bf16)\n{body}"
+    on_h100, on_a100 = (in_a_fork(products_of, device, body) for device in ("h100_sxm", "a100_sxm80"))
+    assert on_h100[1] == 2 * 3 * 3  # of each block three, each with two in backward
+    assert on_a100 == (on_h100[0] + 4 * on_h100[1], 0)
