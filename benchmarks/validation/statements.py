@@ -28,6 +28,12 @@ TENSOR_PARALLEL_LLAMA_LOCAL = TENSOR_PARALLEL_LLAMA.replace(
 have it, DTensor computes the gradient for the whole vocabulary on every rank, where they compute their own part."""
 
 
+def overlapping(styles: str) -> str:
+    """Styles whose column-wise layers keep their sharded input, and hide their communication in backward."""
+    styles = styles.replace("to = replicate)", "to = replicate, overlap = backward)")
+    return styles.replace("colwise(input = shard(1), ", "colwise(input = shard(1), overlap = backward, ")
+
+
 def one_forward_one_backward(micro_batches: int, ranks: int) -> str:
     """The schedule that is Megatron's and nanotron's 1F1B: with fewer micro batches than ranks it is GPipe's."""
     return "1F1B" if micro_batches >= ranks else "GPipe"
@@ -53,14 +59,16 @@ def keeping_sharded_inputs(text: str) -> str:
     """The same plan, saying what Megatron's column-wise layers keep: their inputs before they are gathered.
 
     Each layer gathers by itself, and once more in backward, where the frameworks gather once for all that read the
-    same: what is held is theirs, what is sent is not. The other statement, blocks with all products kept, gathers as
-    often as they do, and keeps the row-wise products too, which autograd would not.
+    same: what is held is theirs, what is sent is not.
     """
+    text = text.replace("overlap = backward, ", "").replace(", overlap = backward", "")
     for line in _OF_BLOCKS:
         text = text.replace(line, "")
     text = re.sub(
         r"(\{(?:wq, wk, wv|w1, w3)\} *)= colwise$", r"\1= colwise(input = shard(1))", text, flags=re.MULTILINE
     )
+    if "\ncheckpoint {\n" not in text:
+        return f"{text}{KEEP_SHARDED_INPUTS}\n"
     return re.sub(r"checkpoint \{\n.*?\n\}", KEEP_SHARDED_INPUTS, text, flags=re.DOTALL)
 
 
@@ -72,12 +80,6 @@ TENSOR_PARALLEL_GPT = """shard on tp {
   layers.*.mlp.down               = rowwise
   output                          = colwise(loss_parallel = true)
 }"""
-
-KEEP_ALL_BUT_GATHERED_INPUTS = """checkpoint {
-  layers.*.attention    = selective([matmul, attention])
-  layers.*.feed_forward = selective([matmul, "aten.silu.default", "aten.mul.Tensor"])
-}"""
-"""Keeps what plain autograd keeps, but for the inputs that tensor parallelism gathered: they are gathered again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ _RATES: Final = {
 _PRODUCTS: Final = {
     "mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_scaled_mm": (0, 1), "_int_mm": (0, 1),
     "_grouped_mm": (0, 1), "_scaled_grouped_mm": (0, 1), "linear": (0, 1), "matmul": (0, 1), "mv": (0, 1),
-    "addmv": (1, 2), "dot": (0, 1),
+    "addmv": (1, 2), "dot": (0, 1), "addmm_": (1, 2), "baddbmm_": (1, 2),
 }  # fmt: skip
 """Where the two factors stand among the tensor inputs."""
 

@@ -10,7 +10,7 @@ from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import following, grouped
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import shard_ranks
-from legoai.dsl.analysis.shard import inputs_of, tensor_parallel
+from legoai.dsl.analysis.shard import readers, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Sharded
@@ -78,15 +78,11 @@ def _gathers_itself(style: Colwise | Rowwise) -> bool:
 def _takers(analysis: Analysis, path: str, style: Inputs) -> frozenset[str]:
     """The modules that alone take the one input that a module's style converts; none if anything else takes it."""
     assert analysis.manifest is not None
-    info = analysis.manifest.modules[path]
-    sources = style.source if isinstance(style.source, tuple) else (style.source,)
-    converted = [name for name, layout in zip(inputs_of(info), sources, strict=False) if layout != "none"]
-    given = {index for index, step in enumerate(info.flow) if step.op == "input" and step.name in converted}
-    steps = [step for step in info.flow if given.intersection(step.inputs)]
-    alone = len(converted) == 1 and not given.intersection(info.outputs) and all(step.op == "call" for step in steps)
-    if not alone or style.local or style.then is not None:
+    if style.local or style.then is not None:
         return frozenset()
-    return frozenset(info.child_path(step.name) for step in steps)
+    steps = readers(analysis.manifest.modules[path], style)
+    alone = bool(steps) and all(step.op == "call" for step in steps)
+    return frozenset(analysis.manifest.modules[path].child_path(step.name) for step in steps) if alone else frozenset()
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

@@ -16,7 +16,7 @@ from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwi
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
-    from legoai.specs.models.manifest import Manifest, ModuleInfo
+    from legoai.specs.models.manifest import Manifest, ModuleInfo, Step
 
 STYLES: Final = (Colwise, Rowwise, SequenceStyle, Heads, Inputs, Outputs)
 """Treatments of modules on `tp`."""
@@ -167,6 +167,19 @@ def inputs_of(info: ModuleInfo) -> tuple[str, ...]:
 def outputs_of(info: ModuleInfo) -> int:
     """The number of tensors that a module's forward returns; 1 where its flow does not say."""
     return max(1, len(info.outputs))
+
+
+def readers(info: ModuleInfo, style: Inputs) -> tuple[Step, ...]:
+    """What reads the one input of a module that its style converts, as its flow has it; nothing where it is not one.
+
+    An input that the module gives back is read by what is not known, so that nothing is told of it.
+    """
+    sources = style.source if isinstance(style.source, tuple) else (style.source,)
+    converted = [name for name, layout in zip(inputs_of(info), sources, strict=False) if layout != "none"]
+    given = {index for index, step in enumerate(info.flow) if step.op == "input" and step.name in converted}
+    if len(converted) != 1 or given.intersection(info.outputs):
+        return ()
+    return tuple(step for step in info.flow if given.intersection(step.inputs))
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:

@@ -22,6 +22,7 @@ from legoai.dsl.analysis import (
     model,
     offload,
     optimizer,
+    overlap,
     precision,
     shard,
 )
@@ -36,6 +37,7 @@ FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "batch": batch.supports,
     "pipeline": crossings.supports,
     "shard": shard.supports,
+    "overlap": overlap.supports,
     "experts": experts.supports,
     "context": context.supports,
     "checkpoint": checkpoint.supports,
@@ -47,7 +49,7 @@ FAMILIES: Final[dict[str, Callable[[Analysis], Iterator[Unsupported]]]] = {
     "float8": float8.supports,
     "attention": attention.supports,
 }
-"""Keyword of a family to its predicate; `experts` is `shard` on `ep`."""
+"""Keyword of a family to its predicate; `experts` is `shard` on `ep`, and `overlap` an option of its styles on `tp`."""
 
 
 def unsupported(analysis: Analysis) -> Iterator[Diagnostic]:

@@ -131,6 +131,8 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("loss_parallel enable_loss_parallel disable_loss_parallel parallel_output vocab_parallel", "loss_parallel",
           note="the last layer keeps its logits sharded: `output = colwise(loss_parallel = true)` in `shard on tp`, "
           "or `shard standard on tp (loss_parallel)`"),
+    Entry("tp_linear_async_communication async_tensor_model_parallel_allreduce tp_recompute_allgather", "overlap",
+          "shard standard on tp (sequence, overlap)"),
     Entry("replicated duplicate", "replicate"),
     # Pipelines.
     Entry("pipeline_parallel_schedule pipeline_schedule pp_schedule schedule_class", "schedule pipeline",

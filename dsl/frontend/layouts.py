@@ -115,8 +115,8 @@ def _rules(
             statement.subject.span, problem, label="not for this model",
             help=["write the rules: `{ PATH = TREATMENT }`"],
         )  # fmt: skip
-    sequence, loss_parallel = bool(values.get("sequence")), bool(values.get("loss_parallel"))
-    chosen = known.on(axes[0], sequence=sequence, loss_parallel=loss_parallel, fields=fields)
+    options = {name: bool(values.get(name)) for name in ("sequence", "loss_parallel", "overlap")}
+    chosen = known.on(axes[0], fields=fields, **options)
     return "\n".join(f"{rule.path} = {rule.treatment}" for rule in chosen)
 
 
@@ -131,7 +131,9 @@ def _problem(known: StandardLayouts, axis: str, values: Mapping[str, Any]) -> st
         lacking = next((name for name, value in values.items() if value and not known.has_form(name)), None)
         if lacking is not None:
             problem = f"the standard layout of this model has no form with `{lacking}`"
-            reason = known.reasons.get(lacking)
+            reason = known.reasons.get(lacking if lacking != "overlap" else "sequence")
+        elif values.get("overlap") and not values.get("sequence"):
+            problem = "`overlap` needs `sequence`, without which nothing is gathered"
     return f"{problem}: {reason}" if reason is not None else problem
 
 

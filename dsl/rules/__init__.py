@@ -44,6 +44,7 @@ MODULES: Final = (
     "rules.magnitudes",
     "diagnostics.codes.budgets",
     "rules.shard",
+    "rules.overlap",
     "rules.experts",
     "rules.divisibility",
     "rules.layouts",

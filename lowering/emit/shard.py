@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
+from legoai.dsl.analysis.overlap import overlapped
 from legoai.dsl.analysis.pipeline import is_staged
 from legoai.dsl.analysis.shard import (
     inputs_of,
@@ -65,7 +66,8 @@ def _styles(lowering: Lowering, draft: Draft, rules: Mapping[str, PathRule[Any]]
     found = {}
     for path, rule in rules.items():
         info = lowering.manifest.modules[path]
-        alike = id(rule), info.kind, len(info.inputs), inputs_of(info), outputs_of(info)
+        inside = tuple(layer.removeprefix(path) for layer in overlapped(lowering.analysis).get(path, ()))
+        alike = id(rule), info.kind, len(info.inputs), inputs_of(info), outputs_of(info), inside
         if alike not in made:
             made[alike] = style(lowering, path, rule, draft), rule_note(rule)
         found[path] = made[alike]

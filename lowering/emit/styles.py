@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from legoai.dsl.analysis.float8 import gathered_activations
+from legoai.dsl.analysis.overlap import overlapped
 from legoai.dsl.analysis.shard import inputs_of, outputs_of
 from legoai.lowering.emit.base import Draft, Lowering
-from legoai.lowering.emit.code import Group, Node, call, dictionary, sequence
+from legoai.lowering.emit.code import Group, Node, call, dictionary, quoted, sequence
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Rowwise, SequenceStyle
 
 _FLOAT8_MODULE: Final = "legoai.runtime.float8"
+_OVERLAPPED_MODULE: Final = "legoai.runtime.overlapped_backward"
 Layouts = list[Replicated | Sharded | Partial | None]
 
 
@@ -29,7 +31,7 @@ def style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> G
     treatment = rule.treatment
     float8 = path in gathered_activations(lowering.analysis)
     if isinstance(treatment, Colwise):
-        return _colwise(treatment, draft, float8=float8)
+        return _colwise(treatment, draft, float8=float8, overlaps=path in overlapped(lowering.analysis))
     if isinstance(treatment, Rowwise):
         embedding = lowering.manifest.modules[path].kind == "embedding"
         return _rowwise(treatment, draft, embedding=embedding, float8=float8)
@@ -53,19 +55,24 @@ def placed(rules: Mapping[str, PathRule[Any]], draft: Draft) -> Group:
 
 
 def _made(name: str, draft: Draft, **arguments: Node | None) -> Group:
-    home = _FLOAT8_MODULE if name.startswith("float8_") else "torch.distributed.tensor.parallel"
-    draft.imports.name(home, name)
+    draft.imports.name(_home(name), name)
     return call(name, **arguments)
+
+
+def _home(name: str) -> str:
+    if name.startswith("Overlapped"):
+        return _OVERLAPPED_MODULE
+    return _FLOAT8_MODULE if name.startswith("float8_") else "torch.distributed.tensor.parallel"
 
 
 def _optional(value: Any, draft: Draft) -> str | None:
     return None if value is None else layout(value, draft)
 
 
-def _colwise(style: Colwise, draft: Draft, *, float8: bool) -> Group:
+def _colwise(style: Colwise, draft: Draft, *, float8: bool, overlaps: bool) -> Group:
     output = style.output or (Sharded(dim=-1) if style.loss_parallel else None)
     return _made(
-        "float8_colwise" if float8 else "ColwiseParallel",
+        "OverlappedColwise" if overlaps else "float8_colwise" if float8 else "ColwiseParallel",
         draft,
         input_layouts=_optional(style.input, draft),
         output_layouts=_optional(output, draft),
@@ -100,6 +107,9 @@ def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft, *,
             entries = [(name, _or_none(values[index], draft), None) for name, index in keywords]
             options[option] = dictionary(entries)
     style = rule.treatment
+    linears = overlapped(lowering.analysis).get(path)
+    if linears is not None:
+        return _overlapped(path, linears, options, draft)
     if style.then is None:
         local = "True" if style.local else None
         name = "float8_inputs" if float8 else "PrepareModuleInput"
@@ -108,6 +118,13 @@ def _inputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft, *,
     return _made(
         "PrepareModuleInputOutput", draft, **options, use_local_input="True" if style.local else None, **leaving
     )
+
+
+def _overlapped(path: str, linears: tuple[str, ...], options: Mapping[str, Node | None], draft: Draft) -> Group:
+    """The same for layers that gather for themselves: their paths in the module, and how their input arrives."""
+    draft.imports.name(_OVERLAPPED_MODULE, "OverlappedInput")
+    arriving = {name: value for name, value in options.items() if not name.startswith("desired_")}
+    return call("OverlappedInput", *(quoted(linear.removeprefix(f"{path}.")) for linear in linears), **arriving)
 
 
 def _outputs(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> Group:

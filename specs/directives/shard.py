@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from legoai.specs.directives.base import AxisUse, Calls, Directive, Treatment, option
-from legoai.specs.directives.kinds import Boolean, Integer, Number
+from legoai.specs.directives.kinds import Boolean, Choice, Integer, Number
 from legoai.specs.directives.layouts import LAYOUT, LAYOUTS, Layout, Partial, Replicated, Sharded
+
+_OVERLAP = Choice(("none", "backward"))
 
 
 class Colwise(Treatment):
@@ -24,6 +26,15 @@ class Colwise(Treatment):
         Boolean(),
         doc="Keep the logits sharded over the vocabulary and compute the loss on the shards. Only for the last layer.",
         default=False,
+    )
+    overlap: str = option(
+        _OVERLAP,
+        doc=(
+            "`backward`, with `input = shard(1)`: the layer keeps its input as it arrives, and gathers it again in "
+            "backward while it computes the input's gradient; that is summed over the ranks while it computes the "
+            "weight's."
+        ),
+        default="none",
     )
 
 
@@ -98,6 +109,15 @@ class Inputs(Treatment):
         doc="Give the module plain tensors, this rank's part of them, in place of DTensors.",
         default=False,
     )
+    overlap: str = option(
+        _OVERLAP,
+        doc=(
+            "`backward`, from `shard(1)` to `replicate`: the `colwise` layers that read the input, and nothing else "
+            "may, keep it as it arrives, and gather it again in backward while they compute its gradient; that is "
+            "summed over the ranks while they compute those of their weights."
+        ),
+        default="none",
+    )
     then: Outputs | None = option(
         Calls((Outputs,)),
         doc="What becomes of the module's outputs (`PrepareModuleInputOutput`); by default they leave as they are.",
@@ -153,6 +173,11 @@ class Standard(Treatment):
     )
     loss_parallel: bool = option(
         Boolean(), doc="Keep the logits sharded over the vocabulary, and compute the loss on the shards.", default=False
+    )
+    overlap: bool = option(
+        Boolean(),
+        doc="With `sequence`, `overlap = backward` for all that gathers an input of `colwise` layers.",
+        default=False,
     )
 
 

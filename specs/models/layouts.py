@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from legoai.specs.record import Record
+from legoai.specs.record import Record, replace
 
 DENSE: Final = "<dense>"
 """In a path: the numbers of the blocks of a mixture whose feed-forward has no experts."""
@@ -39,14 +39,31 @@ class StandardLayouts(Record, kw_only=True):
     tp: tuple[LayoutRule, ...] = ()
     ep: tuple[LayoutRule, ...] = ()
     reasons: Mapping[str, str] = {}
-    """Why there is no layout on `tp`, or no form of it with `sequence` or `loss_parallel`, by these words."""
+    """Why there is no layout on `tp`, or no form of it with one of its options, by these words."""
 
     def has_form(self, option: str) -> bool:
         """Whether the layout on `tp` has a form with the option."""
+        if option == "overlap":
+            return any(_overlapped(rule.treatment) != rule.treatment for rule in self.tp)
         return any(getattr(rule, option) for rule in self.tp)
 
-    def on(self, axis: str, *, sequence: bool, loss_parallel: bool, fields: Mapping[str, Any]) -> Iterator[LayoutRule]:
-        """The rules on an axis under these options, for a model of the family whose config has these fields."""
+    def on(
+        self,
+        axis: str,
+        *,
+        fields: Mapping[str, Any],
+        sequence: bool = False,
+        loss_parallel: bool = False,
+        overlap: bool = False,
+    ) -> Iterator[LayoutRule]:
+        """The rules on an axis under these options, for a model of the family whose config has these fields.
+
+        With `overlap` all that gathers along the sequence for column-wise layers does so again in backward.
+        """
+        for rule in self._on(axis, sequence=sequence, loss_parallel=loss_parallel, fields=fields):
+            yield replace(rule, treatment=_overlapped(rule.treatment)) if overlap else rule
+
+    def _on(self, axis: str, *, sequence: bool, loss_parallel: bool, fields: Mapping[str, Any]) -> Iterator[LayoutRule]:
         for rule in self.tp if axis == "tp" else self.ep:
             if rule.sequence not in (None, sequence) or rule.loss_parallel not in (None, loss_parallel):
                 continue
@@ -71,6 +88,14 @@ def _dense_blocks(fields: Mapping[str, Any]) -> tuple[int, ...]:
 
 _WHOLE: Final = "inputs(from = shard(1), to = replicate)"
 _LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
+_GATHERING: Final = "colwise(input = shard(1)"
+"""How the treatment of a layer begins that gathers for itself."""
+
+
+def _overlapped(treatment: str) -> str:
+    """The treatment with hidden communication in backward, where it gathers for column-wise layers alone."""
+    gathers = treatment == _WHOLE or treatment.startswith(_GATHERING)
+    return f"{treatment[:-1]}, overlap = backward)" if gathers else treatment
 
 
 def _table(path: str) -> tuple[LayoutRule, ...]:

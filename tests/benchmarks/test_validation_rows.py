@@ -281,8 +281,10 @@ def test_steps_that_torchtitan_takes_one_by_one_give_what_our_llama_gives():
 def test_what_megatron_holds_is_stated_apart_from_what_it_sends():
     for source, fields in (("nanotron", NANOTRON), ("simumax", SIMUMAX)):
         stated = convert(source, fields)
-        assert "layers.*.attention              = inputs(from = shard(1), to = replicate)" in stated.text
+        overlap = ", overlap = backward" if source == "nanotron" else ""
+        assert f"layers.*.attention              = inputs(from = shard(1), to = replicate{overlap})" in stated.text
         assert "inputs(" not in stated.for_memory
+        assert "overlap =" not in stated.for_memory
         assert "layers.*.feed_forward.{w1, w3}  = colwise(input = shard(1))" in stated.for_memory
         assert stated.for_memory.count("selective([matmul])") == 3
     assert "swiglu_in_one_kernel" in convert("simumax", {**SIMUMAX, "tp": "1", "dp_replicate": "8"}).for_memory

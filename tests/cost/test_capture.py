@@ -64,7 +64,9 @@ def test_kernels_and_collectives_are_those_of_a_real_run(name, traced, gloo):
     assert "\n".join(difflib.unified_diff(real, ops, "real", "simulated", n=1, lineterm="")) == ""
 
 
-@pytest.mark.parametrize("name", ["fsdp", "fsdp and tensor parallel"])
+@pytest.mark.parametrize(
+    "name", ["fsdp", "fsdp and tensor parallel", "tensor and sequence parallel, hidden in backward"]
+)
 def test_every_collective_is_waited_for_once(name, traced):
     records = steady(traced(name))
     works = [item.work for item in records if isinstance(item, Collective)]

@@ -18,6 +18,12 @@ from support.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
 PLANS = {
     "one_device": f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)",
     "fsdp_tensor_parallel": FULL,
+    "overlapped_backward": f"""\
+{HEAD}
+batch (global = 8, micro = 2, seq_len = 64)
+mesh  (tp = 4)
+shard standard on tp (sequence, loss_parallel, overlap)
+""",
     "hybrid": f"""\
 {HEAD}
 batch (global = 8, micro = 2, seq_len = 64)

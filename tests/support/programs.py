@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import (
 from legoai.runtime import Trainer, local_value, reduce_loss_and_norm, warmup_schedule
 from legoai.runtime.loss import loss_context
 from legoai.runtime.optim import clip_gradients, reduce_partial_gradients
+from legoai.runtime.overlapped_backward import OverlappedColwise, OverlappedInput
 from legoai.runtime.units import reshard_units
 
 DIM, HEADS, HIDDEN, VOCABULARY, LAYERS = 32, 4, 64, 256, 2
@@ -93,14 +94,22 @@ class TinyLlama(nn.Module):
         return self.output(self.norm(x))
 
 
-def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, overlap: bool = False) -> None:
+    if overlap:
+        output = OverlappedColwise(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+        attention = OverlappedInput("wq", "wk", "wv", input_layouts=(Shard(1), None))
+        feed_forward = OverlappedInput("w1", "w3", input_layouts=(Shard(1),))
+    else:
+        output = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+        attention = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
+        feed_forward = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     parallelize_module(
         model,
         mesh,
         {
             "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
             "norm": SequenceParallel(),
-            "output": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
+            "output": output,
         },
     )
     for layer in model.layers.values():
@@ -109,15 +118,13 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
             mesh,
             {
                 "attention_norm": SequenceParallel(),
-                "attention": PrepareModuleInput(
-                    input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-                ),
+                "attention": attention,
                 "attention.wq": ColwiseParallel(),
                 "attention.wk": ColwiseParallel(),
                 "attention.wv": ColwiseParallel(),
                 "attention.wo": RowwiseParallel(output_layouts=Shard(1)),
                 "ffn_norm": SequenceParallel(),
-                "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+                "feed_forward": feed_forward,
                 "feed_forward.w1": ColwiseParallel(),
                 "feed_forward.w3": ColwiseParallel(),
                 "feed_forward.w2": RowwiseParallel(output_layouts=Shard(1)),
@@ -196,6 +203,7 @@ def trainer(
     dp_shard: int = 1,
     tp: int = 1,
     sequence_parallel: bool = True,
+    overlap: bool = False,
     checkpoint: bool = False,
     dtype: torch.dtype = torch.float64,
     global_batch: int = 8,
@@ -217,8 +225,10 @@ def trainer(
 
     def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         if tp > 1:
-            apply = apply_tensor_parallel if sequence_parallel else apply_plain_tensor_parallel
-            apply(model, mesh["tp"])
+            if sequence_parallel:
+                apply_tensor_parallel(model, mesh["tp"], overlap=overlap)
+            else:
+                apply_plain_tensor_parallel(model, mesh["tp"])
         if checkpoint:
             for name, layer in model.layers.items():
                 model.layers[name] = checkpoint_wrapper(layer)

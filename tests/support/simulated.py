@@ -29,6 +29,7 @@ PROGRAMS = {
     "fsdp": {"dp_shard": 2},
     "fsdp, checkpointed": {"dp_shard": 2, "checkpoint": True},
     "tensor and sequence parallel": {"tp": 2},
+    "tensor and sequence parallel, hidden in backward": {"tp": 2, "overlap": True},
     "tensor parallel": {"tp": 2, "sequence_parallel": False},
     "fsdp and tensor parallel": {"dp_shard": 2, "tp": 2},
     "fsdp and tensor parallel, checkpointed": {"dp_shard": 2, "tp": 2, "checkpoint": True},

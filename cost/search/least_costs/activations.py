@@ -315,7 +315,8 @@ class _Features:
         inputs: dict[int, int] = {}
         for layer in layers:
             width = int(layer.attributes["in_features"])
-            inputs[width] = max(inputs.get(width, 0), width * (self.tp if layer.path in self.cut.take_whole else 1))
+            whole = layer.path in self.cut.take_whole and layer.path not in self.cut.gather_again
+            inputs[width] = max(inputs.get(width, 0), width * (self.tp if whole else 1))
         yield sum(inputs.values())
         if module.kind == "attention" and self.fused:
             heads, key_heads, width = _heads(module)

@@ -298,7 +298,8 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
     A layer that is cut by input features gives summands, which are summed up before the next layer. Where the sums are
     cut again, along the sequence, what comes next in the model takes them whole; no more is gathered than was cut, so
     that nothing counts of the first block. Backward then gathers the gradients of the sums before it can compute those
-    of the layer, and sums up and cuts those of what the next layer took.
+    of the layer, and sums up and cuts those of what the next layer took, unless it computes gradients of weights
+    meanwhile.
 
     Raises:
         Undecided: it depends on a hole.
@@ -325,7 +326,8 @@ def of_layers(analysis: Analysis, machine: Machine) -> dict[str, Pass]:
             whole = next((item for item in linear if item.path in cut.take_whole), None)
             if whole is not None and in_pieces:
                 taken = int(whole.attributes["in_features"])
-                found[whole.path] = passed("all_gather", "reduce_scatter", taken)
+                hidden = whole.path in cut.gather_again
+                found[whole.path] = passed("all_gather", None if hidden else "reduce_scatter", taken)
             in_pieces = False
             for item in linear:
                 layout, given = cut.sum_up.get(item.path), int(item.attributes["out_features"])

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.fact import fact
+from legoai.dsl.analysis.overlap import possibly_overlapped
 from legoai.dsl.analysis.shard import tensor_parallel
 from legoai.dsl.analysis.tensors import as_list
 from legoai.specs.directives.base import PathRule
@@ -27,10 +28,12 @@ class CutLayers:
     Attributes:
         take_whole: those whose input is surely whole.
         sum_up: those that give summands, each with the layout that their sum has.
+        gather_again: those whose input is kept in pieces, and whose communication in backward may be hidden.
     """
 
     take_whole: frozenset[str] = frozenset()
     sum_up: Mapping[str, Layout] = field(default_factory=dict)
+    gather_again: frozenset[str] = frozenset()
 
 
 NONE_CUT: Final = CutLayers()
@@ -60,7 +63,8 @@ def cut_layers(analysis: Analysis) -> CutLayers:
             around = styles.get(path.rpartition(".")[0])
             if not along_sequence or style.input is not None or _converts(around):
                 take_whole.append(path)
-    return CutLayers(frozenset(take_whole), sum_up)
+    again = frozenset(layer for together in possibly_overlapped(analysis).values() for layer in together)
+    return CutLayers(frozenset(take_whole), sum_up, again)
 
 
 def children(manifest: Manifest, path: str) -> Iterator[ModuleInfo]:

@@ -28,7 +28,8 @@ from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.facts import below
-from legoai.dsl.analysis.precision import has_policy
+from legoai.dsl.analysis.overlap import possibly_overlapped
+from legoai.dsl.analysis.precision import DTYPE_BYTES, has_policy
 from legoai.specs.directives.base import describe
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifest import Manifest
@@ -39,6 +40,9 @@ _DECIDE: Final = ("model", "attention", "precision")
 
 _COUNTED_COPIES: Final = ("aten._to_copy", "aten.cat")
 """Copies that compute something, so that no layout of what they read makes them idle."""
+
+_SUM: Final = 3
+"""Tensors that a sum of two reads and writes."""
 
 _Key: TypeAlias = tuple[str, MovementKind, str, float]
 """Phase, kind, rate and bytes for a token of equal kernels."""
@@ -188,6 +192,7 @@ def seconds_of_block(moved: Iterable[Moved], analysis: Analysis, profile: Profil
     """Least seconds of what a block moves in one micro batch on a rank.
 
     Recomputation ends when all is there that backward reads: then a sum may be left out, and the largest counts as it.
+    Layers that hide their communication in backward add up the gradients of their input in their products.
 
     Args:
         moved: by the block in a candidate that was simulated.
@@ -195,10 +200,32 @@ def seconds_of_block(moved: Iterable[Moved], analysis: Analysis, profile: Profil
         profile: of the device.
     """
     share, gap = local_tokens(analysis.plan) / analysis.plan.mesh.tp, kernel_gap(profile)
-    took, largest = {"forward": 0.0, "backward": 0.0}, 0.0
+    took, largest, left_out = {"forward": 0.0, "backward": 0.0}, 0.0, _sums_in_products(analysis)
     for one in moved:
         work = Movement(kind=one.kind, bytes=int(one.bytes * share), rate=one.rate)
         seconds = gap + seconds_of(work, profile)[0]
-        took[one.phase] += one.kernels * seconds
+        summed = min(one.kernels, _equal_sums(one, left_out))
+        took[one.phase] += (one.kernels - summed) * seconds
         largest = max(largest, seconds if one.phase == "forward" else 0.0)
     return MovedSeconds(Pass(took["forward"], took["backward"]), took["forward"] - largest)
+
+
+def _sums_in_products(analysis: Analysis) -> Counter[int]:
+    """How many sums of two gradients of a block's tensors no kernel of their own may compute, by features."""
+    assert analysis.manifest is not None
+    most: Counter[int] = Counter()
+    for block in blocks_alike(analysis.manifest):
+        found: Counter[int] = Counter()
+        for path, layers in possibly_overlapped(analysis).items():
+            if below(path, block) and layers:
+                found[int(analysis.manifest.modules[layers[0]].attributes["in_features"])] += len(layers) - 1
+        most |= found
+    return most
+
+
+def _equal_sums(one: Moved, sums: Counter[int]) -> int:
+    """The number of these among equal kernels of a block: each reads two tensors and writes one."""
+    if one.phase != "backward" or one.kind != "elementwise":
+        return 0
+    size = _SUM * DTYPE_BYTES.get(one.rate, 0)
+    return sum(count for features, count in sums.items() if abs(one.bytes - size * features) < 1)

@@ -25,6 +25,7 @@ from legoai.dsl.analysis.batch import local_tokens, micro_batches
 from legoai.dsl.analysis.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.mesh import shard_ranks
+from legoai.dsl.analysis.overlap import overlaps
 from legoai.dsl.analysis.precision import DTYPE_BYTES
 from legoai.dsl.analysis.state import element_bytes
 from legoai.dsl.analysis.tensors import Tensor, as_list
@@ -126,6 +127,8 @@ class PlacementCosts:
         # The gradient of what stays a DTensor comes back as summands, where cut layers took all of it.
         summed = isinstance(style, Inputs) and not style.local and isinstance(target, Replicated)
         back = Partial() if summed else target
+        if overlaps(style):
+            return self._converted(path, features, (source, target), (source, source))  # hidden in backward
         return self._converted(path, features, (source, target), (back, source))
 
     def operation(self, path: str, op: str, features: int, got: list[Tensor], heads: AttentionShape | None) -> Cost:
@@ -177,7 +180,7 @@ class PlacementCosts:
             cut = (rows, -(-columns // self.ranks)) if rowwise else (-(-rows // self.ranks), columns)
             # Of a plain input the layer sums up the gradient itself; that of a DTensor goes on as summands.
             grads: Layout = wanted if rowwise else Partial()
-            after = grads if got.wrapped and given == wanted else given
+            after = grads if overlaps(style) or (got.wrapped and given == wanted) else given
             work = self._linear(info.path, *cut) + self._converted(info.path, columns, (given, wanted), (grads, after))
         width = columns if embeds else rows
         returned = Replicated() if rowwise else made  # a gradient that summands take is whole

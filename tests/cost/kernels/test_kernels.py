@@ -50,6 +50,8 @@ def test_dtypes_have_torchs_sizes() -> None:
         ("aten.mm", [((8, 32), "bfloat16"), ((32, 4), "bfloat16")], ((8, 4), "bfloat16"), (1, 8, 4, 32, "bf16")),
         ("aten.addmm.default", [((4,), "float32"), ((8, 32), "float32"), ((32, 4), "float32")], ((8, 4), "float32"),
          (1, 8, 4, 32, "fp32")),
+        ("aten.addmm_", [((8, 4), "bfloat16"), ((8, 32), "bfloat16"), ((32, 4), "bfloat16")], ((8, 4), "bfloat16"),
+         (1, 8, 4, 32, "bf16")),
         ("aten::bmm", [((3, 8, 32), "float16"), ((3, 32, 4), "float16")], ((3, 8, 4), "float16"),
          (3, 8, 4, 32, "fp16")),
         ("aten._scaled_mm", [((8, 32), "float8_e4m3fn"), ((32, 4), "float8_e5m2")], ((8, 4), "bfloat16"),

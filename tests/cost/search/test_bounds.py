@@ -82,6 +82,16 @@ pipeline on pp (schedule = auto in [1F1B, Interleaved1F1B], stages = auto in [2,
 checkpoint {{ layers.* = auto in [none, full, selective([attention]), selective([attention, matmul])] }}
 precision (reduce = auto in [bf16, fp32])
 """
+HIDDEN_IN_BACKWARD = """\
+batch (global = 16, micro = auto in [1, 2], seq_len = {length})
+mesh (dp_shard = rest, tp = auto in [1, 2, 4])
+shard standard on tp (sequence, loss_parallel) {{
+  layers.*.{{attention, feed_forward}} = inputs(from = shard(1), to = replicate, overlap = auto in [backward, none])
+  output                             = colwise(input = shard(1), overlap = backward, loss_parallel = true)
+}}
+fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, never]) }}
+checkpoint {{ layers.* = auto in [none, full, selective([attention, matmul])] }}
+"""
 
 
 def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
@@ -138,6 +148,7 @@ def drawn(head: str, body: str, count: int, seed: int) -> list[str]:
     [
         *(pytest.param(head, SHARDED, marks=pytest.mark.slow) for head in ("cpu", "h100")),
         ("h100", PIPELINED),
+        ("h100", HIDDEN_IN_BACKWARD),
         ("mixtral", EXPERTS),
     ],
 )
@@ -156,6 +167,7 @@ def test_bounds_are_below_what_is_simulated(head: str, body: str):
         ("h100", DIVIDED),
         ("h100", TWO_WAYS),
         ("h100", CUT_AND_PIPELINED),
+        ("h100", HIDDEN_IN_BACKWARD),
     ],
 )
 def test_bounds_are_below_what_is_simulated_of_many(head: str, body: str, seed: int):

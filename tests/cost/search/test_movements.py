@@ -86,3 +86,17 @@ def test_other_degrees_and_micro_batches_take_no_less(told, devices: int, micro:
     seconds, _ = in_a_fork(simulated, text)
     analysis = analysed(text)
     assert BoundsOf()(analysis).step_time < bounds(analysis).step_time < seconds
+
+
+def test_gradients_that_products_add_up_are_moved_by_no_kernel(told):
+    """Two sums of the attention's three layers and one of the feed-forward's two, of 2048 features on two ranks."""
+    _, _, _, bounds, moved = told
+    plain, hidden = (
+        analysed(PLAN.format(devices=4, micro=1, mesh="dp_shard = 2, tp = 2", body=styles + SHARDED))
+        for styles in (STYLES, STYLES.replace("loss_parallel", "loss_parallel, overlap"))
+    )
+    profile = bounds.machine(plain).profile
+    more, less = (seconds_of_block(moved, one, profile).once.backward for one in (plain, hidden))
+    sums = Moved("backward", "elementwise", "bf16", 3 * 2048 * 2.0, 3)
+    assert more - less == pytest.approx(seconds_of_block([sums], plain, profile).once.backward)
+    assert less > 0.5 * more

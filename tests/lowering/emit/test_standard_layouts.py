@@ -133,13 +133,12 @@ def body(case: Case, options: str) -> str:
 
 
 def with_options(case: Case) -> list[tuple[Case, str]]:
-    """The forms of a family's layout: the plain one, and the one with all of its options."""
-    if case.layouts is None:
-        options = {"vit": "(sequence)"}.get(case.name, "(sequence, loss_parallel)")
-    else:
-        words = [word for word in ("sequence", "loss_parallel") if case.layouts.has_form(word)]
-        options = f"({', '.join(words)})" if words else ""
-    return [(case, ""), (case, options)] if options else [(case, "")]
+    """The forms of a family's layout: the plain one, the one with sequence and loss parallelism, and with all."""
+    words = ["sequence", "loss_parallel"] if case.name != "vit" or case.layouts is not None else ["sequence"]
+    if case.layouts is not None:
+        words = [word for word in words if case.layouts.has_form(word)]
+    forms = [words, [*words, "overlap"]] if "sequence" in words else [words]
+    return [(case, ""), *((case, f"({', '.join(form)})") for form in forms if form)]
 
 
 @pytest.mark.parametrize(
@@ -165,12 +164,13 @@ def test_standard_styles_and_units_train_as_one_process_does(share: str, gloo, d
     compare([item for case in several for item in with_options(case)], gloo, data, tmp_path)
 
 
-def test_sequence_layouts_of_others_run_in_stages(gloo, data, tmp_path: Path):
+@pytest.mark.parametrize("options", ["sequence", pytest.param("sequence, overlap", marks=pytest.mark.slow)])
+def test_sequence_layouts_of_others_run_in_stages(options: str, gloo, data, tmp_path: Path):
     [case] = [case for case in cases(tmp_path) if case.name == "qwen3"]
     model = case.model.replace(")", ", tie_word_embeddings = false)")
     staged = Case(case.name, model, case.layouts, case.tolerance)
     [alone] = gloo(1)(trained, [(program(staged.text(PLAIN_DOUBLE, 1), tmp_path), "")], data)
-    body = f"mesh (pp = 2, tp = 2)\npipeline on pp (schedule = 1F1B)\nshard standard on tp (sequence)\n{DOUBLE}"
+    body = f"mesh (pp = 2, tp = 2)\npipeline on pp (schedule = 1F1B)\nshard standard on tp ({options})\n{DOUBLE}"
     for [result] in gloo(4)(trained, [(program(staged.text(body, 4), tmp_path), "")], data):
         assert result["loss"] == pytest.approx(alone[0]["loss"], abs=ROUNDED)
 

@@ -224,3 +224,13 @@ def test_one_rank_needs_no_styles():
     found = Placements(plan, BoundsOf().machine).complete(choices)
     assert found is not None
     assert set(found) == {0}
+
+
+def test_sums_that_backward_hides_cost_nothing():
+    found = {}
+    for option in ("", ", overlap"):
+        open_rules = "layers.*.attention.wo = auto, layers.*.feed_forward.w2 = auto, norm = auto"
+        one = Model(opened(f"shard standard on tp (sequence, loss_parallel{option}) {{ {open_rules} }}"))
+        found[option] = one.seconds(dict(enumerate(map(dict.copy, one.rules.values()))))
+    hidden = one.costs._seconds("reduce_scatter", one.costs._whole(4096))
+    assert found[""] - found[", overlap"] == pytest.approx((2 * 32 + 1) * hidden)

@@ -1,0 +1,112 @@
+"""Column-wise layers that hide their communication in backward, on the simulated device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from legoai.cost.estimate import Estimate, estimate
+from legoai.cost.search.bounds import Bounds, BoundsOf
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.lint import lint
+from legoai.lowering.program import lower
+from support.simulated import in_a_fork
+
+LAYERS, TP, TOKENS, DIM = 3, 8, 8192, 4096
+PLAN = f"""\
+plan test
+model llama3("8b", n_layers = {LAYERS})
+cluster h100_sxm
+batch (global = 2, micro = 1, seq_len = {TOKENS})
+mesh (tp = {TP})
+attention flash
+precision (master = bf16, param = bf16)
+shard standard on tp (sequence, loss_parallel) {{
+OVERLAP
+}}
+"""
+OVERLAP = """
+  layers.*.{attention, feed_forward} = inputs(from = shard(1), to = replicate, overlap = backward)
+  output = colwise(input = shard(1), overlap = backward, loss_parallel = true)
+"""
+GATHERED = TOKENS * DIM * 2
+
+
+def analysis_of(text: str) -> Analysis:
+    linted = lint(text, "test.plan", directory=Path())
+    assert not linted.has_errors, linted.diagnostics
+    return linted.analysis
+
+
+def bound_and_cost(text: str) -> tuple[Bounds, Estimate]:
+    analysis = analysis_of(text)
+    return BoundsOf()(analysis), estimate(lower(analysis), analysis.plan, analysis.manifest)
+
+
+def costs(overlap: str) -> Estimate:
+    analysis = analysis_of(PLAN.replace("OVERLAP", overlap))
+    return estimate(lower(analysis), analysis.plan, analysis.manifest)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Estimate:
+    return in_a_fork(costs, "")
+
+
+@pytest.fixture(scope="module")
+def overlapped() -> Estimate:
+    return in_a_fork(costs, OVERLAP)
+
+
+def backward_of(found: Estimate, kind: str, pattern: str) -> tuple[int, float, float]:
+    """How many collectives a module has in backward, their seconds, and how many of these nothing computes beside."""
+    return next(
+        (each.count, each.seconds, each.exposed)
+        for each in found.ranks[0].breakdown.collectives
+        if (each.kind, each.pattern, each.phase) == (kind, pattern, "backward")
+    )
+
+
+def test_gradients_of_inputs_are_summed_while_those_of_weights_are_computed(plain, overlapped):
+    for module in ("layers.*.attention", "layers.*.feed_forward", "output"):
+        count, seconds, exposed = backward_of(plain, "reduce_scatter", module)
+        assert exposed == pytest.approx(seconds)
+        again, hidden, left = backward_of(overlapped, "reduce_scatter", module)
+        assert (again, hidden) == (count, pytest.approx(seconds))
+        assert left < (0.25 if module == "layers.*.attention" else 0.01) * hidden  # its products are shorter than a sum
+    assert overlapped.step_time < plain.step_time
+
+
+def test_inputs_are_gathered_again_while_their_gradients_are_computed(plain, overlapped):
+    count, seconds, exposed = backward_of(overlapped, "all_gather", "output")
+    assert count == 2
+    assert exposed < 0.01 * seconds
+    for module in ("layers.*.attention", "layers.*.feed_forward"):
+        # That of the row-wise layer behind is one of two, and is waited for in both plans.
+        count, seconds, exposed = backward_of(plain, "all_gather", module)
+        assert exposed == pytest.approx(seconds)
+        twice, all_seconds, left = backward_of(overlapped, "all_gather", module)
+        assert (twice, all_seconds) == (2 * count, pytest.approx(2 * seconds))
+        assert left < 1.01 * seconds
+
+
+def test_what_is_gathered_is_gone_after_forward(plain, overlapped):
+    """At the peak, in the loss, each module of a block and the output layer holds a piece, not the whole."""
+    kept = (2 * LAYERS + 1) * (GATHERED - GATHERED // TP)
+    assert plain.peak_active - overlapped.peak_active == kept
+
+
+def test_products_are_the_same(plain, overlapped):
+    def products(found: Estimate) -> float:
+        return found.ranks[0].breakdown.by_kind["matrix product"] - found.ranks[0].breakdown.slowed
+
+    # Gradients of an input are added up in the products, which read the sum.
+    assert products(overlapped) == pytest.approx(products(plain), rel=0.02)
+
+
+def test_lower_bounds_count_neither_what_is_hidden_nor_what_is_gone():
+    deep = PLAN.replace(f"n_layers = {LAYERS}", "n_layers = 16").replace("OVERLAP", OVERLAP)
+    bound, found = in_a_fork(bound_and_cost, deep)
+    assert 0.0 < bound.step_time < found.step_time
+    assert 0.7 * found.peak_active < bound.memory < found.peak_active

@@ -1,0 +1,108 @@
+"""`overlap` of styles on `tp`: where it has an effect, and what it cannot stand beside."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.rule_plans import codes, diagnostics
+
+BASE = """\
+model llama3("tiny", n_layers = 2)
+mesh (dp_shard = 4, tp = 2)
+shard standard on tp (sequence, loss_parallel, overlap) {{ {rules} }}
+fsdp blocks on dp_shard
+{more}
+"""
+GATHER = "inputs(from = shard(1), to = replicate, overlap = backward)"
+
+
+def text(*rules: str, more: str = "") -> str:
+    return BASE.format(rules=", ".join(rules), more=more)
+
+
+def message(code: str, plan: str) -> str:
+    """What is said under one code, of all rules."""
+    return "\n".join(item.message for item in diagnostics(plan) if item.code == code)
+
+
+def errors(plan: str) -> set[str]:
+    return {item.code for item in diagnostics(plan) if item.severity == "error"}
+
+
+def test_all_that_gathers_along_the_sequence_may_do_so_again() -> None:
+    assert errors(text()) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (
+            "layers.*.attention = inputs(from = replicate, to = replicate, overlap = backward)",
+            "does not gather one input",
+        ),
+        (
+            "layers.*.attention = inputs(from = shard(1), to = shard(1), overlap = backward)",
+            "does not gather one input",
+        ),
+        (f"layers.*.attention = {GATHER[:-1]}, local = true)", "takes plain tensors"),
+        (
+            f"layers.*.attention = {GATHER[:-1]}, then = outputs(from = replicate, to = shard(1)))",
+            "converts outputs too",
+        ),
+        (f"layers.* = {GATHER}", "gives its input to `attention_norm`"),
+        ("layers.*.attention.wk = colwise(input = shard(1))", "gives its input to `wk`"),
+        ("layers.*.attention.wk = none", "gives its input to `wk`"),
+        ("output = colwise(overlap = backward, loss_parallel = true)", "does not gather its input"),
+        ("tok_embeddings = colwise(output = shard(1), overlap = backward)", "is no linear layer"),
+    ],
+)
+def test_what_gathers_nothing_for_column_wise_layers_alone_has_nothing_to_overlap(rule: str, why: str) -> None:
+    assert why in message("LP428", text(rule))
+
+
+def test_what_reads_its_input_itself_needs_it_whole() -> None:
+    """The feed-forward of a mixture routes what it is given."""
+    plan = text(f"layers.*.feed_forward = {GATHER}").replace("llama3", "mixtral")
+    assert "reads its input itself" in message("LP428", plan)
+
+
+def test_on_one_rank_the_whole_statement_is_idle() -> None:
+    plan = text().replace("dp_shard = 4, tp = 2", "dp_shard = 8, tp = 1")
+    assert "LP307" in codes(plan)
+    assert "LP428" not in codes(plan)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ("compile { layers.* = inductor }", "`layers.*` is compiled"),
+        ("compile { layers.*.attention.wq = aot_eager }", "`layers.*.attention.wq` is compiled"),
+        ("precision { layers.*.attention.wk = float8 }", "`layers.*.attention.wk` computes in float8"),
+        ("checkpoint { layers.*.attention.wv = full }", "`checkpoint` treats `layers.*.attention.wv` apart"),
+    ],
+)
+def test_what_its_layers_would_be_treated_by_too_is_refused(more: str, why: str) -> None:
+    assert why in message("LP010", text(more=more))
+
+
+def test_layers_of_their_own_units_are_refused() -> None:
+    plan = text().replace("fsdp blocks on dp_shard", "fsdp blocks on dp_shard { layers.*.feed_forward.w1 = unit }")
+    assert "`fsdp` treats `layers.*.feed_forward.w1` apart" in message("LP010", plan)
+    assert errors(plan.replace("w1 = unit", "w2 = unit")) == set()
+
+
+def test_the_graph_backend_orders_collectives_itself() -> None:
+    plan = text().replace("fsdp blocks on dp_shard", "fsdp blocks on dp_shard (backend = graph)")
+    assert "`backend = graph` orders" in message("LP010", plan)
+
+
+def test_a_schedule_that_splits_the_backward_is_refused() -> None:
+    plan = text().replace("dp_shard = 4, tp", "pp = 2, dp_shard = 2, tp")
+    staged = plan.replace("fsdp blocks on dp_shard", "fsdp on dp_shard { layers.* = unit(reshard = after_backward) }")
+    assert errors(staged + "pipeline on pp (schedule = 1F1B)\n") == set()
+    assert "gradients of weights apart" in message("LP010", staged + "pipeline on pp (schedule = ZBVZeroBubble)\n")
+
+
+@pytest.mark.parametrize("more", ["checkpoint { layers.* = full }", "checkpoint { output = full }", "attention flash"])
+def test_what_holds_all_layers_of_a_module_stands_beside_it(more: str) -> None:
+    assert errors(text(more=more)) == set()
