@@ -9,8 +9,7 @@ inside of the model: on logits moved by one token, which for more than one seque
 Gemma, and as they are for GPT-2 and T5. Such a model gives its loss as the logit of the only class at every place, so
 that the trainer's own loss adds nothing. Composer computes the metrics of llm-foundry's models anew from the logits of
 each micro batch. TorchTitan's Llama of 2024 computes its norms in single steps, rotates complex
-numbers in fp32 and repeats keys and values. Megatron-DeepSpeed's GPT of 2023 computes attention step by step, in half
-precision.
+numbers in fp32 and repeats keys and values.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from legoai.specs.models import decoder
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.huggingface import transformers_model
-from legoai.specs.models.layers import Linear, residual_std
 from legoai.specs.models.llama import FeedForward, Llama
 from legoai.specs.models.reads import Images
 
@@ -100,72 +98,6 @@ def mpt(preset: str, **dimensions: Any) -> nn.Module:
     model = GPT(resolve_config("gpt3", preset, dimensions))  # type: ignore[arg-type]
     model.__class__ = _WithTrainMetrics
     return model
-
-
-def megatron_gpt(preset: str, **dimensions: Any) -> nn.Module:
-    """Build our GPT with the attention of Megatron-DeepSpeed in 2023.
-
-    Args:
-        preset: of `gpt3`.
-        dimensions: fields of its config to use instead.
-    """
-    config = resolve_config("gpt3", preset, dimensions)
-    model = GPT(config)  # type: ignore[arg-type]
-    for block in model.layers.values():
-        block.attention = _StepwiseAttention(config)
-    return model
-
-
-class _StepwiseAttention(nn.Module):
-    """`ParallelAttention` of `megatron/model/transformer.py`, without FlashAttention.
-
-    One layer makes queries, keys and values, of each head one after the other. Scores are made by one batched product
-    that scales them; `ScaledUpperTriangMaskedSoftmax` is one kernel; a tenth of the shares is dropped.
-    """
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.head_dim = config.head_size
-        self.wqkv = Linear(config.dim, 3 * config.dim, bias=config.bias)
-        self.wo = Linear(config.dim, config.dim, bias=config.bias, init_std=residual_std(config.n_layers))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Mix positions: [B, T, dim] to [B, T, dim]."""
-        b, t, _ = x.shape
-        heads_btnd = self.wqkv(x).view(b, t, -1, 3 * self.head_dim)
-        q_zsd, k_zsd, v_zsd = (
-            part.transpose(1, 2).reshape(-1, t, self.head_dim) for part in heads_btnd.chunk(3, dim=-1)
-        )
-        scores_zst = torch.baddbmm(
-            q_zsd.new_empty(len(q_zsd), t, t), q_zsd, k_zsd.transpose(1, 2), beta=0.0, alpha=self.head_dim**-0.5
-        )
-        shares_zst = F.dropout(_causal_softmax(scores_zst), p=_DROPPED, training=self.training)
-        mixed_bntd = torch.bmm(shares_zst, v_zsd).view(b, -1, t, self.head_dim)
-        return self.wo(mixed_bntd.transpose(1, 2).reshape(b, t, -1))
-
-
-_DROPPED = 0.1
-"""`--attention-dropout`, by default."""
-
-
-@torch.library.custom_op("megatron_of_2023::causal_softmax", mutates_args=())
-def _causal_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """`ScaledUpperTriangMaskedSoftmax`, of scores [..., T, T]: one kernel, which reads and writes them once."""
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return scores.masked_fill(later, -torch.inf).softmax(-1)
-
-
-@torch.library.custom_op("megatron_of_2023::causal_softmax_backward", mutates_args=())
-def _causal_softmax_backward(grad: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    return shares * (grad - (grad * shares).sum(-1, keepdim=True))
-
-
-_causal_softmax.register_fake(torch.empty_like)
-_causal_softmax_backward.register_fake(lambda grad, _: torch.empty_like(grad))
-_causal_softmax.register_autograd(
-    lambda ctx, grad: _causal_softmax_backward(grad, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
-)
 
 
 class _WithTrainMetrics(GPT):

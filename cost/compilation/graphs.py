@@ -272,13 +272,14 @@ class _Run:
     def take(self) -> list[Any]:
         """Take all steps, and return the results."""
         capture = self.capture
+        outside, capture.compiled = capture.compiled, True
         capture.paused = True
         try:
             for step in self.schedule.steps:
                 self._take(step)
             return [self._value(item) for item in self.schedule.outputs]
         finally:
-            capture.paused = self.paused
+            capture.paused, capture.compiled = self.paused, outside
             self.tensors.clear()
 
     def _take(self, step: Step) -> None:
@@ -353,6 +354,8 @@ class _Run:
                 attributes={**work.attributes, **self.attributes},
                 module=".".join(part for part in (capture.module, work.module) if part),
                 phase=capture.phase,
+                # Little Python is left around fused kernels; other kernels are called from code in Python.
+                python=capture.phase != "backward" and not work.op.startswith("fused("),
             )
         )
 

@@ -375,6 +375,7 @@ def _transferred(recorder: Capture, operation: Any) -> _Transfer:
             dtype=type_of(tensor).dtype,
             module=recorder.module,
             phase=recorder.phase,
+            python=recorder.python,
         )
     )
     return _Transfer(work, tensor)

@@ -48,11 +48,13 @@ class Recorder(Protocol):
     Attributes:
         module: path of the module that runs.
         phase: of the step.
+        python: whether Python code issues what happens, and not C++.
         paused: whether what happens is no part of the program, such as the propagation of shapes.
     """
 
     module: str = ""
     phase: Phase = "setup"
+    python: bool = True
     paused: bool = False
 
     def record(self, record: Record) -> None:
@@ -248,6 +250,7 @@ def read_from_device(size: int) -> None:
             blocking=True,
             module=recorder.module,
             phase=recorder.phase,
+            python=recorder.python,
         )
     )
     backend.tell(HostWaitStream(where))

@@ -210,7 +210,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             capture.operands[len(capture.records)] = operands_of(
                 known, args, kwargs, inputs, fresh, moved, capture.number_of
             )
-        capture.record(Kernel(stream=current_stream(), module=capture.module, phase=capture.phase, **said))
+        where, phase, python = capture.module, capture.phase, capture.python
+        capture.record(Kernel(stream=current_stream(), module=where, phase=phase, python=python, **said))
 
     def _host_copy(
         self,
@@ -237,6 +238,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             blocking=blocking,
             module=self.capture.module,
             phase=self.capture.phase,
+            python=self.capture.python,
         )
 
     def _collective(
@@ -276,6 +278,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 dtype=type_of(whole[0]).dtype if whole else "",
                 module=capture.module,
                 phase=capture.phase,
+                python=capture.python,
             )
         )
         if issued:

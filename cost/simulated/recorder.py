@@ -38,12 +38,16 @@ from legoai.runtime.torch_internals.collectives import resolve_process_group
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import (
     autograd_sequence_number,
+    called_from_python,
     current_autograd_node,
     is_traceable_wrapper_subclass_type,
     running_backward,
 )
 from legoai.runtime.torch_internals.patching import patched
 from legoai.runtime.training import Training
+
+_SIMULATOR: Final = __name__.rpartition(".")[0]
+"""The package whose code runs where a device would compute."""
 
 _ACCUMULATION: Final = 2**64 - 1
 """The number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
@@ -85,6 +89,8 @@ class Capture(Recorder):
         self.of_node: Place | None = None
         """The place of the node that runs, where the step is a graph."""
         self.makes: Makes = ""
+        self.compiled = False
+        """Whether a compiled graph runs."""
         self.groups: dict[str, tuple[tuple[int, ...], str]] = {}
         self.mesh: DeviceMesh | None = None
 
@@ -159,7 +165,16 @@ class Capture(Recorder):
         self._categorise(gradient, "unsharded_gradient", place.module)
 
     def locate(self) -> None:
-        """Find out where the program is: the phase, and the module on whose behalf it works."""
+        """Find out where the program is: the phase, the module on whose behalf it works, and whether Python does it."""
+        self._locate()
+        if self.compiled:
+            self.python = False
+        elif self.phase == "backward":
+            self.python = running_backward() and called_from_python(_SIMULATOR)
+        else:
+            self.python = True
+
+    def _locate(self) -> None:
         if self.of_node is not None:
             self.module, self.phase, self.makes = self.of_node[:3]
             return

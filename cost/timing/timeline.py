@@ -62,10 +62,10 @@ class Host:
     """How fast operations are put on streams, and how much communication slows computation.
 
     Attributes:
-        dispatch_seconds: host time of one operation that C++ issues, as autograd does in a backward pass; 0 where the
-            host is never the bottleneck, as in a replayed graph.
-        python_seconds: of one that a module issues in Python, with what Python does between two; None where that is not
-            known, so that it is as the former.
+        dispatch_seconds: host time of one operation that C++ issues, as the nodes of autograd do; 0 where the host is
+            never the bottleneck, as in a replayed graph.
+        python_seconds: of one that Python issues, with what Python does between two; None where that is not known, so
+            that it is as the former.
         compute_slowdown: the time of a kernel beside a collective over its time alone, at least 1, where nothing is
             known of the kernel's class.
     """
@@ -74,17 +74,11 @@ class Host:
     python_seconds: float | None = None
     compute_slowdown: float = 1.0
 
-    def dispatch(self, record: Timed) -> float:
-        """Seconds to put an operation on its stream; 0 in a CUDA graph, whose kernels the host starts all at once.
-
-        Of a compiled module little Python is left: its fused kernels take what C++ takes.
-        """
-        if self.python_seconds is None or type(record) is not Kernel or record.phase == "backward":
-            replayed = type(record) is Kernel and "replayed" in record.attributes
-            return 0.0 if replayed else self.dispatch_seconds
-        if "replayed" in record.attributes:
+    def dispatch(self, record: Kernel | Collective | Copy) -> float:
+        """Seconds to put an operation on its stream; 0 in a CUDA graph, whose kernels the host starts all at once."""
+        if type(record) is Kernel and "replayed" in record.attributes:
             return 0.0
-        return self.dispatch_seconds if record.op.startswith("fused(") else self.python_seconds
+        return self.python_seconds if record.python and self.python_seconds is not None else self.dispatch_seconds
 
     def slowdown(self, kernel: Cost, collectives: Sequence[Cost]) -> float:
         """The time of a kernel beside collectives over its time alone."""

@@ -55,6 +55,7 @@ _RENUMBERED: Final[dict[type, Callable[[Any, int], Record]]] = {
         dtype=r.dtype,
         module=r.module,
         phase=r.phase,
+        python=r.python,
     ),
 }
 """How a record gets another number, faster than `dataclasses.replace`."""

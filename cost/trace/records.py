@@ -71,6 +71,8 @@ class Kernel:
         attributes: what else decides its time, such as `causal`.
         module: path of the innermost module, as `named_modules()` prints it.
         phase: when.
+        python: whether Python code issues it, as modules, hooks and the backward of a Python autograd function do; else
+            C++ does, as the nodes of autograd are and a compiled graph calls.
     """
 
     stream: int
@@ -83,6 +85,7 @@ class Kernel:
     attributes: Mapping[str, Any]
     module: str
     phase: Phase
+    python: bool = False
 
 
 @pickled_by_position
@@ -90,7 +93,7 @@ class Kernel:
 class HostKernel:
     """One operator on tensors in host memory, which the host computes itself before it goes on.
 
-    Its fields are those of a :class:`Kernel`.
+    Its fields are those of a :class:`Kernel`, but for the stream and who issues it.
     """
 
     op: str
@@ -122,6 +125,7 @@ class Collective:
         dtype: of the elements.
         module: path of the module on whose behalf it runs.
         phase: when.
+        python: as of a :class:`Kernel`.
     """
 
     work: int
@@ -133,12 +137,13 @@ class Collective:
     dtype: str
     module: str
     phase: Phase
+    python: bool = False
 
 
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A copy between host and device, or within the device by the copy engine."""
+    """A copy between host and device, or within the device by the copy engine; who issues it as of a kernel."""
 
     stream: int
     direction: CopyDirection
@@ -146,6 +151,7 @@ class Copy:
     blocking: bool
     module: str
     phase: Phase
+    python: bool = False
 
 
 @pickled_by_position

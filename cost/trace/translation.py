@@ -93,5 +93,6 @@ def in_module(record: Record, path: str) -> Record:
             attributes=record.attributes,
             module=path,
             phase=record.phase,
+            python=record.python,
         )
     return dataclasses.replace(record, module=path)  # type: ignore[arg-type]

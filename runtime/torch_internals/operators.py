@@ -5,6 +5,7 @@ Each name stands here without its underscore, with the reason why no public one 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -12,6 +13,9 @@ import torch
 
 # Classes of `torch.ops.aten.add.Tensor` and `torch.ops.aten.add`, for annotations and `isinstance`.
 from torch._ops import OpOverload, OpOverloadPacket
+
+# The function that calls the engine of autograd, by whose frame Python code behind it is told from C++.
+from torch.autograd.graph import _engine_run_backward as engine_run_backward
 
 # Kernels that attention may use here: what `torch.nn.attention.sdpa_kernel` has set.
 from torch.nn.attention import _cur_sdpa_kernel_backends as allowed_attention_kernels
@@ -41,6 +45,7 @@ __all__ = [
     "all_operator_names",
     "allowed_attention_kernels",
     "autograd_sequence_number",
+    "called_from_python",
     "current_autograd_node",
     "foreach_mul_",
     "foreach_norm",
@@ -58,6 +63,9 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
 ]  # fmt: skip
+
+_FORWARDING: Final = (__name__, "torch._ops")
+"""Modules whose frames only pass a call on."""
 
 DispatchKey: Final[Any] = torch._C.DispatchKey
 """Keys of autocast, which a kernel of autocast must exclude to reach the operator itself."""
@@ -93,3 +101,19 @@ fused_adamw_: Final[Any] = torch._fused_adamw_
 def running_backward() -> bool:
     """Whether autograd runs a backward on this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def called_from_python(*packages: str) -> bool:
+    """Whether Python code calls the operator that is dispatched, and not a node of autograd that is written in C++.
+
+    The engine is called by one function of `torch.autograd.graph`, on this thread: what C++ nodes call is dispatched
+    right behind that frame, and between the two stand the frames of the backward of a Python autograd function, of a
+    hook, or of a tensor subclass.
+
+    Args:
+        packages: whose frames stand for what is no Python code elsewhere.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith((*packages, *_FORWARDING)):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and frame.f_code is not engine_run_backward.__code__

@@ -304,37 +304,6 @@ def test_swiglu_in_one_kernel_computes_what_ours_computes():
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-def test_attention_step_by_step_computes_what_one_kernel_computes(monkeypatch):
-    """The layer that makes queries, keys and values has them head by head."""
-    monkeypatch.setattr(models, "_DROPPED", 0.0)
-    sizes = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, "vocab_size": 16, "max_seq_len": 8}
-    torch.manual_seed(0)
-    stepwise = models.megatron_gpt("1.3b", **sizes).double()
-    ours = models.GPT(models.resolve_config("gpt3", "1.3b", sizes)).double()
-    state = dict(stepwise.state_dict())
-    for name in [name for name in state if ".wqkv." in name]:
-        parts = state.pop(name).unflatten(0, (4, 3, 4)).unbind(1)
-        state.update(
-            {
-                name.replace("wqkv", made): part.flatten(0, 1)
-                for made, part in zip(("wq", "wk", "wv"), parts, strict=True)
-            }
-        )
-    ours.load_state_dict(state)
-    tokens = torch.randint(16, (2, 8))
-    torch.testing.assert_close(stepwise(tokens), ours(tokens))
-    for model in (stepwise, ours):
-        model(tokens).square().sum().backward()
-    gradients = dict(ours.named_parameters())
-    for name, parameter in stepwise.named_parameters():
-        if ".wqkv." in name:
-            of_parts = (gradients[name.replace("wqkv", made)].grad.unflatten(0, (4, 4)) for made in ("wq", "wk", "wv"))
-            expected = torch.stack(list(of_parts), dim=1).flatten(0, 2)
-        else:
-            expected = gradients[name].grad
-        torch.testing.assert_close(parameter.grad, expected, msg=name)
-
-
 def test_a_prediction_may_take_its_memory_from_another_plan():
     said, held = Prediction(seconds=2.0, active=(1,), took=3.0), Prediction(active=(7, 8), capacity=9, took=1.0)
     both = predict.with_memory_of(said, held)

@@ -77,7 +77,9 @@ class Program:
         work = {"op": chance.choice(["aten.mm", "fused(aten.mul)"]), "inputs": (), "outputs": (),
                 "flops": chance.randint(1, 2500), "bytes_read": 0, "bytes_written": 0, **where}  # fmt: skip
         if kind == "kernel":
-            yield Kernel(stream=stream, attributes={"replayed": True} if chance.random() < 0.1 else {}, **work)
+            python = phase == "forward" and work["op"] == "aten.mm"
+            replayed = {"replayed": True} if chance.random() < 0.1 else {}
+            yield Kernel(stream=stream, attributes=replayed, python=python, **work)
         elif kind == "host":
             yield HostKernel(attributes={}, **work)
         elif kind == "collective":

@@ -147,16 +147,24 @@ def test_the_host_bounds_a_stream_of_small_kernels():
     assert timeline.end == pytest.approx(1e-5 + 100 * 1e-4)
 
 
-def test_what_modules_issue_in_python_takes_the_host_longer():
-    forward = [kernel(1e-6) for _ in range(100)]
-    backward = [dataclasses.replace(item, phase="backward") for item in forward]
-    fused = [dataclasses.replace(item, op="fused(aten.mul)") for item in forward]
-    replayed = [dataclasses.replace(item, attributes={**item.attributes, "replayed": True}) for item in forward]
+def test_what_python_issues_takes_the_host_longer_in_whichever_phase():
+    by_code = [kernel(1e-6) for _ in range(100)]
+    by_python = [dataclasses.replace(item, python=True) for item in by_code]
+    in_backward = [dataclasses.replace(item, phase="backward") for item in by_python]
+    replayed = [dataclasses.replace(item, attributes={**item.attributes, "replayed": True}) for item in by_python]
     seconds = [
         run(*records, dispatch_seconds=1e-5, python_seconds=3e-5).end
-        for records in (forward, backward, fused, replayed)
+        for records in (by_code, by_python, in_backward, replayed)
     ]
-    assert seconds == pytest.approx([100 * 3e-5 + 1e-6, 100 * 1e-5 + 1e-6, 100 * 1e-5 + 1e-6, 1e-4])
+    assert seconds == pytest.approx([100 * 1e-5 + 1e-6, 100 * 3e-5 + 1e-6, 100 * 3e-5 + 1e-6, 1e-4])
+    assert run(*by_python, dispatch_seconds=1e-5).end == seconds[0]
+
+
+@pytest.mark.parametrize("record", [collective(1, 1e-6), copy(1e-6, blocking=False, direction="host_to_device")])
+def test_collectives_and_copies_take_the_host_what_kernels_take(record):
+    host = Host(dispatch_seconds=1e-5, python_seconds=3e-5)
+    assert host.dispatch(record) == 1e-5
+    assert host.dispatch(dataclasses.replace(record, python=True)) == 3e-5
 
 
 def test_communication_slows_the_computation_beside_it():

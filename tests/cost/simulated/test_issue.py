@@ -1,0 +1,107 @@
+"""Which operations Python issues while autograd runs, and which the nodes of autograd themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from legoai.cost import capture as capturing
+from legoai.cost.replay.piece import Piece
+from legoai.cost.trace.records import Collective, Copy, Kernel
+from legoai.cost.trace.trace import Trace
+from legoai.lowering.program import Program
+from legoai.specs.cluster import device
+from support import simulated
+from support.plans import lowered
+
+PLAN = """\
+plan issue
+model   {model}, n_layers = {layers}, dim = 64, n_heads = 4, n_kv_heads = 2, hidden_dim = 96, vocab_size = 64)
+cluster h100_sxm(devices = 4)
+batch   (global = 20, micro = 1, seq_len = 32)
+mesh    (dp_shard = 2, tp = 2)
+shard on tp {{
+  layers.*.attention.{{wq, wk, wv}} = colwise
+  layers.*.attention.wo           = rowwise
+  layers.*.feed_forward.{{w1, w3}}  = colwise
+  layers.*.feed_forward.w2        = rowwise
+}}
+fsdp on dp_shard {{ layers.* = unit, root = unit(reshard = never) }}
+{more}
+optimizer adamw(lr = 1e-3)
+"""
+BUILT_IN = 'llama3("8b"'
+IN_PYTHON = 'python("benchmarks.validation.models:llama_with_swiglu_in_one_kernel", preset = "8b"'
+"""A model whose SwiGLU is a Python autograd function."""
+
+
+def program(model: str, more: str = "", layers: int = 2) -> Program:
+    return lowered(PLAN.format(model=model, more=more, layers=layers))
+
+
+@pytest.fixture(scope="module")
+def step():
+    """`step(model, more)` are the records of a step that take the host's time."""
+    kept: dict[tuple[str, str], list] = {}
+
+    def of(model: str, more: str = "") -> list:
+        if (model, more) not in kept:
+            trace = simulated.in_a_fork(_captured, program(model, more))
+            span = trace.steps[-1]
+            records = trace.records[span.start : span.stop]
+            kept[model, more] = [one for one in records if isinstance(one, Kernel | Collective | Copy)]
+        return kept[model, more]
+
+    return of
+
+
+def _captured(one: Program) -> Trace:
+    return capturing.capture(one, world=4, gpu=device("h100_sxm"))
+
+
+def issued(records: Iterable, phase: str, op: str) -> set[bool]:
+    return {one.python for one in records if isinstance(one, Kernel) and one.phase == phase and one.op == op}
+
+
+def test_the_backward_of_a_python_function_is_issued_by_python_and_its_neighbours_by_autograd(step):
+    records = [one for one in step(IN_PYTHON) if one.module.endswith("feed_forward")]
+    assert issued(records, "backward", "aten.silu_backward") == issued(records, "backward", "aten.silu") == {True}
+    products = [one for one in step(IN_PYTHON) if "feed_forward.w" in one.module]
+    assert issued(products, "backward", "aten.mm") == {False}
+    assert issued(step(BUILT_IN), "backward", "aten.silu_backward") == {False}
+
+
+def test_hooks_and_collectives_of_a_backward_are_issued_by_python(step):
+    records = step(BUILT_IN)
+    assert issued(records, "backward", "fsdp.chunk_cat") == {True}  # of FSDP's hook behind the backward of a unit
+    assert {one.python for one in records if isinstance(one, Collective)} == {True}
+    found = {(one.phase, one.axis) for one in records if isinstance(one, Collective) and one.phase != "optimizer"}
+    assert found == {(phase, axis) for phase in ("forward", "backward") for axis in ("dp_shard", "tp")}
+
+
+def test_forward_recomputation_and_optimizer_are_issued_by_python(step):
+    records = step(BUILT_IN, "checkpoint { layers.* = full }")
+    assert {one.python for one in records if one.phase in ("forward", "recompute", "optimizer")} == {True}
+    assert {"forward", "recompute", "optimizer", "backward"} == {one.phase for one in records} - {"other"}
+
+
+def test_a_compiled_graph_issues_its_fused_kernels_itself_in_both_passes(step):
+    records = step(BUILT_IN, "compile { layers.* = inductor }")
+    fused = [one for one in records if isinstance(one, Kernel) and one.op.startswith("fused(")]
+    assert {(one.phase, one.python) for one in fused} == {("forward", False), ("backward", False)}
+    inside = [one for one in records if isinstance(one, Collective) and one.axis == "tp"]
+    assert {one.python for one in inside} == {False}
+    assert {one.python for one in records if isinstance(one, Collective) and one.axis == "dp_shard"} == {True}
+
+
+def _composed(short: Program, whole: Program) -> tuple[bool, bool]:
+    piece = capturing.capture_piece(short, world=4)
+    assert isinstance(piece, Piece)
+    found = piece.trace({"layers": 9}, 10)
+    return bool(piece.containers), found == capturing.capture(whole, world=4, replay=False)
+
+
+def test_what_is_composed_of_few_blocks_is_issued_as_the_whole_is():
+    one = program(IN_PYTHON, layers=9)
+    assert simulated.in_a_fork(_composed, one, one) == (True, True)
