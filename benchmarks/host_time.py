@@ -55,7 +55,7 @@ def _cases() -> Iterator[tuple[str, nn.Module, nn.Module | None, torch.Tensor]]:
     def chain(make: Callable[[], nn.Module]) -> nn.Module:
         return nn.Sequential(*(make() for _ in range(DEPTH)))
 
-    yield "layer norm", chain(lambda: nn.LayerNorm(16)), chain(lambda: megatron_models._Norm(16)), x
+    yield "layer norm", chain(lambda: nn.LayerNorm(16)), chain(lambda: megatron_models.Norm(16)), x
     yield "gelu", chain(lambda: nn.GELU(approximate="tanh")), chain(_Gelu), x
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     yield "GPT", GPT(resolve_config("gpt3", "1.3b", SIZES)), None, tokens  # type: ignore[arg-type]

@@ -49,7 +49,7 @@ def gpt(preset: str, **dimensions: Any) -> nn.Module:
         block.mlp.__class__ = _MLP
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
-            module.__class__ = _Norm
+            module.__class__ = Norm
     return model
 
 
@@ -85,7 +85,7 @@ class _Gelu(torch.autograd.Function):
         return torch.ops.aten.gelu_backward(grad, *ctx.saved_tensors, approximate="tanh")
 
 
-class _Norm(nn.LayerNorm):
+class Norm(nn.LayerNorm):
     """`MixedFusedLayerNorm`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
-from torch.autograd import Variable
 
+from legoai.runtime.torch_internals.operators import call_behind_backward
 from legoai.specs.models import decoder
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
@@ -112,7 +112,7 @@ class _WithTrainMetrics(GPT):
         logits = super().forward(tokens, positions)
         if logits.requires_grad:
             kept = logits.detach()
-            logits.register_hook(lambda _: Variable._execution_engine.queue_callback(lambda: _metrics(kept, tokens)))
+            logits.register_hook(lambda _: call_behind_backward(lambda: _metrics(kept, tokens)))
         return logits
 
 

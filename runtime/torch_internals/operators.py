@@ -45,6 +45,7 @@ __all__ = [
     "all_operator_names",
     "allowed_attention_kernels",
     "autograd_sequence_number",
+    "call_behind_backward",
     "called_from_python",
     "current_autograd_node",
     "foreach_mul_",
@@ -101,6 +102,11 @@ fused_adamw_: Final[Any] = torch._fused_adamw_
 def running_backward() -> bool:
     """Whether autograd runs a backward on this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def call_behind_backward(function: Callable[[], None]) -> None:
+    """Let autograd call a function when the backward that runs is done; no public name does."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
 
 
 def called_from_python(*packages: str) -> bool:
