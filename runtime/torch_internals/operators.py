@@ -106,7 +106,7 @@ def running_backward() -> bool:
 
 def call_behind_backward(function: Callable[[], None]) -> None:
     """Let autograd call a function when the backward that runs is done; no public name does."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)  # type: ignore[attr-defined]
+    torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def called_from_python(*packages: str) -> bool:
