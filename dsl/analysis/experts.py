@@ -11,6 +11,7 @@ from legoai.dsl.analysis.fact import fact
 from legoai.dsl.analysis.facts import below, decided, listed, name_of
 from legoai.dsl.analysis.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.mesh import replicating_axes, shard_ranks, sharded_axes
+from legoai.dsl.analysis.precision import has_policy
 from legoai.dsl.analysis.shard import tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
@@ -156,8 +157,7 @@ def multiplied_by_group(analysis: Analysis) -> list[str]:
 
 def dtype_of_weights(analysis: Analysis) -> Literal["param", "master"]:
     """Which entry of `precision` is the dtype of the weights with which modules compute."""
-    plan = analysis.plan
-    return "param" if plan.fsdp is not None or plan.replicate is not None else "master"
+    return "param" if has_policy(analysis) else "master"
 
 
 @fact

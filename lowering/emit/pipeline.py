@@ -11,6 +11,7 @@ from legoai.dsl.analysis.crossings import Cuts, crossing_shapes, cuts
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.orders import Order
 from legoai.dsl.analysis.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
+from legoai.dsl.analysis.precision import has_policy
 from legoai.lowering.emit import graph
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted, sequence
@@ -66,7 +67,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 def _dtype(lowering: Lowering) -> str:
     """Of what a stage sends: what units with a policy compute in, or else that of the residual stream, as stored."""
     precision = lowering.plan.precision
-    if lowering.plan.fsdp is None and lowering.plan.replicate is None:
+    if not has_policy(lowering.analysis):
         return DTYPES[precision.master]
     return DTYPES[precision.output or precision.param]
 

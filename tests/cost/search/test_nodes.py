@@ -1,0 +1,54 @@
+"""Open nodes: what the answers of one hole tell of a node in which it is open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from legoai.cost.search.bounds import BoundsOf
+from legoai.cost.search.found import Found
+from legoai.cost.search.nodes import Nodes
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.specs.directives.hole import Hole
+
+TEXT = """\
+plan test
+model   llama3("tiny")
+cluster cpu(devices = 4)
+batch   (global = 32, micro = auto in [2, 4, 8], seq_len = 128)
+mesh    (dp_shard = 4)
+fsdp on dp_shard { layers.* = unit(reshard = auto in [after_forward, after_backward]), root = unit }
+"""
+
+
+class OfMicroBatches:
+    """Bounds that know a candidate by its micro batch alone; None excludes it."""
+
+    def __init__(self, known: dict[int, float | None]) -> None:
+        self.known = known
+
+    def bounded(self, candidate: Candidate, least: float) -> float | None:
+        size: Any = candidate.plan.batch.micro_batch
+        found = least if isinstance(size, Hole) else self.known[size]
+        return None if found is None else max(least, found)
+
+
+@pytest.mark.parametrize(
+    ("known", "raised"),
+    [({2: 5.0, 4: None, 8: 3.0}, 3.0), ({2: 5.0, 4: 1.0, 8: 3.0}, 1.0), ({2: None, 4: None, 8: None}, None)],
+)
+def test_a_node_costs_no_less_than_the_best_answer_of_a_hole(
+    known: dict[int, float | None], raised: float | None
+):
+    plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
+    found, nothing = Found(total=6), (None,) * len(plan.holes)
+    costs: Any = OfMicroBatches(known)
+    nodes = Nodes(plan, bounds=BoundsOf(), costs=costs, found=found, joint=None, without=(), deadline=None)
+    node = (1.0, len(nothing), nothing)
+    assert nodes.probed(node) is (raised != 1.0)
+    assert [least for least, *_ in nodes.heap] == ([] if raised in (None, 1.0) else [raised])
+    assert found.bounded == (6 if raised is None else 0)
+    assert not nodes.probed(node)  # nothing was learnt since
