@@ -40,9 +40,7 @@ class OfMicroBatches:
     ("known", "raised"),
     [({2: 5.0, 4: None, 8: 3.0}, 3.0), ({2: 5.0, 4: 1.0, 8: 3.0}, 1.0), ({2: None, 4: None, 8: None}, None)],
 )
-def test_a_node_costs_no_less_than_the_best_answer_of_a_hole(
-    known: dict[int, float | None], raised: float | None
-):
+def test_a_node_costs_no_less_than_the_best_answer_of_a_hole(known: dict[int, float | None], raised: float | None):
     plan = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path())
     found, nothing = Found(total=6), (None,) * len(plan.holes)
     costs: Any = OfMicroBatches(known)
