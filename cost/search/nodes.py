@@ -167,11 +167,13 @@ class Nodes:
                 yield hole
 
     def _least_of(self, choices: Choices, hole: int, cost: float) -> float:
-        """The least bound of a node with any answer for a hole; infinite where all are excluded."""
+        """The least bound of a node with any answer for a hole; infinite where bounds exclude all."""
         found = [math.inf]
         for value in range(self.plan.holes[hole].listed):
             candidate = self.plan.candidate((*choices[:hole], value, *choices[hole + 1 :]), without=self.without)
-            bounded = None if candidate.errors else self.costs.bounded(candidate, cost)
+            if candidate.errors:
+                return cost  # what lint refuses is told where the answer is tried
+            bounded = self.costs.bounded(candidate, cost)
             found += [] if bounded is None else [bounded]
         return min(found)
 

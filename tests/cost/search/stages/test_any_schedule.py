@@ -78,7 +78,7 @@ def test_what_finds_no_room_under_any_schedule_is_recomputed():
     assert limited > 1.05 * free
 
 
-@pytest.mark.parametrize(("schedule", "least"), [("ZBVZeroBubble", 1.2), ("Interleaved1F1B", 1.001)])
+@pytest.mark.parametrize(("schedule", "least"), [("ZBVZeroBubble", 1.01), ("Interleaved1F1B", 1.001)])
 def test_stages_that_differ_count_with_their_own_blocks(schedule: str, least: float):
     """Twelve blocks on eight stages: a stage of one has room for what a rank with three blocks must recompute."""
     more, room = "checkpoint { layers.* = auto }", "\nrequire peak_memory <= 8GiB"
