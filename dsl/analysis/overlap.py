@@ -16,7 +16,7 @@ from legoai.dsl.analysis.float8 import converted_layers
 from legoai.dsl.analysis.fsdp import fsdp_units
 from legoai.dsl.analysis.graph import is_traced
 from legoai.dsl.analysis.pipeline import is_staged, splits_backward
-from legoai.dsl.analysis.shard import readers, tensor_parallel
+from legoai.dsl.analysis.shard import readers, shard_on_tp, tensor_parallel
 from legoai.dsl.analysis.tensors import as_list
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.base import PathRule
@@ -56,15 +56,22 @@ def possibly_overlapped(analysis: Analysis) -> dict[str, tuple[str, ...]]:
     """The same of all modules whose backward may hide their communication, as far as that is decided.
 
     Raises:
-        Undecided: the size of `tp` or a treatment on it is a hole.
+        Undecided: the size of `tp` is a hole, or a treatment on it is one where some may.
     """
+    shard = shard_on_tp(analysis)
+    if shard is None or not any(_may_ask(rule.treatment) for rule in shard.rules):
+        return {}
     styles = {path: rule.treatment for path, rule in tensor_parallel(analysis).styles.items()}
-    asked = [path for path, style in styles.items() if isinstance(style, Colwise | Inputs) and _may_overlap(style)]
-    return {path: layers(analysis, path) for path in asked}
+    return {path: layers(analysis, path) for path, style in styles.items() if _may_ask(style)}
 
 
-def _may_overlap(style: Colwise | Inputs) -> bool:
-    return isinstance(style.overlap, Hole) or style.overlap == "backward"
+def _may_ask(treatment: object) -> bool:
+    """Whether a treatment may ask for it; an `auto` without a list has no such answer."""
+    if isinstance(treatment, Hole):
+        return any(map(_may_ask, treatment.domain or ()))
+    if not isinstance(treatment, Colwise | Inputs):
+        return False
+    return isinstance(treatment.overlap, Hole) or treatment.overlap == "backward"
 
 
 def layers(analysis: Analysis, path: str) -> tuple[str, ...]:

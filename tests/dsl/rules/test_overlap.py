@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.overlap import possibly_overlapped
+from legoai.dsl.lint import lint
+from legoai.dsl.open_plan import OpenPlan
+from legoai.dsl.open_rules import with_open_rules
+from legoai.specs.directives.hole import Undecided
 from support.rule_plans import codes, diagnostics
 
 BASE = """\
@@ -106,3 +114,26 @@ def test_a_schedule_that_splits_the_backward_is_refused() -> None:
 @pytest.mark.parametrize("more", ["checkpoint { layers.* = full }", "checkpoint { output = full }", "attention flash"])
 def test_what_holds_all_layers_of_a_module_stands_beside_it(more: str) -> None:
     assert errors(text(more=more)) == set()
+
+
+GATHERS_ONCE = "inputs(from = shard(1), to = replicate)"
+
+
+def open_styles(shard: str) -> Analysis:
+    text = (
+        'plan open\nmodel llama3("8b")\ncluster h100_sxm(devices = 8)\nbatch (global = 8, micro = 1, seq_len = 2048)\n'
+        f"mesh (dp_shard = 4, tp = 2)\n{shard}\nfsdp blocks on dp_shard\n"
+    )
+    linted = lint(text, "open.plan", directory=Path())
+    opened = OpenPlan(with_open_rules(linted, directory=Path()), directory=Path())
+    analysis = opened.candidate((None,) * len(opened.holes)).analysis
+    assert analysis is not None
+    return analysis
+
+
+def test_open_styles_hide_nothing_unless_a_listed_one_does():
+    rules = "shard on tp {{ layers.*.feed_forward = auto in [{}, {}] }}"
+    assert possibly_overlapped(open_styles("shard auto on tp")) == {}
+    assert possibly_overlapped(open_styles(rules.format(GATHERS_ONCE, "none"))) == {}
+    with pytest.raises(Undecided):
+        possibly_overlapped(open_styles(rules.format(GATHERS_ONCE, GATHER)))
