@@ -123,6 +123,7 @@ def whole_and_short(text: str) -> bool:
     return whole == capturing.capture(program, world=8, gpu=gpu)
 
 
+@pytest.mark.slow
 def test_what_the_host_computes_for_all_blocks_is_that_of_all_of_them():
     """With parameters in host memory, the norm of all gradients is found there."""
     assert simulated.in_a_fork(whole_and_short, HOST)
