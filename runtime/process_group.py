@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.gloo_workers import wait_for_gloo_workers
 from legoai.runtime.torch_internals.process_groups import group_timeout
 
 Result = TypeVar("Result")
@@ -76,7 +77,10 @@ def process_group(device: Device, *, timeout_seconds: float) -> Iterator[Callabl
         except BaseException:
             dist.destroy_process_group()
             raise
-        dist.destroy_process_group()
+        else:
+            dist.destroy_process_group()
+        finally:
+            wait_for_gloo_workers()  # the interpreter may end now
 
 
 def _join(device: Device, timeout: timedelta) -> None:

@@ -10,6 +10,7 @@ anything of torch. The other modules of LegoAI import from here, so that a new v
 - `operators`, `optimizers`, `fake_tensors`, `collectives`, `meshes`, `pipelining`, `fake_world`, `graphs`, `aot`,
   `inductor` and `estimators` re-export private names, each with its reason, grouped by what their import costs.
 - `settings` sets private options of torch's configuration; `dynamo` is a placeholder for torch's compiler.
+- `gloo_workers` waits for threads that torch leaves running when it destroys process groups.
 
 The reference models stand on a lower floor; what they need is in :mod:`legoai.specs.models.torch_internals`.
 """
